@@ -1,0 +1,1 @@
+"""Command line, engines, strategies, data and the training loop."""

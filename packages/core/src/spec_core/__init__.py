@@ -1,0 +1,39 @@
+"""Interfaces, records, plugin loader, CPU reference backend and conformance kit. Imports without torch."""
+
+from spec_core.backend import Backend
+from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig
+from spec_core.draft import Draft, Proposal, Proposer
+from spec_core.engine import Engine
+from spec_core.ops import AttentionKernel, VocabularyOps
+from spec_core.process_group import ProcessGroup
+from spec_core.strategy import OptimizerConfig, Strategy, TrainStep
+from spec_core.target import TargetSpec, TargetTensors
+from spec_core.trainer import BatchShare, DraftTrainer
+from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+from spec_core.weight_sync import WeightSync
+
+__all__ = [
+    "AttentionKernel",
+    "Backend",
+    "BackendConfig",
+    "BatchShare",
+    "Config",
+    "Draft",
+    "DraftConfig",
+    "DraftTrainer",
+    "Engine",
+    "EngineConfig",
+    "FeatureReceiver",
+    "FeatureSender",
+    "OptimizerConfig",
+    "ProcessGroup",
+    "Proposal",
+    "Proposer",
+    "Strategy",
+    "TargetSpec",
+    "TargetTensors",
+    "TrainStep",
+    "Transport",
+    "VocabularyOps",
+    "WeightSync",
+]

@@ -1,0 +1,95 @@
+"""Backend: the hardware plugin.
+
+Contract (``spec_core.testing.BackendSuite`` quotes the numbers):
+
+B1  ``name`` equals the entry point's name; ``api_version`` is the loader's; ``Config`` derives from BackendConfig.
+B2  ``probe`` is cheap, never raises, opens no device context and allocates no device memory; where the SDK is
+    missing it says which one and what to install. The module imports without that SDK and without torch.
+B3  ``capabilities`` is frozen and, like ``probe``, touches no device.
+B4  ``child_env`` returns what a child process needs in its environment before it starts (visible devices,
+    allocator, vendor daemons) and changes nothing itself: two calls give equal mappings, ``os.environ`` stays.
+B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started.
+B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process.
+B7  ``limit_memory`` enforces the fraction where ``capabilities.memory_limit`` says so, and raises ConfigError
+    where not: a limit is never ignored.
+B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group.
+B9  ``transport(placement)`` gives the feature transport for a placement; a placement that the hardware cannot
+    do raises ConfigError.
+B10 ``attention_kernel`` is None, or a causal kernel whose result equals dense attention.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from spec_core.config import BackendConfig
+from spec_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    from spec_core.ops import AttentionKernel
+    from spec_core.process_group import ProcessGroup
+    from spec_core.records import Availability, Capabilities
+    from spec_core.rendezvous import Rendezvous
+    from spec_core.transport import Transport
+
+Role = Literal["engine", "trainer"]
+Placement = Literal["inline", "colocated", "disaggregated"]
+
+
+class Backend(ABC):
+    """See the module's contract. Constructed with its validated section of the configuration."""
+
+    name: ClassVar[str]
+    api_version: ClassVar[int]
+    Config: ClassVar[type[BackendConfig]] = BackendConfig
+    dist_backend: ClassVar[str]
+    """Backend name for torch's own process groups: what FSDP and Megatron get (``gloo``, ``nccl``, ``hccl``)."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        self.config = config
+
+    @classmethod
+    @abstractmethod
+    def probe(cls) -> Availability:
+        """B2: can this machine run it, and if not, what is missing."""
+
+    @classmethod
+    @abstractmethod
+    def capabilities(cls) -> Capabilities:
+        """B3: what this machine's hardware offers."""
+
+    @abstractmethod
+    def child_env(self, role: Role, share: float, local_rank: int) -> Mapping[str, str]:
+        """B4: variables for a child of ``role`` that gets ``share`` (0..1] of the device ``local_rank``."""
+
+    @abstractmethod
+    def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
+        """B5: starts what the host needs for a placement (a sharing daemon, say) and stops it again."""
+
+    @abstractmethod
+    def device(self, local_rank: int) -> torch.device:
+        """B6: the device of a local rank; binds this process to it where the vendor wants that."""
+
+    @abstractmethod
+    def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
+        """B8: collectives among the members of ``rendezvous``. Raises if unusable, never a silent no-op."""
+
+    @abstractmethod
+    def transport(self, placement: Placement) -> Transport:
+        """B9: how features travel from engine to trainer."""
+
+    def limit_memory(self, fraction: float) -> None:
+        """B7: caps this process at ``fraction`` of the device's memory."""
+        raise ConfigError(
+            f"backend {self.name!r} cannot limit device memory (asked for a fraction of {fraction})"
+        )
+
+    def attention_kernel(self) -> AttentionKernel | None:
+        """B10: the fastest causal attention that returns its log-sum-exp, if the hardware has one."""
+        return None

@@ -1,0 +1,158 @@
+"""Strict configuration: YAML file < flags < dotted overrides, validated once, defaults in the fields."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import pydantic
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from spec_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+C = TypeVar("C", bound="Config")
+
+
+class Config(pydantic.BaseModel):
+    """Base of every configuration section: frozen, strict types, unknown keys are errors."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def was_set(self, key: str) -> bool:
+        """True if the user wrote the key, whatever its value."""
+        return key in self.model_fields_set
+
+
+class BackendConfig(Config):
+    """Section ``backend``; a plugin's own options are fields of its subclass."""
+
+    name: str = "cpu"
+
+
+class DraftConfig(Config):
+    """Section ``draft``; a draft's own options are fields of its subclass."""
+
+    name: str = "eagle3"
+    init_from: Path | None = None
+    """Folder of a published draft to start from."""
+
+
+class EngineConfig(Config):
+    """Section ``engine``; an engine's own options are fields of its subclass."""
+
+    name: str = "hf"
+    replicas: int = pydantic.Field(1, ge=1)
+    tensor_parallel: int = pydantic.Field(1, ge=1)
+    batch_tokens: int = pydantic.Field(8192, ge=1)
+    """Most tokens that one forward pass of the target takes (padding included)."""
+
+
+def read_layers(file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> dict[str, Any]:
+    """Merges a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` words.
+
+    Later layers win. Raises ConfigError with the file, line or word that is wrong.
+    """
+    layers = [_read_yaml(file)] if file is not None else []
+    layers.append(OmegaConf.create())
+    for key, value in flags.items():
+        _assign(layers[-1], key, value, word=f"{key}={value}")
+    for word in overrides:
+        key, separator, text = word.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"override {word!r} is not of the form section.key=value")
+        _assign(layers[-1], key, _parse_value(word, text), word)
+    try:
+        merged = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"configuration does not merge: {first_line(error)}") from error
+    assert isinstance(merged, dict)
+    return {str(key): value for key, value in merged.items()}
+
+
+def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
+    """Checks ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
+    try:
+        # JSON mode keeps strictness where YAML can say the type and still takes "a/b" for a path, [1] for a tuple.
+        return model.model_validate_json(json.dumps(values, default=str))
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{source}: {_explain(model, error)}") from None
+
+
+def dump_yaml(config: Config) -> str:
+    """The fully resolved configuration as YAML; reading it back gives an equal configuration."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def first_line(error: BaseException) -> str:
+    """The part of a library's message that fits on our one line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """`` (did you mean 'x'?)`` or, with nothing close, the list of what is known."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(sorted(known))})"
+
+
+def _read_yaml(file: Path) -> DictConfig:
+    try:
+        layer = OmegaConf.load(file)
+    except OSError as error:
+        raise ConfigError(f"config file {file} cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {file} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(layer, DictConfig):
+        raise ConfigError(f"config file {file} holds no mapping of sections")
+    return layer
+
+
+def _parse_value(word: str, text: str) -> object:
+    try:
+        # OmegaConf's YAML rules, so that 1e-4 is a number on the command line as in a file.
+        return OmegaConf.from_dotlist([f"value={text}"])["value"]
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"override {word!r}: the value is not YAML: {first_line(error)}") from error
+
+
+def _assign(layer: DictConfig, key: str, value: object, word: str) -> None:
+    try:
+        OmegaConf.update(layer, key, value, force_add=True)
+    except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"override {word!r} cannot be applied: {first_line(error)}") from error
+
+
+def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    path = [str(part) for part in problem["loc"] if isinstance(part, str)]
+    key = ".".join(str(part) for part in problem["loc"]) or "configuration"
+    if problem["type"] == "extra_forbidden":
+        kind = "section or key" if len(path) == 1 else "key"
+        return f"unknown {kind} {key!r}" + suggestion(path[-1], _keys_beside(model, path))
+    if problem["type"] == "missing":
+        return f"{key} is required"
+    if problem["type"] == "value_error":
+        return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
+    return f"{key}={problem['input']!r}: {problem['msg']}"
+
+
+def _keys_beside(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
+    for part in path[:-1]:
+        field = model.model_fields.get(part)
+        nested = _model_in(field.annotation) if field is not None else None
+        if nested is None:
+            return []
+        model = nested
+    return list(model.model_fields)
+
+
+def _model_in(annotation: object) -> type[pydantic.BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)

@@ -1,0 +1,1 @@
+"""The reference backend: gloo, shared memory, in-process transport."""

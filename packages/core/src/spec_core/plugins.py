@@ -1,0 +1,170 @@
+"""Finds plugins by entry point and checks them when they are loaded, not when they are called.
+
+The only user of ``importlib.metadata``. Built-in plugins take the same road as a stranger's. Nothing here
+imports torch; a plugin's entry-point module must import without torch and without its vendor's SDK.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spec_core.backend import Backend
+from spec_core.config import first_line, suggestion
+from spec_core.draft import Draft
+from spec_core.engine import Engine
+from spec_core.errors import (
+    PluginApiMismatch,
+    PluginConflict,
+    PluginError,
+    PluginImportFailed,
+    PluginInvalid,
+    PluginNotFound,
+    PluginUnavailable,
+)
+from spec_core.strategy import Strategy
+
+if TYPE_CHECKING:
+    from spec_core.records import Availability
+
+API_VERSION = 1
+"""Version of the interfaces. A plugin states the one that it was written for as ``api_version``."""
+
+P = TypeVar("P", Backend, Draft, Engine, Strategy)
+
+_FIRST_PARTY = {
+    ("backend", "cuda"): "spec-backend-cuda",
+    ("backend", "ascend"): "spec-backend-ascend",
+    ("draft", "eagle3"): "spec-draft-eagle3",
+    ("draft", "dflash"): "spec-draft-dflash",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginRecord:
+    """One installed entry point: what ``spec-trainer plugins`` lists."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    entry_point: metadata.EntryPoint
+
+    @property
+    def owner(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+def kind_of(interface: type[P]) -> str:
+    return interface.__name__.lower()
+
+
+def installed(interface: type[P]) -> list[PluginRecord]:
+    """Every entry point of the interface's group, in order of name, duplicates included."""
+    kind = kind_of(interface)
+    records: dict[tuple[str, str, str], PluginRecord] = {}
+    for distribution in metadata.distributions():
+        for entry_point in distribution.entry_points.select(group=f"spec_core.{_plural(kind)}"):
+            # An editable install and its source folder can both be on the path: one distribution, listed once.
+            key = (entry_point.name, distribution.name, entry_point.value)
+            records.setdefault(
+                key,
+                PluginRecord(
+                    kind=kind,
+                    name=entry_point.name,
+                    distribution=distribution.name,
+                    version=distribution.version,
+                    entry_point=entry_point,
+                ),
+            )
+    return [records[key] for key in sorted(records)]
+
+
+def load(interface: type[P], name: str) -> type[P]:
+    """The plugin class called ``name``; every way to fail has its own error (see ``PluginError``)."""
+    return load_record(interface, find(interface, name))
+
+
+def load_available(interface: type[P], name: str) -> type[P]:
+    """Like ``load``, and raises PluginUnavailable where ``probe`` says that this machine cannot run it."""
+    record = find(interface, name)
+    plugin = load_record(interface, record)
+    availability: Availability = plugin.probe()
+    if not availability.ok:
+        raise PluginUnavailable(
+            f"{record.kind} {name!r} ({record.owner}) cannot run here: {availability.reason}"
+        )
+    return plugin
+
+
+def find(interface: type[P], name: str) -> PluginRecord:
+    kind = kind_of(interface)
+    records = installed(interface)
+    matches = [record for record in records if record.name == name]
+    if not matches:
+        raise PluginNotFound(_not_found(kind, name, [record.name for record in records]))
+    if len(matches) > 1:
+        owners = " and ".join(sorted(record.owner for record in matches))
+        raise PluginConflict(f"{kind} {name!r} is provided by {owners}; uninstall one of them")
+    return matches[0]
+
+
+def load_record(interface: type[P], record: PluginRecord) -> type[P]:
+    what = f"{record.kind} {record.name!r} of {record.owner}"
+    try:
+        plugin: Any = record.entry_point.load()
+    except (
+        Exception
+    ) as error:  # a stranger's module may raise anything; it is re-raised with its owner's name
+        cause = f"{type(error).__name__}: {first_line(error)}"
+        raise PluginImportFailed(f"{what} does not import ({record.entry_point.value}): {cause}") from error
+    if not (inspect.isclass(plugin) and issubclass(plugin, interface)):
+        raise PluginInvalid(
+            f"{what}: {record.entry_point.value} is not a subclass of spec_core.{interface.__name__}"
+        )
+    left = sorted(getattr(plugin, "__abstractmethods__", ()))
+    if left:
+        raise PluginInvalid(f"{what}: {plugin.__name__} leaves abstract methods undefined: {', '.join(left)}")
+    if plugin.api_version != API_VERSION:
+        raise PluginApiMismatch(
+            f"{what} was written for plugin API {plugin.api_version}, this spec-core has {API_VERSION}; "
+            f"install a matching version of {record.distribution}"
+        )
+    if not (inspect.isclass(plugin.Config) and issubclass(plugin.Config, interface.Config)):
+        raise PluginInvalid(
+            f"{what}: {plugin.__name__}.Config is not a subclass of {interface.Config.__name__}"
+        )
+    return plugin
+
+
+def status(interface: type[P], record: PluginRecord) -> tuple[str, str, int | None]:
+    """(status, reason, api version) of one plugin: ``ok``, ``unavailable`` or ``broken``. Never raises."""
+    try:
+        find(interface, record.name)
+        plugin = load_record(interface, record)
+    except PluginError as error:
+        return "broken", str(error), None
+    availability = plugin.probe()
+    return ("ok" if availability.ok else "unavailable"), availability.reason, plugin.api_version
+
+
+def _not_found(kind: str, name: str, names: list[str]) -> str:
+    known = sorted(set(names))
+    package = _FIRST_PARTY.get((kind, name))
+    remedy = _remedy(package) if package else ""
+    hint = suggestion(name, known) if known else " (none is installed)"
+    return f"no {kind} plugin is called {name!r}{hint}; installed: {', '.join(known) or 'none'}{remedy}"
+
+
+def _remedy(package: str) -> str:
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return f"; pip install {package}"
+    return f"; {package} {version} is installed but does not provide it yet: pip install --upgrade {package}"
+
+
+def _plural(kind: str) -> str:
+    return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"

@@ -1,0 +1,71 @@
+"""ProcessGroup: device-side collectives for the members of a rendezvous.
+
+It serves the link between the engine's and the trainer's worlds and weight sync. FSDP and Megatron get torch's
+own groups (``Backend.dist_backend``) instead.
+
+Contract (``spec_core.testing.ProcessGroupSuite`` quotes the numbers):
+
+P1  Results equal those of the gloo reference, bit for bit for data movement. Bytes travel as uint8 where the
+    vendor lacks a dtype, so every torch dtype and zero-sized tensors work for broadcast, send, recv, all_gather.
+P2  ``all_reduce`` sums float and integer tensors in place; a dtype that cannot be summed raises ProtocolError.
+P3  Calls are ordered on the current stream; no call synchronises the device with the host.
+P4  Tensors must be contiguous and on the group's device; else ProtocolError, before anything is sent.
+P5  It is independent of torch's default group: both may exist, neither sees the other.
+P6  A dead peer raises PeerLost, a silent one DeadlineExceeded, within ``timeout_s`` of the group.
+P7  ``abort`` may be called from another thread; it unblocks this process with PeerLost, and the peers too.
+P8  A group that cannot work raises when it is built; after ``close`` or ``abort`` every call raises.
+P9  ``close`` is idempotent and leaves no socket and no thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ProcessGroup(ABC):
+    """See the module's contract."""
+
+    rank: int
+    world_size: int
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, src: int) -> None:
+        """In place: every rank ends with the tensor of ``src``."""
+
+    @abstractmethod
+    def send(self, tensor: Tensor, dst: int) -> None:
+        """To a rank that calls ``recv`` with the same shape and dtype."""
+
+    @abstractmethod
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """In place."""
+
+    @abstractmethod
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """One tensor per rank, all of this one's shape and dtype, in rank order."""
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum, in place."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """P7."""
+
+    def close(self) -> None:
+        """P9. Collective-free: a rank may close while others have gone."""
+        self.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,236 @@
+"""Values that cross an interface. Frozen, importable without torch; only batches and samples hold tensors.
+
+Shape suffixes: T tokens of a flat batch, N captured layers, H hidden size, S loss positions of a draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability:
+    """What ``probe`` found: usable here or not, why not, and the versions of the SDK that it saw."""
+
+    ok: bool
+    reason: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a backend can do on this machine. Callers ask for a capability, never for a backend's name."""
+
+    device_ipc: bool = False
+    """Tensors can be handed to another process of the same device without a host copy."""
+    shared_device: bool = False
+    """Several processes may compute on one device at the same time."""
+    memory_limit: bool = False
+    """``limit_memory`` is enforced."""
+    graph_capture: bool = False
+    dtypes: frozenset[str] = frozenset({"float32"})
+    """Training dtypes, by torch name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSchema:
+    """What the engine captures for every token: one tensor ``[T, N, H]`` per sample.
+
+    ``layers`` are ascending ids k of the residual stream *entering* target layer k (0 = embeddings);
+    ``num_layers`` of the target is a legal id and means the input of the final norm.
+    """
+
+    layers: tuple[int, ...]
+    hidden_size: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
+            raise ValueError(f"layers must be unique, ascending and >= 0, got {self.layers}")
+
+    def shape(self, num_tokens: int) -> tuple[int, int, int]:
+        return (num_tokens, len(self.layers), self.hidden_size)
+
+    def torch_dtype(self) -> torch.dtype:
+        import torch
+
+        return getattr(torch, self.dtype)
+
+    def bytes_per_token(self) -> int:
+        """Bytes of the hidden states of one token (its id comes on top: 8 bytes)."""
+        return len(self.layers) * self.hidden_size * self.torch_dtype().itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureRequest:
+    """One sample that an engine is to run through the target, and where its features go."""
+
+    sample_id: int
+    input_ids: tuple[int, ...]
+    destination: str
+    """``FeatureReceiver.address`` of the trainer rank that trains this sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSample:
+    """Features of one sample. The loss mask is not here: the trainer joins it by ``sample_id``."""
+
+    sample_id: int
+    input_ids: Tensor
+    """int64 [T], echoed by the engine and compared with the request."""
+    hidden_TNH: Tensor
+    """[T, N, H] in the schema's dtype and layer order."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.input_ids.nbytes + self.hidden_TNH.nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervision:
+    """What the loss denominators of one sample depend on; known before any forward pass."""
+
+    sample_id: int
+    epoch: int
+    loss_mask: Tensor
+    """bool [T]: token i is supervised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One document inside a flat batch: tokens ``start`` to ``stop`` (exclusive)."""
+
+    sample_id: int
+    epoch: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftBatch:
+    """A micro-batch: documents laid out along one token axis, with or without padding between them.
+
+    Packed, the documents touch; unpacked, each is padded to the longest. Tokens outside every span are
+    padding: id 0, zero features, not supervised. A batch without spans is legal (a rank that has run out
+    of samples takes part in the step with it) and gives loss 0.
+    """
+
+    input_ids_T: Tensor
+    """int64 [T]"""
+    hidden_TNH: Tensor
+    """[T, N, H], as captured"""
+    loss_mask_T: Tensor
+    """bool [T]"""
+    spans: tuple[Span, ...]
+    seed: int = 0
+    """Seed of the run: what a draft draws at random is a function of (seed, epoch, sample id)."""
+
+    @cached_property
+    def end_T(self) -> Tensor:
+        """int64 [T]: one past the last token of the document that owns each token; 0 in padding."""
+        return self._per_token([span.stop for span in self.spans])
+
+    @cached_property
+    def position_T(self) -> Tensor:
+        """int64 [T]: position of each token within its document; 0 in padding."""
+        import torch
+
+        index_T = torch.arange(len(self.input_ids_T), device=self.input_ids_T.device)
+        start_T = self._per_token([span.start for span in self.spans])
+        return torch.where(self.end_T > 0, index_T - start_T, 0)
+
+    def _per_token(self, per_span: list[int]) -> Tensor:
+        """Spreads one number per document over its tokens; built on the host, so the device is not waited for."""
+        import torch
+
+        out_T = torch.zeros(len(self.input_ids_T), dtype=torch.int64)
+        for span, value in zip(self.spans, per_span, strict=True):
+            out_T[span.start : span.stop] = value
+        return out_T.to(self.input_ids_T.device, non_blocking=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutput:
+    """What one forward pass (or, summed, one step) of a draft yields.
+
+    ``loss`` is this batch's share of the global loss: numerators over *global* denominators, so shares add
+    up over micro-batches and ranks. Every metric is ``sums[name] / counts[name]``, element by element; both
+    add up the same way.
+    """
+
+    loss: Tensor
+    sums: Mapping[str, Tensor]
+    counts: Mapping[str, Tensor]
+
+    def __add__(self, other: StepOutput) -> StepOutput:
+        return StepOutput(
+            loss=self.loss + other.loss,
+            sums={name: value + other.sums[name] for name, value in self.sums.items()},
+            counts={name: value + other.counts[name] for name, value in self.counts.items()},
+        )
+
+    def detached(self) -> StepOutput:
+        return StepOutput(loss=self.loss.detach(), sums=self.sums, counts=self.counts)
+
+    def metrics(self) -> dict[str, float | list[float]]:
+        """Ratios as Python numbers; a count of 0 gives 0.0."""
+        return {
+            name: (total.double() / self.counts[name].double().clamp(min=1)).tolist()
+            for name, total in self.sums.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardHints:
+    """How a strategy may shard a draft: module names to wrap as units of their own, innermost first."""
+
+    blocks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How an engine generates. ``temperature`` 0 is greedy."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    num_draft_tokens: int = 0
+    """Tokens that the loaded draft proposes per round; 0 decodes without a draft."""
+    stop_at_eos: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One answer: the new tokens (prompt not included) and, per token, the gap between the target's two
+    largest logits where the engine can tell (a tie explains a difference between two greedy runs)."""
+
+    token_ids: tuple[int, ...]
+    top_two_gap: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceCounters:
+    """Counters since the draft was loaded, prefill not counted, nothing clipped."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    """Rounds in which draft position k was accepted."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """1 + accepted / verify rounds (the bonus token counts)."""
+        return 1 + self.accepted / self.rounds if self.rounds else 1.0
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        return [count / self.rounds if self.rounds else 0.0 for count in self.accepted_per_position]

@@ -1,0 +1,63 @@
+"""TargetOps: VocabularyOps on one device, in plain torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from spec_core.ops import AttentionKernel, VocabularyOps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core.target import TargetSpec, TargetTensors
+
+
+class TargetOps(VocabularyOps):
+    """Holds the target's three tensors on ``device`` in ``dtype``; see spec_core.ops for the contract."""
+
+    def __init__(
+        self,
+        target: TargetSpec,
+        tensors: TargetTensors,
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: AttentionKernel | None = None,
+    ) -> None:
+        self.attention = attention
+        self._target = target
+        self._embedding_VH = tensors.embedding_VH.to(device, dtype)
+        self._head_VH = self._embedding_VH if target.tied else tensors.head_VH.to(device, dtype)
+        self._norm_H = tensors.norm_H.to(device, dtype)
+
+    @property
+    def vocab_range(self) -> tuple[int, int]:
+        return 0, self._target.vocab_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory of the frozen tensors, for the memory budget."""
+        tied = self._head_VH is self._embedding_VH
+        return self._embedding_VH.nbytes + self._norm_H.nbytes + (0 if tied else self._head_VH.nbytes)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return F.embedding(input_ids, self._embedding_VH)
+
+    @torch.no_grad()
+    def teacher_logits(self, hidden_RH: Tensor) -> Tensor:
+        wide = hidden_RH.to(torch.promote_types(self._norm_H.dtype, torch.float32))
+        normed = (
+            F.rms_norm(wide, wide.shape[-1:], eps=self._target.norm_eps).to(self._norm_H.dtype) * self._norm_H
+        )
+        # Float32 from here on: soft-cap, scale and softmax of a bf16 product lose the small probabilities.
+        logits = F.linear(normed, self._head_VH).to(wide.dtype) * self._target.logit_scale
+        cap = self._target.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def reduce_max(self, value_R: Tensor) -> Tensor:
+        return value_R
+
+    def reduce_sum(self, value_R: Tensor) -> Tensor:
+        return value_R

@@ -1,0 +1,93 @@
+"""Transport: a one-way stream of features, several senders (engine workers) to one receiver (a trainer rank).
+
+Contract (``spec_core.testing.TransportSuite`` quotes the numbers):
+
+T1  The receiver publishes an opaque ``address``; a sender connects to it. The schema is agreed there: a
+    mismatch raises SchemaMismatch on the sender, naming both sides' tensors, before anything is sent.
+T2  ``send`` hands over one sample and returns a Ticket. When the ticket is done, and not before, the caller may
+    reuse the sample's memory: the bytes were copied, or the receiver released them.
+T3  ``receive`` returns samples exactly once, bit for bit, in the order of each sender.
+T4  A received sample's tensors are valid on the current stream until ``release``; then its bytes are free for
+    another sample. Releasing twice raises ProtocolError.
+T5  Memory is bounded: at most ``window_bytes`` of samples are between ``send`` and ``release``. A ``send``
+    beyond that waits. A sample larger than the window raises ConfigError at once.
+T6  Every call that can block takes ``timeout_s`` and raises DeadlineExceeded; nothing is lost by it: a later
+    call goes on where it stopped.
+T7  A dead or closed peer raises PeerLost within the timeout, on both sides, and completes the tickets with it.
+    Samples that had arrived before are still delivered.
+T8  ``flush`` returns when every ticket of this sender is done.
+T9  ``close`` is idempotent and leaves nothing on the host: no shared memory, no socket, no thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from spec_core.records import FeatureSample, FeatureSchema
+
+    Ticket = Future[None]
+
+
+class FeatureSender(ABC):
+    """The engine's end."""
+
+    @abstractmethod
+    def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
+        """T2, T5, T6."""
+
+    @abstractmethod
+    def flush(self, timeout_s: float) -> None:
+        """T8."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """T9."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class FeatureReceiver(ABC):
+    """The trainer's end."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """T1: what a sender needs to connect; printable ASCII."""
+
+    @abstractmethod
+    def receive(self, timeout_s: float) -> FeatureSample:
+        """T3, T6, T7: the next sample of any sender."""
+
+    @abstractmethod
+    def release(self, sample: FeatureSample) -> None:
+        """T4."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """T9."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Transport(ABC):
+    """How features travel for one placement. Stateless but for configuration; may be built in any process."""
+
+    @abstractmethod
+    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+        """T1, T5."""
+
+    @abstractmethod
+    def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        """T1, T6."""

@@ -1,0 +1,1 @@
+"""DFlash block draft: packaged as metadata until its issue lands."""

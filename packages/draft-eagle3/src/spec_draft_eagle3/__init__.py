@@ -1,0 +1,1 @@
+"""Eagle3 draft plugin."""
