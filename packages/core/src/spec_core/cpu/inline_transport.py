@@ -1,0 +1,138 @@
+"""InlineTransport: engine and trainer in one process; samples are handed over as they are, nothing is copied."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
+from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+
+if TYPE_CHECKING:
+    from spec_core.records import FeatureSample, FeatureSchema
+    from spec_core.transport import Ticket
+
+
+class InlineTransport(Transport):
+    """Zero-copy: a ticket is done when the receiver has released its sample (T2). Both ends use one instance."""
+
+    def __init__(self) -> None:
+        self._receivers: dict[str, InlineReceiver] = {}
+        self._ids = itertools.count()
+
+    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+        address = f"inline:{next(self._ids)}"
+        receiver = InlineReceiver(address, schema, window_bytes)
+        self._receivers[address] = receiver
+        return receiver
+
+    def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        receiver = self._receivers.get(address)
+        if receiver is None or receiver.closed:
+            raise PeerLost(f"no receiver listens at {address!r} in this process")
+        if schema != receiver.schema:
+            raise SchemaMismatch(f"sender has {schema}, receiver {address} has {receiver.schema}")
+        return InlineSender(receiver)
+
+
+class InlineReceiver(FeatureReceiver):
+    """A queue bounded by bytes; one condition guards all of its state."""
+
+    def __init__(self, address: str, schema: FeatureSchema, window_bytes: int) -> None:
+        self.schema = schema
+        self.closed = False
+        self._address = address
+        self._window_bytes = window_bytes
+        self._used_bytes = 0
+        self._arrived: deque[tuple[FeatureSample, Ticket]] = deque()
+        self._held: dict[int, tuple[FeatureSample, Ticket]] = {}
+        self._changed = threading.Condition()
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def admit(self, sample: FeatureSample, timeout_s: float) -> Ticket:
+        """The sender's side of the queue: waits for room (T5)."""
+        size = sample.num_bytes
+        if size > self._window_bytes:
+            raise ConfigError(
+                f"sample {sample.sample_id} has {size} bytes of features, placement.window_bytes={self._window_bytes}; "
+                f"raise it or lower data.max_length"
+            )
+        with self._changed:
+            self._wait(lambda: self.closed or self._used_bytes + size <= self._window_bytes, timeout_s, "room")
+            if self.closed:
+                raise PeerLost(f"the receiver at {self._address} was closed")
+            self._used_bytes += size
+            ticket: Ticket = Future()
+            self._arrived.append((sample, ticket))
+            self._changed.notify_all()
+            return ticket
+
+    def receive(self, timeout_s: float) -> FeatureSample:
+        with self._changed:
+            self._wait(lambda: self.closed or bool(self._arrived), timeout_s, "a sample")
+            if self.closed:
+                raise PeerLost(f"the receiver at {self._address} was closed")
+            sample, ticket = self._arrived.popleft()
+            self._held[id(sample)] = (sample, ticket)
+            return sample
+
+    def release(self, sample: FeatureSample) -> None:
+        with self._changed:
+            held = self._held.pop(id(sample), None)
+            if held is None:
+                raise ProtocolError(f"sample {sample.sample_id} is not held: released twice or never received")
+            self._used_bytes -= sample.num_bytes
+            self._changed.notify_all()
+        held[1].set_result(None)
+
+    def close(self) -> None:
+        with self._changed:
+            if self.closed:
+                return
+            self.closed = True
+            pending = [*self._arrived, *self._held.values()]
+            self._arrived.clear()
+            self._held.clear()
+            self._changed.notify_all()
+        for _, ticket in pending:
+            ticket.set_exception(PeerLost(f"the receiver at {self._address} was closed"))
+
+    def _wait(self, ready: object, timeout_s: float, what: str) -> None:
+        assert callable(ready)
+        if not self._changed.wait_for(ready, timeout_s):
+            raise DeadlineExceeded(f"waited {timeout_s} s for {what} at {self._address}")
+
+
+class InlineSender(FeatureSender):
+    """Keeps its unfinished tickets, for ``flush``."""
+
+    def __init__(self, receiver: InlineReceiver) -> None:
+        self._receiver = receiver
+        self._open: set[Ticket] = set()
+        self._closed = False
+
+    def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
+        if self._closed:
+            raise ProtocolError("send on a closed sender")
+        ticket = self._receiver.admit(sample, timeout_s)
+        self._open.add(ticket)
+        ticket.add_done_callback(self._open.discard)
+        return ticket
+
+    def flush(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for ticket in list(self._open):
+            try:
+                ticket.result(max(0.0, deadline - time.monotonic()))
+            except TimeoutError as error:
+                raise DeadlineExceeded(f"{len(self._open)} samples not released after {timeout_s} s") from error
+
+    def close(self) -> None:
+        self._closed = True
