@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from pathlib import Path  # noqa: TC003 (pydantic evaluates the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import pydantic

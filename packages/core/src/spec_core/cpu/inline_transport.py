@@ -61,8 +61,8 @@ class InlineReceiver(FeatureReceiver):
         size = sample.num_bytes
         if size > self._window_bytes:
             raise ConfigError(
-                f"sample {sample.sample_id} has {size} bytes of features, placement.window_bytes={self._window_bytes}; "
-                f"raise it or lower data.max_length"
+                f"sample {sample.sample_id} has {size} bytes of features, "
+                f"placement.window_bytes={self._window_bytes}; raise it or lower data.max_length"
             )
         with self._changed:
             self._wait(lambda: self.closed or self._used_bytes + size <= self._window_bytes, timeout_s, "room")

@@ -1,0 +1,182 @@
+"""The run configuration: every section, every default, in one place.
+
+Sections ``backend``, ``draft`` and ``engine`` belong to the plugins that they name: ``run_config_type`` puts the
+plugins' own ``Config`` classes in, so one strict validation covers the whole file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Generic, Literal, Self, TypeVar
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from spec_core import BackendConfig, Config, DraftConfig, EngineConfig, OptimizerConfig
+from spec_trainer.data.config import DataConfig
+
+B = TypeVar("B", bound=BackendConfig)
+D = TypeVar("D", bound=DraftConfig)
+E = TypeVar("E", bound=EngineConfig)
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class TrainConfig(OptimizerConfig):
+    """Section ``train``: optimizer, schedule, batch and how often things happen (in optimizer steps)."""
+
+    strategy: str = "fsdp"
+    ranks: PositiveInt = 1
+    """Trainer processes."""
+    steps: PositiveInt | None = None
+    """Optimizer steps in all; overrides ``epochs``."""
+    epochs: PositiveInt = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    lr: PositiveFloat = 1e-4
+    """Peak learning rate."""
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_steps: NonNegativeInt = 20
+    decay_share: Fraction = 0.2
+    """Share of all steps that ``wsd`` spends decaying at the end."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Learning rate at the end, as a share of the peak."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    clip: PositiveFloat = 1.0
+    accumulation: PositiveInt = 1
+    """Forward/backward passes that each rank cuts its share of a global batch into."""
+    global_batch_tokens: PositiveInt = 16384
+    """Real tokens of one optimizer step, over all ranks and passes."""
+    save_every: PositiveInt = 500
+    keep: PositiveInt = 2
+    """Newest checkpoints kept, besides the best one."""
+    eval_every: NonNegativeInt = 0
+    """Steps between held-out evaluations; 0 evaluates only at the end."""
+    push_every: NonNegativeInt = 0
+
+
+class PlacementConfig(Config):
+    """Section ``placement``: where engine and trainer run."""
+
+    kind: Literal["inline", "colocated", "disaggregated"] = "inline"
+    trainer_fraction: Fraction | None = None
+    """Share of each device that the trainer gets; colocated only."""
+    engine_fraction: Fraction | None = None
+    window_bytes: PositiveInt | None = None
+    """Features in flight per trainer rank; by default twice the features of one global batch."""
+
+
+class LauncherConfig(Config):
+    name: Literal["local", "ray"] = "local"
+
+
+class TimeoutsConfig(Config):
+    """Section ``timeouts``, in seconds."""
+
+    start_s: PositiveFloat = 600.0
+    """For an engine or a trainer process to be ready."""
+    peer_s: PositiveFloat = 120.0
+    """Silence after which another process of the run counts as lost."""
+    step_s: PositiveFloat = 1800.0
+    """For the features of one step to arrive."""
+
+
+class TrackConfig(Config):
+    """Section ``track``: trackers beside metrics.jsonl."""
+
+    tensorboard: bool = False
+    wandb: str | None = None
+    """Weights & Biases project name."""
+
+
+class ProfileConfig(Config):
+    steps: tuple[NonNegativeInt, ...] = ()
+    """Steps whose torch profile is written into the run directory."""
+
+
+class RunConfig(Config, Generic[B, D, E]):
+    """Everything that a run is; ``config.yaml`` of the run directory holds it fully resolved."""
+
+    target: str
+    """Folder or hub id of the target."""
+    output: Path
+    seed: NonNegativeInt = 0
+    backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
+    data: DataConfig
+    draft: D = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
+    train: TrainConfig = TrainConfig()
+    engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
+    placement: PlacementConfig = PlacementConfig()
+    launcher: LauncherConfig = LauncherConfig()
+    timeouts: TimeoutsConfig = TimeoutsConfig()
+    track: TrackConfig = TrackConfig()
+    profile: ProfileConfig = ProfileConfig()
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        for problem in _illegal_combinations(self):
+            raise ValueError(problem)
+        return self
+
+
+AnyRunConfig = RunConfig[BackendConfig, DraftConfig, EngineConfig]
+
+
+def run_config_type(
+    backend: type[BackendConfig], draft: type[DraftConfig], engine: type[EngineConfig]
+) -> type[AnyRunConfig]:
+    """The run configuration for the plugins that a run names."""
+    return RunConfig[backend, draft, engine]  # type: ignore[valid-type,return-value]
+
+
+def _illegal_combinations(config: AnyRunConfig) -> list[str]:
+    """Combinations that no value by itself is wrong in: keys, why, remedy. The first one is reported."""
+    placement, train, engine = config.placement, config.train, config.engine
+    inline = placement.kind == "inline"
+    fractions = [key for key in ("trainer_fraction", "engine_fraction") if getattr(placement, key) is not None]
+    checks = [
+        (
+            inline and engine.replicas > 1,
+            f"engine.replicas={engine.replicas} with placement.kind=inline: an inline engine lives in the one "
+            "trainer process; set placement.kind=disaggregated or engine.replicas=1",
+        ),
+        (
+            inline and train.ranks > 1,
+            f"train.ranks={train.ranks} with placement.kind=inline: inline is one process; "
+            "set placement.kind=colocated or disaggregated, or train.ranks=1",
+        ),
+        (
+            inline and engine.tensor_parallel > 1,
+            f"engine.tensor_parallel={engine.tensor_parallel} with placement.kind=inline: inline is one process; "
+            "set engine.tensor_parallel=1 or another placement",
+        ),
+        (
+            bool(fractions) and placement.kind != "colocated",
+            f"placement.{' and placement.'.join(fractions)} with placement.kind={placement.kind}: only colocated "
+            "processes share a device; remove it or set placement.kind=colocated",
+        ),
+        (
+            (placement.trainer_fraction or 0) + (placement.engine_fraction or 0) > 1,
+            f"placement.trainer_fraction={placement.trainer_fraction} and "
+            f"placement.engine_fraction={placement.engine_fraction} exceed the device; their sum must be <= 1",
+        ),
+        (
+            train.was_set("decay_share") and train.schedule != "wsd",
+            f"train.decay_share with train.schedule={train.schedule}: only wsd decays at the end; "
+            "remove it or set train.schedule=wsd",
+        ),
+        (
+            train.was_set("epochs") and train.steps is not None,
+            f"train.steps={train.steps} and train.epochs={train.epochs}: both say how long; remove one",
+        ),
+        (
+            config.launcher.name == "ray",
+            "launcher.name=ray is not part of this version; use launcher.name=local",
+        ),
+        (
+            train.push_every > 0,
+            f"train.push_every={train.push_every}: pushing weights into a live engine is not part of this "
+            "version; remove it",
+        ),
+    ]
+    return [message for wrong, message in checks if wrong]

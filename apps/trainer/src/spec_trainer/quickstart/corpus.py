@@ -1,0 +1,119 @@
+"""Text that every CPython ships: its documented standard library source, and the topics of `help()`.
+
+Source is read as text and never imported. A document is a module's docstring, the head of a documented
+class, one documented function with its code, or one topic. Code stays in because it is more regular than
+prose: a target of a few million parameters learns it further, and its guesses are then worth drafting.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sysconfig
+import textwrap
+import tokenize
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Tests and vendored or generated trees: many files, little that is documented, much that differs by distributor.
+SKIPPED_FOLDERS = frozenset(
+    [
+        "__pycache__",
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "dist-packages",
+        "idlelib",
+        "lib2to3",
+        "ensurepip",
+        "turtledemo",
+        "encodings",
+    ]
+)
+MIN_CHARS = 80  # shorter texts are stubs ("Return self.") that teach little and repeat everywhere
+_LONG_LINE = 40  # a line of this length found in two files is a copy, not a coincidence
+
+_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text and the file that it is from, relative to the standard library's folder."""
+
+    source: str
+    text: str
+
+
+def python_documents(folder: Path | None = None) -> list[Document]:
+    """The documents of `folder` (by default this Python's standard library), sorted by file, without repeats."""
+    root = folder or Path(sysconfig.get_path("stdlib"))
+    documents: dict[str, Document] = {}
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if SKIPPED_FOLDERS.isdisjoint(relative.parts):
+            for text in _texts(path):
+                if len(text) >= MIN_CHARS:
+                    documents.setdefault(" ".join(text.split()), Document(relative.as_posix(), text))
+    return list(documents.values())
+
+
+def split_by_file(
+    documents: Iterable[Document], held_out_share: float, seed: int
+) -> tuple[list[Document], list[Document]]:
+    """Documents to train on, and documents of other files that share no passage with them."""
+    train: list[Document] = []
+    held_out: list[Document] = []
+    for document in documents:
+        (held_out if _unit_hash(document.source, seed) < held_out_share else train).append(document)
+    seen = {line for document in train for line in _long_lines(document.text)}
+    return train, [document for document in held_out if not _mostly_seen(document.text, seen)]
+
+
+def _texts(path: Path) -> Iterator[str]:
+    try:
+        with tokenize.open(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in old modules are not this program's news
+            source = file.read()
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return  # not readable as Python: a template, a data file, another encoding
+    if path.parts[-2:] == ("pydoc_data", "topics.py"):
+        yield from _topics(tree)
+    else:
+        yield ast.get_docstring(tree) or ""
+        yield from _definitions(tree, source.splitlines())
+
+
+def _topics(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            yield from (text.strip() for text in ast.literal_eval(node.value).values())
+
+
+def _definitions(node: ast.Module | ast.ClassDef, lines: list[str]) -> Iterator[str]:
+    """Documented functions in full and heads of documented classes, methods after their class."""
+    for child in node.body:
+        if isinstance(child, (*_Function, ast.ClassDef)) and ast.get_docstring(child, clean=False):
+            last = child.end_lineno if isinstance(child, _Function) else child.body[0].end_lineno
+            first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+            yield textwrap.dedent("\n".join(lines[first - 1 : last])).expandtabs().strip()
+        if isinstance(child, ast.ClassDef):
+            yield from _definitions(child, lines)
+
+
+def _unit_hash(source: str, seed: int) -> float:
+    digest = hashlib.sha256(f"{seed}:{source}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def _long_lines(text: str) -> list[str]:
+    stripped = (line.strip() for line in text.splitlines())
+    return [line for line in stripped if len(line) >= _LONG_LINE]
+
+
+def _mostly_seen(text: str, seen: set[str]) -> bool:
+    lines = _long_lines(text)
+    return 2 * sum(line in seen for line in lines) > len(lines)

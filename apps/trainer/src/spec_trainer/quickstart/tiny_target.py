@@ -1,0 +1,272 @@
+"""Trains the target of the quickstart: a causal language model of two million parameters, in minutes, on a CPU.
+
+It is an ordinary Hugging Face folder (Qwen3, byte-level BPE, chat template), so that every engine loads it like
+any other target. Half of the documents are seen as plain text and half as a chat in which the assistant
+continues the user's text (`continuation_chat`), so that prompts of both forms are in distribution.
+
+Shapes: B batch, T tokens of a window, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tokenizers
+import torch
+import torch.nn.functional as F
+import transformers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from spec_trainer.quickstart.corpus import Document
+
+Progress = Callable[[int, int, float], None]  # step from 1, number of steps, loss in nats per token
+
+END_OF_TEXT, PAD, START_OF_TURN = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
+
+# The assistant's tokens, its end of turn among them, are what a draft learns from.
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\n' }}
+{%- if message['role'] == 'assistant' %}
+{%- generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}
+{%- else %}
+{{- message['content'] + '<|im_end|>' }}
+{%- endif %}
+{{- '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyTargetConfig:
+    """The defaults take about 400 CPU-seconds, half of them per core on two cores."""
+
+    vocab_size: int = 1024  # few, short tokens: each is seen often, and what follows is rarely in doubt
+    num_layers: int = 8
+    hidden_size: int = 128
+    head_dim: int = 32
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    intermediate_size: int = 512
+    seq_len: int = 256
+    max_position_embeddings: int = 2048
+    batch_size: int = 8
+    steps: int = 700
+    warmup_steps: int = 20
+    lr: float = 8e-3  # of AdamW, for embeddings and norms
+    matrix_lr: float = 4e-2  # of Muon, for the layers' matrices
+    weight_decay: float = 0.1
+    seed: int = 0
+
+
+def build_tiny_target(
+    folder: Path, documents: Iterable[Document], config: TinyTargetConfig, progress: Progress | None = None
+) -> None:
+    """Train on `documents` and save to `folder`, which appears complete or not at all.
+
+    The same documents, configuration, library versions and number of threads give the same weights.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty")
+    texts = [document.text for document in documents]
+    random.Random(config.seed).shuffle(texts)
+    tokenizer = train_tokenizer(texts, config.vocab_size)
+    windows_NT = _pack(texts, tokenizer, config.seq_len)
+    if len(windows_NT) < config.batch_size:
+        raise ValueError(
+            f"{len(texts)} documents fill {len(windows_NT)} windows of {config.seq_len} tokens; "
+            f"a batch needs {config.batch_size}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = _new_model(config, tokenizer)
+        _train(model, windows_NT, config, progress)
+    _save(folder, model, tokenizer)
+
+
+def tiny_target_cache_key(documents: Iterable[Document], config: TinyTargetConfig) -> str:
+    """A name for what `build_tiny_target` would save: the same name, the same target (threads aside)."""
+    versions = {library.__name__: library.__version__ for library in (torch, transformers, tokenizers)}
+    recipe = {"config": asdict(config), "python": platform.python_version(), **versions}
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode())
+    for document in documents:
+        digest.update(hashlib.sha256(f"{document.source}\0{document.text}".encode()).digest())
+    return digest.hexdigest()[:16]
+
+
+def continuation_chat(text: str) -> list[dict[str, str]]:
+    """The user gives the first third of the lines, the assistant the rest: the chats that the target knows."""
+    lines = text.splitlines(keepends=True)
+    cut = max(1, len(lines) // 3)
+    opening, rest = "".join(lines[:cut]), "".join(lines[cut:])
+    return [{"role": "user", "content": opening}, {"role": "assistant", "content": rest}]
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of exactly the text's own most frequent pieces."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, START_OF_TURN, END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=PAD,
+        additional_special_tokens=[START_OF_TURN],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _pack(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> torch.Tensor:
+    """All texts one after the other, every second one as a chat, cut into windows."""
+    rendered = [
+        tokenizer.apply_chat_template(continuation_chat(text), tokenize=False)
+        if i % 2
+        else text + END_OF_TEXT
+        for i, text in enumerate(texts)
+    ]
+    encodings = tokenizer.backend_tokenizer.encode_batch(rendered, add_special_tokens=False)
+    stream = torch.tensor([token for encoding in encodings for token in encoding.ids], dtype=torch.long)
+    return stream[: len(stream) // seq_len * seq_len].view(-1, seq_len)
+
+
+def _new_model(config: TinyTargetConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_position_embeddings,
+            initializer_range=0.06,  # the usual 0.02 is for wider models: here it costs the first hundred steps
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            dtype=torch.float32,
+        )
+    )
+
+
+def _train(
+    model: Qwen3ForCausalLM, windows_NT: torch.Tensor, config: TinyTargetConfig, progress: Progress | None
+) -> None:
+    optimizers = _optimizers(model, config)
+    schedulers = [
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, config))
+        for optimizer in optimizers
+    ]
+    batches = _batches(windows_NT, config.batch_size)
+    model.train()
+    for step in range(1, config.steps + 1):
+        batch_BT = next(batches)
+        logits_BTV = model(input_ids=batch_BT, use_cache=False).logits
+        loss = F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), batch_BT[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for stepper in (*optimizers, *schedulers):
+            stepper.step()
+        model.zero_grad()
+        if progress:
+            progress(step, config.steps, loss.item())
+
+
+def _batches(windows_NT: torch.Tensor, batch_size: int) -> Iterator[torch.Tensor]:
+    while True:
+        for rows in torch.randperm(len(windows_NT)).split(batch_size):
+            if len(rows) == batch_size:
+                yield windows_NT[rows]
+
+
+def _lr_factor(step: int, config: TinyTargetConfig) -> float:
+    """Linear warm-up, then a cosine down to nearly nothing."""
+    cosine = 0.5 + 0.5 * math.cos(math.pi * step / config.steps)
+    return min(1.0, (step + 1) / config.warmup_steps) * (0.02 + 0.98 * cosine)
+
+
+def _optimizers(model: Qwen3ForCausalLM, config: TinyTargetConfig) -> list[torch.optim.Optimizer]:
+    matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
+    others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
+    return [
+        Muon(matrices, lr=config.matrix_lr, weight_decay=config.weight_decay),
+        torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose steps are made orthogonal: needs half of AdamW's steps, and steps are what is scarce here.
+
+    torch's own computes in bfloat16, 30 times slower on CPUs without such instructions, and matrix by matrix.
+    """
+
+    def __init__(
+        self, weights: list[torch.Tensor], lr: float, weight_decay: float, momentum: float = 0.95
+    ) -> None:
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Move every weight; those of the same shape are made orthogonal in one batch."""
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[torch.Tensor]] = {}
+            for weight in group["params"]:
+                by_shape.setdefault(weight.shape, []).append(weight)
+            for shape, weights in by_shape.items():
+                directions = _orthogonal(torch.stack([self._momentum(w, group["momentum"]) for w in weights]))
+                scale = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
+                for weight, direction in zip(weights, directions, strict=True):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=scale)
+
+    def _momentum(self, weight: torch.Tensor, beta: float) -> torch.Tensor:
+        """Nesterov's."""
+        state = self.state[weight]
+        if not state:
+            state["mean"] = torch.zeros_like(weight)
+        return weight.grad.lerp(state["mean"].lerp_(weight.grad, 1 - beta), beta)
+
+
+def _orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """The nearest matrices with singular values of about 1, by five Newton-Schulz iterations."""
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write beside `folder`, then rename: a reader never sees a part of it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        model.eval().save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        partial.chmod(0o755)  # mkdtemp's is for its owner only
+        partial.rename(folder)
+    except OSError:
+        if not (folder / "config.json").is_file():  # else another process came first, with the same target
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""How the trainer is parallel: one module per strategy plugin."""
