@@ -133,7 +133,9 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
     """Combinations that no value by itself is wrong in: keys, why, remedy. The first one is reported."""
     placement, train, engine = config.placement, config.train, config.engine
     inline = placement.kind == "inline"
-    fractions = [key for key in ("trainer_fraction", "engine_fraction") if getattr(placement, key) is not None]
+    fractions = [
+        key for key in ("trainer_fraction", "engine_fraction") if getattr(placement, key) is not None
+    ]
     checks = [
         (
             inline and engine.replicas > 1,

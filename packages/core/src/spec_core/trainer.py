@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from spec_core.records import DraftBatch, StepOutput
     from spec_core.strategy import TrainStep
+    from spec_core.target import TargetSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,5 +59,5 @@ class DraftTrainer(ABC):
         """R3."""
 
     @abstractmethod
-    def export(self, folder: Path) -> None:
+    def export(self, target: TargetSpec, folder: Path) -> None:
         """R4."""

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tokenizers
 import torch
@@ -27,7 +28,8 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from spec_trainer.quickstart.corpus import Document
+if TYPE_CHECKING:
+    from spec_trainer.quickstart.corpus import Document
 
 Progress = Callable[[int, int, float], None]  # step from 1, number of steps, loss in nats per token
 

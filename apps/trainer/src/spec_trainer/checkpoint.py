@@ -1,0 +1,187 @@
+"""Checkpoints: ``checkpoints/step-N``, written whole or not at all, rotated, with a link to the best one.
+
+A step folder holds the sharded state (torch.distributed.checkpoint: model with its vocabulary mapping, float32
+masters, optimizer), each rank's generator state, the resolved configuration and ``meta.json``. The data position
+and the learning rate are functions of the step, so N is all of the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ArtifactError, RunError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from spec_core import DraftTrainer
+
+_BEST = "best"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointMeta:
+    """``meta.json`` of a step folder."""
+
+    step: int
+    """Optimizer steps done."""
+    identity: str
+    target_digest: str
+    acceptance_length: float | None = None
+    """Held-out, simulated; None if it was not evaluated at this step."""
+
+    def to_json(self) -> str:
+        return json.dumps(self.__dict__, indent=2) + "\n"
+
+
+def read_meta(folder: Path) -> CheckpointMeta:
+    """Raises ArtifactError if the folder is no checkpoint."""
+    file = folder / "meta.json"
+    if not file.is_file() or not (folder / "state" / ".metadata").is_file():
+        raise ArtifactError(
+            f"{folder} is not a checkpoint: expected a step-N folder with meta.json and state/"
+        )
+    try:
+        return CheckpointMeta(**json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(f"{file} is damaged: {error}") from error
+
+
+def read_model_state(folder: Path) -> dict[str, Tensor]:
+    """The draft's full tensors, under its module's names, read by one process without any group."""
+    import torch
+    from torch.distributed import checkpoint as dcp
+
+    read_meta(folder)
+    reader = dcp.FileSystemReader(folder / "state")
+    prefix = "model."
+    state = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in reader.read_metadata().state_dict_metadata.items()
+        if key.startswith(prefix) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
+    }
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return {key.removeprefix(prefix): value for key, value in state.items()}
+
+
+class CheckpointStore:
+    """All checkpoints of one run. Every rank calls ``save`` and ``load``; rank 0 publishes and rotates."""
+
+    def __init__(self, root: Path, keep: int, group: ProcessGroup) -> None:
+        self._root = root
+        self._keep = keep
+        self._group = group
+
+    def latest(self) -> Path | None:
+        return max(self._steps(), key=_step_of, default=None)
+
+    def best(self) -> Path | None:
+        link = self._root / _BEST
+        return link.resolve() if link.exists() else None
+
+    def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str) -> Path:
+        """Collective. A failure leaves every earlier checkpoint as it was."""
+        from torch.distributed import checkpoint as dcp
+
+        folder = self._root / f"step-{meta.step}"
+        if folder.exists():  # saved by the previous incarnation of this run, or by an evaluation at this step
+            return folder
+        scratch = self._root / f".step-{meta.step}"
+        rank = self._group.rank()
+        try:
+            (scratch / "state").mkdir(parents=True, exist_ok=True)
+            writer = dcp.FileSystemWriter(scratch / "state", sync_files=True)
+            dcp.save(trainer.state_dict(), storage_writer=writer, process_group=self._group)
+            _save_generator(scratch / f"generator-{rank}.pt")
+        except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise RunError(
+                f"checkpoint {folder} was not written (rank {rank}): {_root_cause(error)}"
+            ) from error
+        self._group.barrier().wait()
+        if rank == 0:
+            (scratch / "meta.json").write_text(meta.to_json())
+            (scratch / "config.yaml").write_text(config_text)
+            scratch.rename(folder)
+            _sync_folder(self._root)
+            self._rotate()
+        self._group.barrier().wait()
+        return folder
+
+    def mark_best(self, folder: Path) -> None:
+        """Rank 0 only. The link is swapped in one rename."""
+        scratch = self._root / f".{_BEST}"
+        scratch.unlink(missing_ok=True)
+        scratch.symlink_to(folder.name)
+        scratch.replace(self._root / _BEST)
+        self._rotate()
+
+    def load(self, trainer: DraftTrainer, folder: Path) -> CheckpointMeta:
+        """Collective. Any number of ranks; a rank that did not exist then keeps its fresh generator."""
+        from torch.distributed import checkpoint as dcp
+
+        meta = read_meta(folder)
+        state = trainer.state_dict()
+        try:
+            dcp.load(state, storage_reader=dcp.FileSystemReader(folder / "state"), process_group=self._group)
+        except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
+            raise ArtifactError(f"checkpoint {folder} cannot be read: {_root_cause(error)}") from error
+        trainer.load_state_dict(state)
+        _load_generator(folder / f"generator-{self._group.rank()}.pt")
+        return meta
+
+    def _steps(self) -> list[Path]:
+        folders = [folder for folder in self._root.glob("step-*") if (folder / "meta.json").is_file()]
+        return sorted(folders, key=_step_of)
+
+    def _rotate(self) -> None:
+        best = self.best()
+        for folder in self._steps()[: -self._keep]:
+            if folder.resolve() != best:
+                # Renamed first: a crash in the middle of the removal leaves no half checkpoint under a good name.
+                doomed = folder.with_name(f".{folder.name}.old")
+                folder.rename(doomed)
+                shutil.rmtree(doomed)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def _save_generator(file: Path) -> None:
+    import torch
+
+    torch.save(torch.get_rng_state(), file)
+
+
+def _load_generator(file: Path) -> None:
+    import torch
+
+    if file.is_file():
+        torch.set_rng_state(torch.load(file, weights_only=True))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the rename itself durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _root_cause(error: BaseException) -> str:
+    """DCP wraps what happened on each rank; the person wants the disk's own words."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        error = next(iter(failures.values()))[0]
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,148 @@
+"""Dispatcher: hands capture batches to engines, in the plan's order, inside each rank's byte window.
+
+Admission in plan order is what makes the window safe: a sample is dispatched only when it fits beside the
+unreleased samples *before* it, so the sample that a rank waits for always has room, however slow its engine is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ConfigError
+from spec_core.records import CaptureRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from spec_core import Engine
+    from spec_core.records import FeatureSchema
+    from spec_trainer.work_plan import WorkItem, WorkPlan
+
+_QUEUED_PER_ENGINE = 2
+"""One batch in the target, one ready behind it: enough to never idle, little enough to share the work."""
+
+
+def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
+    """Memory of one sample in a transport: hidden states and int64 ids."""
+    return num_tokens * (schema.bytes_per_token() + 8)
+
+
+def check_window(plan: WorkPlan, schema: FeatureSchema, window_bytes: int) -> None:
+    """Raises ConfigError for a sample that no window position can hold."""
+    for sample_id, length in plan.dataset.lengths.items():
+        size = sample_bytes(schema, length)
+        if size > window_bytes:
+            raise ConfigError(
+                f"placement.window_bytes={window_bytes} is smaller than sample {sample_id} ({length} tokens, "
+                f"{size} bytes of features); raise it to {size} or lower data.max_length"
+            )
+
+
+class Dispatcher:
+    """Thread-safe; ``failed`` is called once, with the first error of any engine."""
+
+    def __init__(
+        self,
+        plan: WorkPlan,
+        schema: FeatureSchema,
+        engines: Sequence[Engine],
+        addresses: Sequence[str],
+        window_bytes: int,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._plan = plan
+        self._schema = schema
+        self._engines = engines
+        self._addresses = addresses
+        self._window_bytes = window_bytes
+        self._failed = failed
+        self._used_bytes = Counter[int]()
+        self._running = Counter[int]()
+        self._waiting: deque[list[CaptureRequest]] = deque()
+        self._batches: Iterator[list[CaptureRequest]] = iter(())
+        self._stopped = False
+        self._lock = threading.RLock()
+
+    def start(self, items: Iterable[WorkItem]) -> None:
+        """Begins with the first item; later ones follow as memory becomes free."""
+        self._batches = (batch for item in items for batch in self._requests(item))
+        self._pump()
+
+    def released(self, rank: int, num_tokens: int) -> None:
+        """A rank has released a sample of ``num_tokens``: its bytes are free."""
+        with self._lock:
+            self._used_bytes[rank] -= sample_bytes(self._schema, num_tokens)
+        self._pump()
+
+    def stop(self) -> None:
+        """Dispatches nothing more."""
+        with self._lock:
+            self._stopped = True
+
+    def _requests(self, item: WorkItem) -> Iterator[list[CaptureRequest]]:
+        """Capture batches of an item, cut further where one would not fit the window by itself."""
+        destinations = self._plan.destinations(item)
+        for sample_ids in self._plan.captures(item):
+            batch: list[CaptureRequest] = []
+            used = Counter[int]()
+            for sample_id in sample_ids:
+                rank = destinations[sample_id]
+                ids = self._plan.dataset.sample(sample_id).input_ids
+                size = sample_bytes(self._schema, len(ids))
+                if used[rank] + size > self._window_bytes:
+                    yield batch
+                    batch, used = [], Counter[int]()
+                used[rank] += size
+                batch.append(
+                    CaptureRequest(
+                        sample_id=sample_id, input_ids=tuple(ids.tolist()), destination=self._addresses[rank]
+                    )
+                )
+            yield batch
+
+    def _pump(self) -> None:
+        """Starts every batch that an engine and the window have room for."""
+        while True:
+            with self._lock:
+                start = self._next()
+            if start is None:
+                return
+            engine, batch = start
+            future = self._engines[engine].capture(batch, self._schema)
+            future.add_done_callback(lambda done, engine=engine: self._finished(engine, done))
+
+    def _next(self) -> tuple[int, list[CaptureRequest]] | None:
+        engine = min(range(len(self._engines)), key=lambda index: self._running[index])
+        if self._stopped or self._running[engine] >= _QUEUED_PER_ENGINE:
+            return None
+        if not self._waiting:
+            batch = next(self._batches, None)
+            if batch is None:
+                return None
+            self._waiting.append(batch)
+        need = self._need(self._waiting[0])
+        if any(self._used_bytes[rank] + size > self._window_bytes for rank, size in need.items()):
+            return None
+        self._used_bytes.update(need)
+        self._running[engine] += 1
+        return engine, self._waiting.popleft()
+
+    def _need(self, batch: Sequence[CaptureRequest]) -> Counter[int]:
+        need = Counter[int]()
+        for request in batch:
+            rank = self._addresses.index(request.destination)
+            need[rank] += sample_bytes(self._schema, len(request.input_ids))
+        return need
+
+    def _finished(self, engine: int, future: Future[None]) -> None:
+        with self._lock:
+            self._running[engine] -= 1
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            self.stop()
+            self._failed(error)
+        else:
+            self._pump()

@@ -1,0 +1,62 @@
+"""The application's one DraftTrainer: a Draft's module under a Strategy."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_core import BatchShare, DraftTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+    from spec_core import Draft, Strategy, TargetSpec, TrainStep, VocabularyOps
+    from spec_core.records import StepOutput
+
+
+class ShardedDraftTrainer(DraftTrainer):
+    """See spec_core.trainer for the contract."""
+
+    def __init__(self, draft: Draft, module: nn.Module, strategy: Strategy, ops: VocabularyOps) -> None:
+        self._draft = draft
+        self._strategy = strategy
+        self._ops = ops
+        strategy.attach(module, draft.shard_hints())
+
+    def step(self, share: BatchShare, lr: float) -> TrainStep:
+        return self._strategy.step(share.micro_batches, share.denominators, self._ops, lr)
+
+    def evaluate(self, share: BatchShare) -> StepOutput:
+        return self._strategy.evaluate(share.micro_batches, share.denominators, self._ops)
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._strategy.full_weights().items()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._strategy.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._strategy.load_state_dict(state)
+
+    def export(self, target: TargetSpec, folder: Path) -> None:
+        weights = dict(self.named_weights())
+        if self._strategy.data_parallel[0] == 0:
+            export_draft(self._draft, weights, target, folder)
+
+
+def export_draft(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, folder: Path) -> None:
+    """Writes a draft folder whole or not at all: a reader never sees half of one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        draft.export(weights, target, scratch)
+        scratch.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""FeatureStream: one trainer rank's micro-batches, in the plan's order, from a receiver."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.errors import DeadlineExceeded, ProtocolError
+from spec_trainer.data.packing import empty_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spec_core import FeatureReceiver
+    from spec_core.records import DraftBatch, FeatureSample, FeatureSchema, Span
+    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.work_plan import WorkItem, WorkPlan
+
+
+class FeatureStream:
+    """Lays a batch out first and copies each sample to its place as it arrives: one copy, and the transport's
+    memory is free again at once. Samples of later items that arrive early wait in the transport."""
+
+    def __init__(
+        self,
+        plan: WorkPlan,
+        rank: int,
+        receiver: FeatureReceiver,
+        schema: FeatureSchema,
+        config: AnyRunConfig,
+        released: Callable[[int, int], None],
+    ) -> None:
+        """``released(rank, num_tokens)`` is told of every sample whose transport memory is free."""
+        self._plan = plan
+        self._rank = rank
+        self._receiver = receiver
+        self._schema = schema
+        self._config = config
+        self._released = released
+        self._early: dict[int, FeatureSample] = {}
+
+    def micro_batches(self, item: WorkItem, device: torch.device) -> list[DraftBatch]:
+        """This rank's part of ``item``; waits for its features at most ``timeouts.step_s``."""
+        batches = [self._lay_out(item, part) for part in self._plan.shares(item)[self._rank]]
+        places = {span.sample_id: (batch, span) for batch in batches for span in batch.spans}
+        for sample_id in [known for known in self._early if known in places]:
+            self._place(self._early.pop(sample_id), *places.pop(sample_id))
+        deadline = time.monotonic() + self._config.timeouts.step_s
+        while places:
+            sample = self._receive(deadline, len(places), item)
+            place = places.pop(sample.sample_id, None)
+            if place is None:
+                self._early[sample.sample_id] = sample
+            else:
+                self._place(sample, *place)
+        return batches
+
+    def _lay_out(self, item: WorkItem, sample_ids: tuple[int, ...]) -> DraftBatch:
+        samples = [self._plan.dataset.sample(sample_id) for sample_id in sample_ids]
+        return empty_batch(
+            samples, self._schema, packing=self._config.data.packing, seed=self._config.seed, epoch=item.epoch
+        )
+
+    def _receive(self, deadline: float, missing: int, item: WorkItem) -> FeatureSample:
+        try:
+            return self._receiver.receive(max(0.0, deadline - time.monotonic()))
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"rank {self._rank}: {missing} samples of step {item.step} did not arrive within "
+                f"timeouts.step_s={self._config.timeouts.step_s}"
+            ) from error
+
+    def _place(self, sample: FeatureSample, batch: DraftBatch, span: Span) -> None:
+        where = slice(span.start, span.stop)
+        if not torch.equal(sample.input_ids.cpu(), batch.input_ids_T[where]):
+            raise ProtocolError(f"the engine captured other tokens than sample {sample.sample_id} has")
+        batch.hidden_TNH[where].copy_(sample.hidden_TNH)
+        self._receiver.release(sample)
+        self._released(self._rank, span.stop - span.start)

@@ -1,0 +1,63 @@
+"""Progress on stderr: a bar with ETA on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+_LINE_EVERY_S = 10.0
+
+
+class StepProgress(AbstractContextManager["StepProgress"]):
+    """Shows loss, acceptance length, throughput and which side the run waits for."""
+
+    def __init__(self, total_steps: int, done_steps: int) -> None:
+        self._total = total_steps
+        self._last_line_s = 0.0
+        console = Console(stderr=True)
+        columns = (
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("train", total=total_steps, completed=done_steps, note="")
+
+    def show(self, record: Mapping[str, Any]) -> None:
+        note = describe(record)
+        self._bar.update(self._task, completed=record["step"], note=note)
+        now = time.monotonic()
+        last = record["step"] == self._total
+        if self._bar.disable and (last or now - self._last_line_s >= _LINE_EVERY_S):
+            self._last_line_s = now
+            log.info("step %d/%d %s", record["step"], self._total, note)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+
+def describe(record: Mapping[str, Any]) -> str:
+    """``loss 3.21  tau 1.84  5,120 tok/s  waits 3 % for the engine`` of one metrics record."""
+    busy, waiting = record["time_step_s"], record["time_data_s"]
+    share = 100 * waiting / max(busy + waiting, 1e-9)
+    side = "engine" if share >= 50 else "trainer"
+    return (
+        f"loss {record['loss']:.3f}  tau {record['acceptance_length']:.2f}  "
+        f"{record['tokens_per_s']:,.0f} tok/s  waits {share:.0f} % for features ({side}-bound)"
+    )

@@ -1,0 +1,161 @@
+"""report.html: one self-contained file (inline SVG, no script, no network)."""
+
+from __future__ import annotations
+
+import html
+import io
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.metrics import read_metrics
+from spec_trainer.run_directory import RunDirectory, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+Record = dict[str, Any]
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430 }
+h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
+.lead { color: #5b6675; margin-top: .2rem }
+.figures { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1.2rem 0 }
+.figure { background: #f3f6fa; border-radius: 10px; padding: .7rem 1.1rem; min-width: 8rem }
+.figure b { display: block; font-size: 1.5rem }
+table { border-collapse: collapse } td, th { padding: .25rem .9rem .25rem 0; text-align: left; vertical-align: top }
+th { font-weight: 600 } td.n { text-align: right; font-variant-numeric: tabular-nums }
+tr + tr td { border-top: 1px solid #e4e9f0 }
+svg { max-width: 100%; height: auto } pre { background: #f3f6fa; padding: 1rem; border-radius: 10px; overflow: auto }
+"""
+
+_EVALUATION_ROWS = {
+    "acceptance_length": "trained draft",
+    "acceptance_length_before": "untrained draft",
+    "acceptance_length_bigram": "bigram draft",
+    "acceptance_length_prompt_lookup": "prompt lookup",
+}
+
+
+def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]) -> None:
+    """Renders metrics.jsonl, the summary and the configuration of a run."""
+    records = read_metrics(directory.metrics)
+    parts = [
+        f"<h1>{html.escape(title)}</h1>",
+        f"<p class=lead>{html.escape(str(summary.get('description', '')))}</p>",
+        _figures(summary),
+        _decoding(summary),
+        _curves(records),
+        _positions(records, summary),
+        _time(summary),
+        f"<h2>Configuration</h2><pre>{html.escape(directory.config.read_text())}</pre>",
+    ]
+    page = (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
+        f"<style>{_STYLE}</style><body>{''.join(parts)}</body></html>\n"
+    )
+    write_atomically(directory.report, page)
+
+
+def _figures(summary: Mapping[str, Any]) -> str:
+    shown = [
+        ("acceptance length τ", summary.get("acceptance_length"), "{:.2f}"),
+        ("simulated τ, held out", summary.get("eval_acceptance_length"), "{:.2f}"),
+        ("final loss", summary.get("loss"), "{:.3f}"),
+        ("optimizer steps", summary.get("steps"), "{:,}"),
+        ("tokens trained", summary.get("tokens"), "{:,}"),
+        ("wall time", summary.get("wall_s"), "{:,.0f} s"),
+    ]
+    boxes = [
+        f"<div class=figure><b>{form.format(value)}</b>{label}</div>"
+        for label, value, form in shown
+        if value is not None
+    ]
+    return f"<div class=figures>{''.join(boxes)}</div>"
+
+
+def _decoding(summary: Mapping[str, Any]) -> str:
+    """What speculative decoding measured: acceptance length against the baselines, tokens per second."""
+    rows = [(label, summary[key]) for key, label in _EVALUATION_ROWS.items() if summary.get(key) is not None]
+    if not rows:
+        return ""
+    table = "".join(f"<tr><td>{label}<td class=n>{value:.2f}" for label, value in rows)
+    speed = ""
+    if summary.get("tokens_per_s_without_draft"):
+        speed = (
+            f"<p>{summary['tokens_per_s']:,.0f} tokens/s with the draft, "
+            f"{summary['tokens_per_s_without_draft']:,.0f} without (reference decoding, batch 1); greedy output "
+            f"equal to plain greedy: {'yes' if summary['outputs_equal'] else 'no'}.</p>"
+        )
+    return (
+        "<h2>Speculative decoding on held-out prompts</h2>"
+        f"<table><tr><th>draft<th>acceptance length τ{table}</table>{speed}"
+    )
+
+
+def _curves(records: Sequence[Record]) -> str:
+    if not records:
+        return ""
+    panels = [
+        ("loss", "loss"),
+        ("acceptance_length", "acceptance length (simulated)"),
+        ("lr", "learning rate"),
+    ]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        steps = [record["step"] for record in records]
+        for axis, (key, label) in zip(axes, panels, strict=True):
+            axis.plot(steps, [record[key] for record in records], lw=1.2, label="training")
+            held_out = [(r["step"], r[f"eval_{key}"]) for r in records if f"eval_{key}" in r]
+            if held_out:
+                axis.plot(*zip(*held_out, strict=True), "o-", ms=4, lw=1, label="held out")
+                axis.legend(frameon=False)
+            axis.set(title=label, xlabel="step")
+
+    return "<h2>Training</h2>" + _svg(draw, columns=3)
+
+
+def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
+    bars = {}
+    if records:
+        bars["agreement with the target, last step"] = records[-1].get("accuracy", [])
+    if summary.get("acceptance_per_position"):
+        bars["accepted in decoding"] = summary["acceptance_per_position"]
+    if not bars:
+        return ""
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, (label, values) in zip(axes, bars.items(), strict=True):
+            axis.bar(range(1, len(values) + 1), values, width=0.7)
+            axis.set(title=label, xlabel="draft position", ylim=(0, 1))
+
+    return "<h2>Acceptance per position</h2>" + _svg(draw, columns=len(bars))
+
+
+def _time(summary: Mapping[str, Any]) -> str:
+    times = summary.get("time_s")
+    if not times:
+        return ""
+    total = sum(times.values()) or 1.0
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}<td class=n>{value:.1f} s<td class=n>{100 * value / total:.0f} %"
+        for name, value in times.items()
+    )
+    return f"<h2>Where the time went</h2><table>{rows}</table>"
+
+
+def _svg(draw: Any, columns: int) -> str:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * columns, 3.0), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    draw(axes)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg")
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

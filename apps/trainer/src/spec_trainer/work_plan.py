@@ -1,0 +1,151 @@
+"""WorkPlan: what a run does, item by item, as a pure function of (data, seed, topology).
+
+Every process of a run derives the same items from the same configuration, so nobody has to be told what comes
+next: engines capture, ranks train, and a resumed run starts at exactly the next sample. The order of the items is
+also the order in which features are admitted to memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+from spec_core.records import Supervision
+from spec_trainer.data.batching import GlobalBatches, capture_batches, shares
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from spec_core import Draft
+    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One global batch, to train on or to evaluate."""
+
+    step: int
+    """The optimizer step that trains it; for an evaluation, the number of steps done before it."""
+    evaluates: bool
+    epoch: int
+    sample_ids: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[int, bool, int]:
+        """Identifies the item within a run."""
+        return self.step, self.evaluates, self.sample_ids[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """What fixes the items besides the data; ranks and passes are plain integers, never read from a group."""
+
+    global_batch_tokens: int
+    shuffle: bool
+    seed: int
+    ranks: int
+    accumulation: int
+    capture_tokens: int
+    """Token budget of one capture batch of the engine."""
+    total_steps: int | None
+    epochs: int
+    eval_every: int
+
+    @classmethod
+    def from_config(cls, config: AnyRunConfig) -> BatchSettings:
+        return cls(
+            global_batch_tokens=config.train.global_batch_tokens,
+            shuffle=config.data.shuffle,
+            seed=config.seed,
+            ranks=config.train.ranks,
+            accumulation=config.train.accumulation,
+            capture_tokens=config.engine.batch_tokens,
+            total_steps=config.train.steps,
+            epochs=config.train.epochs,
+            eval_every=config.train.eval_every,
+        )
+
+
+class WorkPlan:
+    """See the module's docstring."""
+
+    def __init__(self, dataset: Dataset, settings: BatchSettings) -> None:
+        self.dataset = dataset
+        self.settings = settings
+        self._train = GlobalBatches(
+            dataset.train, settings.global_batch_tokens, seed=settings.seed, shuffle=settings.shuffle
+        )
+        self._held_out = (
+            GlobalBatches(dataset.held_out, settings.global_batch_tokens, seed=settings.seed, shuffle=False)
+            if dataset.held_out
+            else None
+        )
+
+    @cached_property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        if self.settings.total_steps is not None:
+            return self.settings.total_steps
+        return sum(self._train.steps_in_epoch(epoch) for epoch in range(self.settings.epochs))
+
+    def items(self, done_steps: int) -> Iterator[WorkItem]:
+        """All that is left to do after ``done_steps`` optimizer steps, in order."""
+        for step in range(done_steps, self.total_steps):
+            yield self.train_item(step)
+            if self.evaluates_after(step + 1):
+                yield from self.evaluation_items(step + 1)
+
+    def train_item(self, step: int) -> WorkItem:
+        batch = self._train.batch(step)
+        return WorkItem(step, False, batch.epoch, batch.sample_ids)
+
+    def evaluates_after(self, done_steps: int) -> bool:
+        every = self.settings.eval_every
+        due = done_steps == self.total_steps or (every > 0 and done_steps % every == 0)
+        return due and self._held_out is not None
+
+    def evaluation_items(self, done_steps: int) -> list[WorkItem]:
+        """The whole held-out set, cut into global batches; the same every time."""
+        if self._held_out is None:
+            return []
+        batches = [self._held_out.batch(index) for index in range(self._held_out.steps_in_epoch(0))]
+        return [WorkItem(done_steps, True, 0, batch.sample_ids) for batch in batches]
+
+    @lru_cache(maxsize=64)  # noqa: B019 (a plan lives as long as its process)
+    def shares(self, item: WorkItem) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """[rank][micro-batch] -> sample ids: every sample exactly once, every rank the same number of passes."""
+        return shares(item.sample_ids, self.dataset.lengths, self.settings.ranks, self.settings.accumulation)
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def destinations(self, item: WorkItem) -> dict[int, int]:
+        """Sample id -> the rank that trains it."""
+        return {
+            sample_id: rank
+            for rank, share in enumerate(self.shares(item))
+            for part in share
+            for sample_id in part
+        }
+
+    def captures(self, item: WorkItem) -> list[tuple[int, ...]]:
+        """Capture batches of an item: made for the target, whoever trains the samples."""
+        return capture_batches(item.sample_ids, self.dataset.lengths, self.settings.capture_tokens)
+
+    def denominators(self, items: Sequence[WorkItem], draft: Draft) -> Tensor:
+        """Loss denominators over all samples of ``items``: from masks alone, so no rank has to ask another."""
+        import torch
+
+        return draft.denominators(
+            [
+                Supervision(
+                    sample_id=sample_id,
+                    epoch=item.epoch,
+                    loss_mask=torch.from_numpy(self.dataset.sample(sample_id).loss_mask),
+                )
+                for item in items
+                for sample_id in item.sample_ids
+            ]
+        )

@@ -1,0 +1,97 @@
+"""Fixtures for every test: tiny random targets, saved as Hugging Face folders, built once per session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Nothing in the tests may look for a model hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+MakeTarget = Callable[..., Path]
+
+_COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.25,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_SHAPES = {
+    "llama": {},
+    "qwen3": {},
+    # Gemma multiplies embeddings by sqrt(H), norms by (1 + weight), and caps its logits.
+    "gemma2": {"final_logit_softcapping": 3.0, "sliding_window": 64, "tie_word_embeddings": True},
+    "gpt2": {
+        "vocab_size": 97,
+        "n_embd": 32,
+        "n_layer": 8,
+        "n_head": 4,
+        "n_positions": 256,
+        "initializer_range": 0.25,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def make_target(tmp_path_factory: pytest.TempPathFactory) -> MakeTarget:
+    """``make_target("llama" | "qwen3" | "gemma2" | "gpt2", shard_bytes=None, dtype="float32", **config)``: the
+    folder of a target with random weights (equal for equal arguments), without a tokenizer.
+
+    ``config`` overrides fields of the Hugging Face config; ``shard_bytes`` splits the weights into files of about
+    that size with an index. Do not change the folder: others share it. Eight layers, width 32, 97 tokens.
+    """
+    folders: dict[str, Path] = {}
+
+    def make(shape: str, shard_bytes: int | None = None, dtype: str = "float32", **config: object) -> Path:
+        key = repr((shape, shard_bytes, dtype, sorted(config.items())))
+        if key not in folders:
+            folder = tmp_path_factory.mktemp(shape)
+            _save_target(folder, shape, shard_bytes, dtype, config)
+            folders[key] = folder
+        return folders[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(make_target: MakeTarget) -> Path:
+    """Llama: eight layers, width 32, 97 tokens, untied head."""
+    return make_target("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3(make_target: MakeTarget) -> Path:
+    """Qwen3: as ``tiny_llama``, with norms on queries and keys and a tied head."""
+    return make_target("qwen3", tie_word_embeddings=True)
+
+
+def _save_target(
+    folder: Path, shape: str, shard_bytes: int | None, dtype: str, config: dict[str, object]
+) -> None:
+    import torch
+    import transformers
+
+    base = {} if shape == "gpt2" else _COMMON
+    built = transformers.AutoConfig.for_model(shape, **{**base, **_SHAPES[shape], **config})
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(built)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms and biases, which start as exactly 1 or 0
+                parameter += 0.1 * torch.randn_like(parameter)
+    options = {} if shard_bytes is None else {"max_shard_size": shard_bytes}
+    model.to(getattr(torch, dtype)).save_pretrained(folder, **options)
