@@ -31,6 +31,7 @@ _COMMON = {
 _SHAPES = {
     "llama": {},
     "qwen3": {},
+    "granite": {},
     # Gemma multiplies embeddings by sqrt(H), norms by (1 + weight), and caps its logits.
     "gemma2": {"final_logit_softcapping": 3.0, "sliding_window": 64, "tie_word_embeddings": True},
     "gpt2": {

@@ -42,7 +42,7 @@ def check_window(plan: WorkPlan, schema: FeatureSchema, window_bytes: int) -> No
 
 
 class Dispatcher:
-    """Thread-safe; ``failed`` is called once, with the first error of any engine."""
+    """Thread-safe: engines call back from their own threads."""
 
     def __init__(
         self,
@@ -51,14 +51,12 @@ class Dispatcher:
         engines: Sequence[Engine],
         addresses: Sequence[str],
         window_bytes: int,
-        failed: Callable[[BaseException], None],
     ) -> None:
         self._plan = plan
         self._schema = schema
         self._engines = engines
         self._addresses = addresses
         self._window_bytes = window_bytes
-        self._failed = failed
         self._used_bytes = Counter[int]()
         self._running = Counter[int]()
         self._waiting: deque[list[CaptureRequest]] = deque()
@@ -66,8 +64,10 @@ class Dispatcher:
         self._stopped = False
         self._lock = threading.RLock()
 
-    def start(self, items: Iterable[WorkItem]) -> None:
-        """Begins with the first item; later ones follow as memory becomes free."""
+    def start(self, items: Iterable[WorkItem], failed: Callable[[BaseException], None]) -> None:
+        """Begins with the first item; later ones follow as memory becomes free. ``failed`` gets the first error
+        of any engine; nothing is dispatched after it."""
+        self._failed = failed
         self._batches = (batch for item in items for batch in self._requests(item))
         self._pump()
 
@@ -98,7 +98,9 @@ class Dispatcher:
                 used[rank] += size
                 batch.append(
                     CaptureRequest(
-                        sample_id=sample_id, input_ids=tuple(ids.tolist()), destination=self._addresses[rank]
+                        sample_id=self._plan.capture_id(item, sample_id),
+                        input_ids=tuple(ids.tolist()),
+                        destination=self._addresses[rank],
                     )
                 )
             yield batch
@@ -138,11 +140,11 @@ class Dispatcher:
         return need
 
     def _finished(self, engine: int, future: Future[None]) -> None:
+        error = None if future.cancelled() else future.exception()
         with self._lock:
             self._running[engine] -= 1
-        error = None if future.cancelled() else future.exception()
-        if error is not None:
-            self.stop()
+            first = error is not None and not self._stopped
+            self._stopped = self._stopped or error is not None
+        if first:
             self._failed(error)
-        else:
-            self._pump()
+        self._pump()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.errors import DeadlineExceeded, ProtocolError
+from spec_core.errors import DeadlineExceeded, EngineError, PeerLost, ProtocolError
 from spec_trainer.data.packing import empty_batch
 
 if TYPE_CHECKING:
@@ -40,13 +40,23 @@ class FeatureStream:
         self._config = config
         self._released = released
         self._early: dict[int, FeatureSample] = {}
+        self._failure: BaseException | None = None
 
-    def micro_batches(self, item: WorkItem, device: torch.device) -> list[DraftBatch]:
+    def fail(self, error: BaseException) -> None:
+        """Ends a wait for features that will never come; called from an engine's thread."""
+        self._failure = error
+        self._receiver.close()
+
+    def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
         """This rank's part of ``item``; waits for its features at most ``timeouts.step_s``."""
         batches = [self._lay_out(item, part) for part in self._plan.shares(item)[self._rank]]
-        places = {span.sample_id: (batch, span) for batch in batches for span in batch.spans}
-        for sample_id in [known for known in self._early if known in places]:
-            self._place(self._early.pop(sample_id), *places.pop(sample_id))
+        places = {
+            self._plan.capture_id(item, span.sample_id): (batch, span)
+            for batch in batches
+            for span in batch.spans
+        }
+        for capture_id in [known for known in self._early if known in places]:
+            self._place(self._early.pop(capture_id), *places.pop(capture_id))
         deadline = time.monotonic() + self._config.timeouts.step_s
         while places:
             sample = self._receive(deadline, len(places), item)
@@ -66,6 +76,8 @@ class FeatureStream:
     def _receive(self, deadline: float, missing: int, item: WorkItem) -> FeatureSample:
         try:
             return self._receiver.receive(max(0.0, deadline - time.monotonic()))
+        except PeerLost as error:
+            raise EngineError(f"capture failed: {self._failure or error}") from (self._failure or error)
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
                 f"rank {self._rank}: {missing} samples of step {item.step} did not arrive within "

@@ -34,11 +34,6 @@ class WorkItem:
     epoch: int
     sample_ids: tuple[int, ...]
 
-    @property
-    def key(self) -> tuple[int, bool, int]:
-        """Identifies the item within a run."""
-        return self.step, self.evaluates, self.sample_ids[0]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
@@ -133,6 +128,11 @@ class WorkPlan:
     def captures(self, item: WorkItem) -> list[tuple[int, ...]]:
         """Capture batches of an item: made for the target, whoever trains the samples."""
         return capture_batches(item.sample_ids, self.dataset.lengths, self.settings.capture_tokens)
+
+    def capture_id(self, item: WorkItem, sample_id: int) -> int:
+        """Names one capture of a sample: the same sample comes again in later epochs and evaluations, and two
+        captures of it may be under way at once."""
+        return (2 * item.step + item.evaluates) * len(self.dataset.lengths) + sample_id
 
     def denominators(self, items: Sequence[WorkItem], draft: Draft) -> Tensor:
         """Loss denominators over all samples of ``items``: from masks alone, so no rank has to ask another."""

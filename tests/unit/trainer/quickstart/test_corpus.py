@@ -4,21 +4,26 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from spec_trainer.quickstart.corpus import Document, python_documents, split_by_file
 
 MODULE = '''
 """A module whose docstring is certainly long enough to be taken for a document of its own, not for a stub."""
 
+@final
 class Shelf:
-    """Holds books in the order in which they came, and finds them again by their title, whatever its case."""
+    """Holds books in the order in which they came."""
 
-    def undocumented(self):
-        return "no docstring: not a document, however long this text may be made by one who writes a test"
-
-    @property
     def size(self):
-        """How many books there are at the moment, those that were lent out and not yet returned among them."""
         return len(self.books)
+
+def documented_inside(book):
+    def inner(page):
+        """What stands on the page."""
+    return inner
+
+def undocumented(book):
+    return "no docstring: not a document, however long this text may be made by one who writes a test"
 '''
 TOPICS = """
 # -*- coding: utf-8 -*-
@@ -47,14 +52,13 @@ def library(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_documents_are_docstrings_class_heads_documented_functions_and_topics(library: Path) -> None:
-    module, head, method, topic = (document.text for document in python_documents(library))
+def test_documents_are_docstrings_whole_documented_definitions_and_topics(library: Path) -> None:
+    module, definition, function, topic = (document.text for document in python_documents(library))
 
     assert module.startswith("A module whose docstring")
-    assert head.startswith("class Shelf:\n    ")
-    assert head.endswith('its case."""')
-    assert method.startswith("@property\ndef size(self):\n    ")
-    assert method.endswith("return len(self.books)")
+    assert definition.startswith("@final\nclass Shelf:\n    ")
+    assert definition.endswith("return len(self.books)")
+    assert function.startswith("def documented_inside(book):")
     assert topic.startswith('The "assert" statement\n****')
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import transformers
+
 from spec_trainer.quickstart import tiny_target
 from spec_trainer.quickstart.corpus import Document
 from spec_trainer.quickstart.tiny_target import (

@@ -1,8 +1,9 @@
 """Text that every CPython ships: its documented standard library source, and the topics of `help()`.
 
-Source is read as text and never imported. A document is a module's docstring, the head of a documented
-class, one documented function with its code, or one topic. Code stays in because it is more regular than
-prose: a target of a few million parameters learns it further, and its guesses are then worth drafting.
+Source is read as text and never imported. A document is a module's docstring, a documented function or class
+with its code, or a topic. Code stays in, and classes whole, because both are more regular than prose alone: a
+target of a few million parameters learns them further, and what it learns beyond pairs of tokens is what a
+trained draft is better at than simple tricks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import sysconfig
-import textwrap
 import tokenize
 import warnings
 from dataclasses import dataclass
@@ -21,25 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 # Tests and vendored or generated trees: many files, little that is documented, much that differs by distributor.
-SKIPPED_FOLDERS = frozenset(
-    [
-        "__pycache__",
-        "test",
-        "tests",
-        "idle_test",
-        "site-packages",
-        "dist-packages",
-        "idlelib",
-        "lib2to3",
-        "ensurepip",
-        "turtledemo",
-        "encodings",
-    ]
-)
+SKIPPED_FOLDERS = frozenset({
+    "__pycache__", "test", "tests", "idle_test", "site-packages", "dist-packages", "idlelib", "lib2to3",
+    "ensurepip", "turtledemo", "encodings",
+})  # fmt: skip
 MIN_CHARS = 80  # shorter texts are stubs ("Return self.") that teach little and repeat everywhere
 _LONG_LINE = 40  # a line of this length found in two files is a copy, not a coincidence
 
-_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,7 @@ def python_documents(folder: Path | None = None) -> list[Document]:
 def split_by_file(
     documents: Iterable[Document], held_out_share: float, seed: int
 ) -> tuple[list[Document], list[Document]]:
-    """Documents to train on, and documents of other files that share no passage with them."""
+    """Documents to train on, and documents of other files; what is mostly a copy of the former is dropped."""
     train: list[Document] = []
     held_out: list[Document] = []
     for document in documents:
@@ -96,15 +85,16 @@ def _topics(tree: ast.Module) -> Iterator[str]:
             yield from (text.strip() for text in ast.literal_eval(node.value).values())
 
 
-def _definitions(node: ast.Module | ast.ClassDef, lines: list[str]) -> Iterator[str]:
-    """Documented functions in full and heads of documented classes, methods after their class."""
-    for child in node.body:
-        if isinstance(child, (*_Function, ast.ClassDef)) and ast.get_docstring(child, clean=False):
-            last = child.end_lineno if isinstance(child, _Function) else child.body[0].end_lineno
-            first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
-            yield textwrap.dedent("\n".join(lines[first - 1 : last])).expandtabs().strip()
-        if isinstance(child, ast.ClassDef):
-            yield from _definitions(child, lines)
+def _definitions(tree: ast.Module, lines: list[str]) -> Iterator[str]:
+    """The module's own functions and classes, whole, where something in them is documented."""
+    for node in tree.body:
+        if isinstance(node, _DEFINITIONS) and any(_is_documented(inner) for inner in ast.walk(node)):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            yield "\n".join(lines[first - 1 : node.end_lineno]).expandtabs().strip()
+
+
+def _is_documented(node: ast.AST) -> bool:
+    return isinstance(node, _DEFINITIONS) and ast.get_docstring(node, clean=False) is not None
 
 
 def _unit_hash(source: str, seed: int) -> float:

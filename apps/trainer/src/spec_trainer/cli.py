@@ -1,0 +1,267 @@
+"""The command line. Parses words, calls one function per command, maps errors to exit codes; imports no torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+from cyclopts.exceptions import CycloptsError
+
+from spec_core.errors import ConfigError, SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+app = App(
+    name="spec-trainer",
+    help="Trains Eagle3 and DFlash drafts on the hidden states of a live target.",
+    version=lambda: metadata.version("spec-trainer"),
+)
+
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Short forms of configuration keys; they win over the file, ``section.key=value`` words win over them."""
+
+    config: Path | None = None
+    """YAML file with the run's configuration."""
+    backend: Annotated[
+        str | None, Parameter(help="Hardware: cpu, cuda, ascend or a plugin's (backend.name).")
+    ] = None
+    draft: Annotated[str | None, Parameter(help="Drafting algorithm (draft.name).")] = None
+    target: Annotated[str | None, Parameter(help="Folder or hub id of the target (target).")] = None
+    data: Annotated[str | None, Parameter(help="Training data: file, folder or hub id (data.path).")] = None
+    engine: Annotated[str | None, Parameter(help="What runs the target: hf, vllm, sglang (engine.name).")] = (
+        None
+    )
+    strategy: Annotated[
+        str | None, Parameter(help="How the trainer is parallel: fsdp, megatron (train.strategy).")
+    ] = None
+    placement: Annotated[
+        str | None, Parameter(help="inline, colocated or disaggregated (placement.kind).")
+    ] = None
+    launcher: Annotated[str | None, Parameter(help="local or ray (launcher.name).")] = None
+    output: Annotated[str | None, Parameter(help="Run directory (output).")] = None
+
+    def as_keys(self) -> dict[str, object]:
+        keys = {
+            "backend.name": self.backend,
+            "draft.name": self.draft,
+            "target": self.target,
+            "data.path": self.data,
+            "engine.name": self.engine,
+            "train.strategy": self.strategy,
+            "placement.kind": self.placement,
+            "launcher.name": self.launcher,
+            "output": self.output,
+        }
+        return {key: value for key, value in keys.items() if value is not None}
+
+
+_NO_FLAGS = RunFlags()
+
+
+def train(*overrides: str, flags: RunFlags = _NO_FLAGS) -> None:
+    """Train a draft (the default command). The same command again resumes the run.
+
+    Parameters
+    ----------
+    overrides
+        Configuration keys, such as train.lr=1e-4.
+    """
+    run = _resolve(overrides, flags)
+    from spec_trainer.job import run_training
+
+    summary = run_training(run)
+    print(f"draft: {summary['draft']}\nreport: {run.directory.report}")
+
+
+app.default(train)
+app.command(train, name="train")
+
+
+@app.command
+def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) -> None:
+    """Resolve and check everything, print what would start where; start nothing."""
+    from spec_trainer.resolve import describe
+
+    _print_document(describe(_resolve(overrides, flags)), as_json)
+
+
+@app.command
+def plugins(*, as_json: Json = False) -> None:
+    """List installed plugins: kind, name, distribution, version, api, status, reason."""
+    from spec_trainer.plugin_table import plugin_rows, print_table
+
+    rows = plugin_rows()
+    print(json.dumps(rows, indent=2)) if as_json else print_table(rows)
+
+
+@app.command
+def check(*, backend: str = "cpu", as_json: Json = False) -> None:
+    """Self-test of a backend on this machine; the report is made to be pasted into an issue.
+
+    Parameters
+    ----------
+    backend
+        Name of the backend.
+    """
+    from spec_trainer.self_test import run_self_test
+
+    report = run_self_test(backend)
+    _print_document(report, as_json)
+    if not report["ok"]:
+        raise SystemExit(1)
+
+
+@app.command
+def export(*, checkpoint: Path, output: Path) -> None:
+    """Export a checkpoint as a draft folder that vLLM and SGLang load.
+
+    Parameters
+    ----------
+    checkpoint
+        A step-N folder of a run.
+    output
+        Folder to write; must not exist.
+    """
+    from spec_trainer.export import export_checkpoint
+
+    print(f"draft: {export_checkpoint(checkpoint, output)}")
+
+
+@app.command
+def evaluate(
+    *,
+    target: str,
+    draft_model: Path,
+    prompts: Path,
+    engine: str = "hf",
+    backend: str = "cpu",
+    num_draft_tokens: int = 4,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure acceptance length and speed of an exported draft on prompts.
+
+    Parameters
+    ----------
+    target
+        Folder or hub id of the target.
+    draft_model
+        Exported draft folder.
+    prompts
+        Data file; of each row, what comes before the (last) answer is the prompt.
+    engine
+        What runs the target.
+    backend
+        Hardware.
+    num_draft_tokens
+        Tokens that the draft proposes per round.
+    max_new_tokens
+        Length of each answer.
+    temperature
+        0 is greedy.
+    seed
+        Seed of sampling.
+    """
+    from spec_trainer.evaluate import EvaluationRequest, evaluate_draft
+
+    request = EvaluationRequest(
+        target=target,
+        draft_model=draft_model,
+        prompts=prompts,
+        engine=engine,
+        backend=backend,
+        num_draft_tokens=num_draft_tokens,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
+    _print_document(evaluate_draft(request), as_json)
+
+
+@app.command
+def quickstart(
+    *,
+    draft: str = "eagle3",
+    engine: str = "hf",
+    output: Path = Path("runs/quickstart"),
+    as_json: Json = False,
+) -> None:
+    """The main job end to end on this machine, nothing else needed: a tiny target, a draft, its speed-up, a report.
+
+    Parameters
+    ----------
+    draft
+        Drafting algorithm.
+    engine
+        What runs the target.
+    output
+        Run directory.
+    """
+    from spec_trainer.quickstart.run import run_quickstart
+
+    summary = run_quickstart(draft=draft, engine=engine, output=output)
+    _print_document(summary, as_json)
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: Sequence[str]) -> int:
+    """Exit code of a command line: 0 done, 1 run failed, 2 bad usage or configuration, 130 interrupted."""
+    from spec_trainer.interrupted import Interrupted
+
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s"
+    )
+    try:
+        app(list(words), exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        return _fail(" ".join(str(error).split()), 2)
+    except SpecError as error:
+        return _fail(str(error), error.exit_code)
+    except Interrupted as stopped:
+        return _fail(str(stopped), 130)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else 1
+    return 0
+
+
+def _resolve(overrides: Sequence[str], flags: RunFlags) -> Any:
+    commands = [name for name in app if not name.startswith("-")]
+    if overrides and "=" not in overrides[0]:
+        raise ConfigError(
+            f"{overrides[0]!r} is neither a command ({', '.join(commands)}) nor section.key=value"
+        )
+    from spec_trainer.resolve import resolve
+
+    return resolve(flags.config, flags.as_keys(), overrides)
+
+
+def _print_document(document: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(document, indent=2))
+        return
+    for key, value in document.items():
+        print(f"{key}: {value if not isinstance(value, list) else ', '.join(map(str, value))}")
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"spec-trainer: {'' if code == 130 else 'error: '}{message}", file=sys.stderr)
+    return code

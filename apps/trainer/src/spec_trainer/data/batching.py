@@ -1,0 +1,132 @@
+"""Which sample is trained when and where: pure functions of plain integers.
+
+A global batch is a list of samples, a function of (data, seed, epoch, step), budgeted in real tokens (maths.md).
+Ranks, accumulation and the engine's batches only partition it.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Ids = tuple[int, ...]
+
+
+class Sized(Protocol):
+    """A sample, as far as batches are concerned."""
+
+    @property
+    def sample_id(self) -> int: ...
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    epoch: int
+    sample_ids: Ids
+
+
+class GlobalBatches:
+    """The global batches of a run, step by step.
+
+    An epoch visits every sample once, in an order drawn from (seed, epoch), and is cut greedily: a batch takes
+    samples while they fit the budget, at least one, and never spans epochs. Any step can be asked for at any time
+    and from any thread: what is remembered between calls only saves time.
+    """
+
+    def __init__(
+        self, samples: Sequence[Sized], global_batch_tokens: int, *, seed: int, shuffle: bool
+    ) -> None:
+        self._ids = np.array([sample.sample_id for sample in samples], dtype=np.int64)
+        self._lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
+        self._budget = global_batch_tokens
+        self._seed = seed
+        self._shuffle = shuffle
+        self._lock = threading.Lock()
+        self._first_steps = [0]
+        """First step of each epoch, as far as was asked."""
+        self._latest: tuple[int, list[Ids]] = (-1, [])
+
+    def batch(self, step: int) -> GlobalBatch:
+        with self._lock:
+            while self._first_steps[-1] <= step:
+                self._first_steps.append(
+                    self._first_steps[-1] + len(self._batches(len(self._first_steps) - 1))
+                )
+            epoch = bisect_right(self._first_steps, step) - 1
+            return GlobalBatch(epoch, self._batches(epoch)[step - self._first_steps[epoch]])
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        with self._lock:
+            return len(self._batches(epoch))
+
+    def _batches(self, epoch: int) -> list[Ids]:
+        if self._latest[0] != epoch:
+            order = self._order(epoch)
+            borders = _borders(self._lengths[order], self._budget)
+            ids = self._ids[order].tolist()
+            self._latest = (epoch, [tuple(ids[start:stop]) for start, stop in pairwise(borders)])
+        return self._latest[1]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self._shuffle:
+            return np.arange(len(self._ids))
+        # Named explicitly: numpy may change what default_rng stands for.
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
+        return generator.permutation(len(self._ids))
+
+
+def _borders(lengths: np.ndarray, budget: int) -> list[int]:
+    """Where the greedy cut begins and ends each batch: [0, …, len(lengths)]."""
+    ends = np.cumsum(lengths)
+    borders = [0]
+    while borders[-1] < len(lengths):
+        start = borders[-1]
+        used = int(ends[start - 1]) if start else 0
+        borders.append(max(start + 1, int(np.searchsorted(ends, used + budget, side="right"))))
+    return borders
+
+
+def shares(
+    sample_ids: Sequence[int], lengths: Mapping[int, int], world_size: int, accumulation: int
+) -> tuple[tuple[Ids, ...], ...]:
+    """[rank][micro-batch] -> sample ids. Every sample exactly once; some micro-batches may be empty.
+
+    All micro-batches are balanced against each other, not only ranks: the ranks meet in every one of them. Longest
+    sample first into the lightest micro-batch; ties go to the earlier pass, then the lower rank.
+    """
+    parts: list[list[int]] = [[] for _ in range(world_size * accumulation)]
+    tokens = [0] * len(parts)
+    for sample_id in _longest_first(sample_ids, lengths):
+        lightest = tokens.index(min(tokens))
+        parts[lightest].append(sample_id)
+        tokens[lightest] += lengths[sample_id]
+    return tuple(
+        tuple(tuple(sorted(parts[micro * world_size + rank])) for micro in range(accumulation))
+        for rank in range(world_size)
+    )
+
+
+def capture_batches(sample_ids: Sequence[int], lengths: Mapping[int, int], batch_tokens: int) -> list[Ids]:
+    """Slices of one step's samples for the target, longest first, at most ``batch_tokens`` each with padding (a
+    longer sample goes alone)."""
+    batches: list[list[int]] = []
+    for sample_id in _longest_first(sample_ids, lengths):
+        # The first sample of a batch is its longest, hence its width.
+        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= batch_tokens:
+            batches[-1].append(sample_id)
+        else:
+            batches.append([sample_id])
+    return [tuple(batch) for batch in batches]
+
+
+def _longest_first(sample_ids: Sequence[int], lengths: Mapping[int, int]) -> list[int]:
+    return sorted(sample_ids, key=lambda sample_id: (-lengths[sample_id], sample_id))

@@ -1,0 +1,123 @@
+"""Conversations to text with the tokenizer's own chat template, and the spans that the assistant emits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from spec_core.config import first_line
+from spec_core.errors import DataError
+from spec_trainer.data.errors import BadRow
+from spec_trainer.data.rows import Chat
+from spec_trainer.data.turns import EndTokens, Render, TurnFinder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+
+Spans = list[tuple[int, int]]
+
+_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_TODAY = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+# Some templates write today's date into the system prompt. Samples must not change overnight, or a run could not
+# be resumed; this is the date that Llama 3's template itself falls back to.
+_FIXED_DATE = date(2024, 7, 26)
+
+
+@dataclass(frozen=True)
+class Rendering:
+    text: str
+    spans: Spans
+    """Characters that the assistant emits and the draft learns, ascending."""
+
+
+class ChatRenderer:
+    """One tokenizer's template. Raises DataError where the tokenizer has none."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.values()
+        self._end_tokens = EndTokens(
+            {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
+        )
+
+    def render(self, chat: Chat, last_turn_only: bool) -> Rendering:
+        """Raises BadRow where the template refuses the conversation or a wanted turn cannot be told for certain."""
+        template = self._template(chat)
+        marked = _MARKS.search(template) is not None
+        text, marks = self._render(chat, chat.messages, marked=marked)
+        turns = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
+        if last_turn_only:
+            turns = turns[-1:]
+        if not marked:
+            return Rendering(text, self._found(chat, text, turns))
+        first = self._marks_before(chat, turns[0]) if turns else 0
+        return Rendering(text, marks[first:] if last_turn_only else marks)
+
+    def _marks_before(self, chat: Chat, index: int) -> int:
+        """How many marks the template sets before message ``index``."""
+        return len(self._render(chat, chat.messages[:index], marked=True)[1]) if index > 0 else 0
+
+    def _found(self, chat: Chat, text: str, turns: Sequence[int]) -> Spans:
+        finder = TurnFinder(chat.messages, text, self._try_render(chat), self._has_prompt, self._end_tokens)
+        spans = []
+        for index in turns:
+            span = finder.span(index)
+            if span is None:
+                raise BadRow(
+                    "assistant turn not found in the rendered conversation",
+                    f"message {index + 1} of {len(chat.messages)}; a chat template with {{% generation %}} marks "
+                    "tells, and data.last_turn_only=true needs the last turn only",
+                )
+            spans.append(span)
+        return spans
+
+    def _try_render(self, chat: Chat) -> Render:
+        def render(messages: Sequence[dict[str, Any]], prompt: bool) -> str | None:
+            try:
+                return self._render(chat, messages, prompt=prompt)[0]
+            except BadRow:
+                return None
+
+        return render
+
+    @cached_property
+    def _has_prompt(self) -> bool:
+        probe = Chat([{"role": "user", "content": "x"}])
+        render = self._try_render(probe)
+        return render(probe.messages, True) != render(probe.messages, False)
+
+    def _render(
+        self, chat: Chat, messages: Sequence[dict[str, Any]], *, prompt: bool = False, marked: bool = False
+    ) -> tuple[str, Spans]:
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            texts, marks = render_jinja_template(
+                conversations=[list(messages)],
+                tools=chat.tools,
+                chat_template=self._template(chat),
+                return_assistant_tokens_mask=marked,
+                add_generation_prompt=prompt,
+                **self._tokenizer.special_tokens_map,
+            )
+        # What a template's own raise_exception and its operations on odd values raise.
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise BadRow("refused by the chat template", first_line(error)) from error
+        return texts[0], [(start, stop) for start, stop in marks[0]] if marked else []
+
+    def _template(self, chat: Chat) -> str:
+        try:
+            template = self._tokenizer.get_chat_template(tools=chat.tools)
+        except ValueError:
+            raise DataError(
+                f"the tokenizer in '{self._tokenizer.name_or_path}' has no chat template, which conversations need: "
+                "put its chat_template.jinja there, or give rows of text or of input_ids with loss_mask"
+            ) from None
+        return _TODAY.sub(lambda match: repr(_FIXED_DATE.strftime(match[2])), template)

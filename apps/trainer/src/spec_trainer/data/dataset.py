@@ -1,0 +1,185 @@
+"""Rows to samples: what a run trains on and what it is evaluated on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spec_core.errors import DataError
+from spec_trainer.data.errors import BadRow
+from spec_trainer.data.report import DataReport
+from spec_trainer.data.rows import parse_row
+from spec_trainer.data.sources import read_rows
+from spec_trainer.data.tokens import Encoded, Encoder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from spec_trainer.data.config import DataConfig
+    from spec_trainer.data.sources import Row
+
+_DEFAULT_EVAL_SAMPLES = 64
+_DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    sample_id: int
+    """Its index in ``Dataset.samples``."""
+    input_ids: np.ndarray
+    """int32 [T]"""
+    loss_mask: np.ndarray
+    """bool [T]: token i is supervised."""
+    where: str = ""
+    """``file:line`` that it is from."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples to train on come first in the numbering, in the order of the files; held-out ones follow."""
+
+    train: tuple[Sample, ...]
+    held_out: tuple[Sample, ...]
+    report: DataReport
+
+    @cached_property
+    def samples(self) -> tuple[Sample, ...]:
+        return self.train + self.held_out
+
+    def sample(self, sample_id: int) -> Sample:
+        return self.samples[sample_id]
+
+    @cached_property
+    def lengths(self) -> dict[int, int]:
+        """Sample id -> tokens."""
+        return {sample.sample_id: len(sample) for sample in self.samples}
+
+    @cached_property
+    def total_tokens(self) -> int:
+        """Tokens of the samples to train on."""
+        return sum(len(sample) for sample in self.train)
+
+    def token_counts(self, vocab_size: int) -> np.ndarray:
+        """int64 [V]: how often each token is supervised in the samples to train on."""
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        for sample in self.train:
+            np.add.at(counts, sample.input_ids[sample.loss_mask], 1)
+        return counts
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the content (ids, masks, order, split), for the identity of a run."""
+        whole = hashlib.blake2b(f"{len(self.train)} {len(self.held_out)}".encode(), digest_size=16)
+        for sample in self.samples:
+            whole.update(_digest(sample))
+        return whole.hexdigest()
+
+
+def load_dataset(config: DataConfig, tokenizer_folder: Path, vocab_size: int) -> Dataset:
+    """Reads, tokenises, checks and splits the data.
+
+    Raises DataError, naming file and line, for a source or row that cannot be used, and where nothing is left.
+    """
+    report = DataReport()
+    reader = _Reader(config, Encoder(tokenizer_folder, vocab_size), report)
+    train, held_out = reader.read(config.path), []
+    if config.eval_path is not None:
+        held_out = reader.read(config.eval_path)
+    elif num := _num_held_out(config, len(train)):
+        train, held_out = _split(train, num, report)
+    numbered = tuple(
+        Sample(number, found.encoded.input_ids, found.encoded.loss_mask, found.where)
+        for number, found in enumerate(train + held_out)
+    )
+    dataset = Dataset(numbered[: len(train)], numbered[len(train) :], report)
+    report.count_kept(dataset.samples, len(held_out))
+    return dataset
+
+
+@dataclass(frozen=True)
+class _Found:
+    where: str
+    encoded: Encoded
+
+
+class _Reader:
+    """Turns a source into samples and books the rest in the report."""
+
+    def __init__(self, config: DataConfig, encoder: Encoder, report: DataReport) -> None:
+        self._config = config
+        self._encoder = encoder
+        self._report = report
+
+    def read(self, path: str) -> list[_Found]:
+        found = list(self._usable(path))
+        if not found:
+            raise DataError(f"data {path!r} holds no usable row ({self._report})")
+        if not any(one.encoded.loss_mask.any() for one in found):
+            raise DataError(f"data {path!r} holds no supervised token ({self._report})")
+        return found
+
+    def _usable(self, path: str) -> Iterator[_Found]:
+        for row in read_rows(path):
+            try:
+                encoded = self._cut(row)
+            except BadRow as bad:
+                if self._config.on_bad_row == "error" and not bad.harmless:
+                    raise DataError(f"{row.where}: {bad} (data.on_bad_row=skip drops such rows)") from bad
+                self._report.drop(bad.reason, f"{row.where}: {bad}")
+            else:
+                yield _Found(row.where, encoded)
+
+    def _cut(self, row: Row) -> Encoded:
+        encoded = self._encoder.encode(parse_row(row.content), self._config.last_turn_only)
+        limit, length = self._config.max_length, len(encoded.input_ids)
+        if length < 2:
+            raise BadRow("fewer than 2 tokens", harmless=True)
+        if length > limit:
+            self._report.truncated.add(f"{row.where}: {length} tokens")
+            encoded = Encoded(encoded.input_ids[:limit].copy(), encoded.loss_mask[:limit].copy())
+        if not encoded.loss_mask.any():
+            self._report.unsupervised.add(row.where)
+        return encoded
+
+
+def _num_held_out(config: DataConfig, num_samples: int) -> int:
+    if config.eval_samples is None:
+        return min(_DEFAULT_EVAL_SAMPLES, num_samples // _DEFAULT_EVAL_SHARE)
+    if config.eval_samples >= num_samples:
+        raise DataError(
+            f"data.eval_samples={config.eval_samples} leaves nothing of {num_samples} samples to train on"
+        )
+    return config.eval_samples
+
+
+def _split(found: Sequence[_Found], num: int, report: DataReport) -> tuple[list[_Found], list[_Found]]:
+    """Holds out the ``num`` contents with the smallest digests: the same ones whatever the order of the rows.
+
+    Further rows of a held-out content are dropped, or the draft would be evaluated on what it was trained on.
+    """
+    digests = [_digest(one.encoded) for one in found]
+    chosen = set(sorted(set(digests))[:num])
+    train: list[_Found] = []
+    held_out: dict[bytes, _Found] = {}
+    for digest, one in zip(digests, found, strict=True):
+        if digest not in chosen:
+            train.append(one)
+        elif digest not in held_out:
+            held_out[digest] = one
+        else:
+            report.drop("repeats a held-out row", one.where)
+    return train, list(held_out.values())
+
+
+def _digest(content: Encoded | Sample) -> bytes:
+    length = len(content.input_ids).to_bytes(8, "little")  # separates ids from mask
+    ids = content.input_ids.astype("<i4").tobytes()
+    return hashlib.blake2b(length + ids + np.packbits(content.loss_mask).tobytes(), digest_size=16).digest()

@@ -1,0 +1,49 @@
+"""Micro-batches as tensors: documents along one token axis, touching or padded to the longest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.records import DraftBatch, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spec_core.records import FeatureSchema
+    from spec_trainer.data.dataset import Sample
+
+_PADDING_TOKENS = 8  # of a batch without samples: kernels dislike empty tensors
+
+
+def empty_batch(
+    samples: Sequence[Sample], schema: FeatureSchema, *, packing: bool, seed: int, epoch: int
+) -> DraftBatch:
+    """The batch of ``samples`` with ids, masks and spans in place and all features zero, on the CPU.
+
+    Whoever receives a sample's features copies them to its span of ``hidden_TNH``; padding stays zero. Without
+    samples: a few tokens of padding.
+    """
+    spans, num_tokens = _lay_out(samples, packing, epoch)
+    input_ids_T = torch.zeros(num_tokens, dtype=torch.int64)
+    loss_mask_T = torch.zeros(num_tokens, dtype=torch.bool)
+    for sample, span in zip(samples, spans, strict=True):
+        input_ids_T[span.start : span.stop] = torch.from_numpy(sample.input_ids)
+        loss_mask_T[span.start : span.stop] = torch.from_numpy(sample.loss_mask)
+    hidden_TNH = torch.zeros(schema.shape(num_tokens), dtype=schema.torch_dtype())
+    return DraftBatch(
+        input_ids_T=input_ids_T, hidden_TNH=hidden_TNH, loss_mask_T=loss_mask_T, spans=spans, seed=seed
+    )
+
+
+def _lay_out(samples: Sequence[Sample], packing: bool, epoch: int) -> tuple[tuple[Span, ...], int]:
+    """Where each sample lies, and the tokens in all."""
+    width = max((len(sample) for sample in samples), default=_PADDING_TOKENS)
+    spans: list[Span] = []
+    start = 0
+    for sample in samples:
+        stop = start + len(sample)
+        spans.append(Span(sample_id=sample.sample_id, epoch=epoch, start=start, stop=stop))
+        start = stop if packing else start + width
+    return tuple(spans), start or width

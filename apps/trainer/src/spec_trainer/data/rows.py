@@ -1,0 +1,141 @@
+"""The shapes a row may have, told apart and checked: conversations, plain text, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spec_trainer.data.errors import BadRow
+
+# ShareGPT's names for who speaks, in the words of chat templates; OpenAI's own names stand for themselves.
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+} | {role: role for role in ("system", "developer", "user", "assistant", "tool", "function")}
+
+_SHAPES = "messages, conversations, text, or input_ids with loss_mask"
+
+
+@dataclass(frozen=True)
+class Chat:
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    last_turn_only: bool | None = None
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True)
+class Tokens:
+    input_ids: np.ndarray
+    """int64 [T]"""
+    loss_mask: np.ndarray
+    """bool [T]"""
+    last_turn_only: bool | None = None
+
+
+def parse_row(row: object) -> Chat | Text | Tokens:
+    """The row in its shape. Raises BadRow where it has none or breaks it."""
+    if isinstance(row, BadRow):
+        raise row
+    if not isinstance(row, Mapping):
+        raise BadRow("not an object", f"got {type(row).__name__}, expected an object with {_SHAPES}")
+    # Parquet fills the columns that a row lacks with nulls.
+    fields = {key: value for key, value in row.items() if value is not None}
+    flag = fields.get("last_turn_only")
+    if not isinstance(flag, bool | None):
+        raise BadRow("bad last_turn_only", f"expected true or false, got {flag!r}")
+    if "input_ids" in fields:
+        return _tokens(fields, flag)
+    for key in ("messages", "conversations"):
+        if key in fields:
+            return Chat(_messages(key, fields[key]), _tools(fields.get("tools")), flag)
+    if "text" in fields:
+        return Text(_text(fields["text"]))
+    raise BadRow("unknown shape", f"expected {_SHAPES}; got {', '.join(map(str, fields)) or 'nothing'}")
+
+
+def _tokens(fields: Mapping[str, Any], last_turn_only: bool | None) -> Tokens:
+    if "loss_mask" not in fields:
+        raise BadRow("bad tokens", "input_ids without loss_mask")
+    ids, mask = _integers("input_ids", fields["input_ids"]), _integers("loss_mask", fields["loss_mask"])
+    if len(ids) != len(mask):
+        raise BadRow("bad tokens", f"{len(ids)} input_ids but {len(mask)} values of loss_mask")
+    if not np.isin(mask, (0, 1)).all():
+        raise BadRow("bad tokens", "loss_mask holds other values than 0 and 1")
+    return Tokens(ids, mask.astype(bool), last_turn_only)
+
+
+def _integers(name: str, values: object) -> np.ndarray:
+    """int64 [T]; true and false count as 1 and 0 in a mask only."""
+    kinds = "iub" if name == "loss_mask" else "iu"
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        array = np.empty((0, 0))
+    if not isinstance(values, list) or array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
+        raise BadRow("bad tokens", f"{name} is not a list of integers")
+    return array.astype(np.int64)
+
+
+def _messages(key: str, turns: object) -> list[dict[str, Any]]:
+    if not isinstance(turns, list) or not turns:
+        raise BadRow("bad conversation", f"{key} is not a list of at least one message")
+    return [_message(f"{key}[{index}]", turn) for index, turn in enumerate(turns)]
+
+
+def _message(name: str, turn: object) -> dict[str, Any]:
+    """OpenAI's {role, content} or ShareGPT's {from, value} as the former, other keys kept for the template."""
+    if not isinstance(turn, Mapping):
+        raise BadRow("bad conversation", f"{name} is not an object")
+    message = {key: value for key, value in turn.items() if value is not None}
+    speaker = message.pop("from", None)
+    role = message.get("role", speaker)
+    if not isinstance(role, str) or role not in _ROLES:
+        raise BadRow("bad conversation", f"{name} has the role {role!r}, expected one of {', '.join(_ROLES)}")
+    value = message.pop("value", None)
+    content = message.get("content", value)
+    if content is None and not message.get("tool_calls"):
+        raise BadRow("bad conversation", f"{name} has no content")
+    return (
+        message | {"role": _ROLES[role]} | ({} if content is None else {"content": _content(name, content)})
+    )
+
+
+def _content(name: str, content: object) -> str:
+    if isinstance(content, list):
+        return "".join(_part(name, part) for part in content)
+    if not isinstance(content, str):
+        raise BadRow("bad conversation", f"the content of {name} is neither text nor a list of text parts")
+    return content
+
+
+def _part(name: str, part: object) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise BadRow("bad conversation", f"the content of {name} has a part that is not text")
+    return part["text"]
+
+
+def _tools(tools: object) -> list[dict[str, Any]] | None:
+    if tools is None or tools == []:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRow("bad conversation", "tools is not a list of objects")
+    return tools
+
+
+def _text(text: object) -> str:
+    if not isinstance(text, str):
+        raise BadRow("bad text", f"text is {type(text).__name__}, expected a string")
+    return text

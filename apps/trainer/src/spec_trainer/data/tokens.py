@@ -1,0 +1,139 @@
+"""Parsed rows to token ids and loss masks."""
+
+from __future__ import annotations
+
+import logging
+import unicodedata
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spec_core.config import first_line
+from spec_core.errors import DataError
+from spec_trainer.data.chat import ChatRenderer
+from spec_trainer.data.errors import BadRow
+from spec_trainer.data.rows import Chat, Text, Tokens
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    input_ids: np.ndarray
+    """int32 [T]"""
+    loss_mask: np.ndarray
+    """bool [T]"""
+
+
+class Encoder:
+    """The target's tokenizer, loaded when the first row needs it: tokenised data needs none."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._folder = folder
+        self._vocab_size = vocab_size
+
+    def encode(self, row: Chat | Text | Tokens, last_turn_only: bool) -> Encoded:
+        """``last_turn_only`` is the default for rows without a flag of their own. Raises BadRow."""
+        if isinstance(row, Text):
+            ids, mask = self._text(row)
+        else:
+            last = last_turn_only if row.last_turn_only is None else row.last_turn_only
+            ids, mask = self._chat(row, last) if isinstance(row, Chat) else _tokens(row, last)
+        outside = (ids < 0) | (ids >= self._vocab_size)
+        if outside.any():
+            detail = f"id {ids[outside][0]}, the target's vocabulary has {self._vocab_size}"
+            raise BadRow("token outside the vocabulary", detail)
+        return Encoded(ids.astype(np.int32), mask)
+
+    def _text(self, row: Text) -> tuple[np.ndarray, np.ndarray]:
+        """With the special tokens that the tokenizer puts around a text; all of it is supervised."""
+        ids = np.asarray(self._tokenizer(_unicode(row.text), verbose=False)["input_ids"], dtype=np.int64)
+        return ids, np.ones(len(ids), dtype=bool)
+
+    def _chat(self, row: Chat, last_turn_only: bool) -> tuple[np.ndarray, np.ndarray]:
+        rendering = self._renderer.render(row, last_turn_only)
+        # A template writes the special tokens of the sequence itself.
+        encoding = self._tokenizer(
+            _unicode(rendering.text), add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        ids = np.asarray(encoding["input_ids"], dtype=np.int64)
+        offsets = np.asarray(encoding["offset_mapping"]).reshape(-1, 2)
+        mask = np.zeros(len(ids), dtype=bool)
+        for start, stop in rendering.spans:
+            chosen = token_range(offsets, start, stop)
+            if not self._spells(ids[chosen], rendering.text[start:stop]):
+                detail = f"characters {start} to {stop} of the rendered conversation"
+                raise BadRow("an assistant turn is not made of whole tokens", detail)
+            mask[chosen] = True
+        return ids, mask
+
+    def _spells(self, ids: np.ndarray, text: str) -> bool:
+        """The tokens give the text back, but for white space and what Unicode counts as the same.
+
+        An unknown token gives no text back, so it cannot be held against the row.
+        """
+        if self._tokenizer.unk_token_id is not None and self._tokenizer.unk_token_id in ids:
+            return True
+        decoded = self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
+        return _squeezed(decoded) == _squeezed(text)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        logger.info("loading the tokenizer in %s", self._folder)
+        try:
+            return AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(
+                f"the tokenizer in '{self._folder}' cannot be read: {first_line(error)}"
+            ) from error
+
+    @cached_property
+    def _renderer(self) -> ChatRenderer:
+        if not self._tokenizer.is_fast:
+            raise DataError(
+                f"the tokenizer in '{self._folder}' cannot tell where in a text its tokens lie, which conversations "
+                "need: save it with a tokenizer.json, or give rows of input_ids with loss_mask"
+            )
+        return ChatRenderer(self._tokenizer)
+
+
+def token_range(offsets: np.ndarray, start: int, stop: int) -> slice:
+    """Tokens of the characters ``start`` to ``stop``. offsets: int [T, 2], ascending.
+
+    Everything between the first and the last token that reaches into them: offsets of tokens made of white space
+    are empty with some tokenizers.
+    """
+    first = int(np.searchsorted(offsets[:, 1], start, side="right"))
+    last = int(np.searchsorted(offsets[:, 0], stop, side="left"))
+    return slice(first, max(first, last))
+
+
+def last_run(mask: np.ndarray) -> np.ndarray:
+    """The last stretch of true values alone. bool [T] -> bool [T]"""
+    starts = np.flatnonzero(np.diff(mask, prepend=False) & mask)
+    start = starts[-1] if len(starts) else 0
+    return mask & (np.arange(len(mask)) >= start)
+
+
+def _tokens(row: Tokens, last_turn_only: bool) -> tuple[np.ndarray, np.ndarray]:
+    return row.input_ids, last_run(row.loss_mask) if last_turn_only else row.loss_mask
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow("not Unicode", f"{error.reason} at character {error.start}") from None
+    return text
+
+
+def _squeezed(text: str) -> str:
+    # SentencePiece writes spaces as U+2581; NFKC and case folding cover the usual normalisers.
+    return "".join(unicodedata.normalize("NFKC", text).replace("\u2581", " ").casefold().split())

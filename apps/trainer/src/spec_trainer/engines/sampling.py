@@ -1,0 +1,77 @@
+"""How a target's logits judge a draft's guesses: greedy matching, and speculative rejection sampling.
+
+Rejection sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): a guess x drawn from q is
+accepted with probability min(1, p(x) / q(x)); the first rejected one is replaced by a draw from (p − q)₊,
+normalised. Whatever q is, the tokens that come out follow p.
+
+Shape suffixes: K guesses, R = K + 1 rows of logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from spec_core.draft import Proposal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The first ``accepted`` guesses stand; ``next_token`` follows them."""
+
+    accepted: int
+    next_token: int
+
+
+def verify(logits_RV: Tensor, proposal: Proposal, temperature: float, generator: Generator) -> Verdict:
+    """Judges K guesses by K + 1 rows of logits; without guesses this is plain decoding."""
+    if temperature == 0:
+        return _verify_greedy(logits_RV, proposal)
+    return _verify_sampled(law(logits_RV, temperature), proposal, generator)
+
+
+def law(logits_RV: Tensor, temperature: float) -> Tensor:
+    """float64 probabilities at ``temperature`` > 0: differences of them decide, so they carry no rounding of ours."""
+    return torch.softmax(logits_RV.double() / temperature, dim=-1)
+
+
+def draw(law_V: Tensor, generator: Generator) -> int:
+    return int(torch.multinomial(law_V, 1, generator=generator))
+
+
+def _verify_greedy(logits_RV: Tensor, proposal: Proposal) -> Verdict:
+    best: list[int] = logits_RV.argmax(dim=-1).tolist()
+    accepted = 0
+    for guess, wanted in zip(proposal.token_ids, best, strict=False):
+        if guess != wanted:
+            break
+        accepted += 1
+    return Verdict(accepted=accepted, next_token=best[accepted])
+
+
+def _verify_sampled(law_RV: Tensor, proposal: Proposal, generator: Generator) -> Verdict:
+    for position, guess in enumerate(proposal.token_ids):
+        p_V, q_V = law_RV[position], _guess_law(proposal, position, law_RV)
+        chance = torch.rand((), dtype=torch.float64, device=law_RV.device, generator=generator)
+        if chance * q_V[guess] >= p_V[guess]:
+            return Verdict(accepted=position, next_token=draw(_residual(p_V, q_V), generator))
+    return Verdict(accepted=len(proposal.token_ids), next_token=draw(law_RV[-1], generator))
+
+
+def _guess_law(proposal: Proposal, position: int, like_RV: Tensor) -> Tensor:
+    if proposal.probs_KV is not None:
+        return proposal.probs_KV[position].to(like_RV)
+    certain_V = torch.zeros_like(like_RV[0])
+    certain_V[proposal.token_ids[position]] = 1
+    return certain_V
+
+
+def _residual(p_V: Tensor, q_V: Tensor) -> Tensor:
+    rest_V = (p_V - q_V).clamp(min=0)
+    # p = q leaves nothing, and a rejection then is rounding: p itself is right.
+    return rest_V if rest_V.sum() > 0 else p_V

@@ -1,0 +1,35 @@
+"""``spec-trainer export``: a checkpoint of a run as a draft folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import yaml
+
+from spec_core.errors import ArtifactError, ConfigError
+from spec_trainer.checkpoint import read_meta, read_model_state
+from spec_trainer.draft_trainer import export_draft
+from spec_trainer.resolve import resolve_config, resolve_target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def export_checkpoint(checkpoint: Path, output: Path) -> Path:
+    """Writes ``output``; the target must still be the one that the draft was trained for."""
+    from spec_core.target_reader import read_target
+
+    meta = read_meta(checkpoint)
+    if output.exists():
+        raise ArtifactError(f"output {output} exists; choose a new folder")
+    try:
+        config, types = resolve_config(checkpoint / "config.yaml", {}, [])
+    except (ConfigError, yaml.YAMLError) as error:
+        raise ArtifactError(f"{checkpoint} is not a usable checkpoint: {error}") from error
+    target = read_target(resolve_target(config.target))
+    if target.digest != meta.target_digest:
+        raise ArtifactError(f"target {config.target} has changed since {checkpoint} was trained on it")
+    draft = types["draft"](config.draft)
+    draft.check_target(target)
+    export_draft(draft, read_model_state(checkpoint), target, output)
+    return output

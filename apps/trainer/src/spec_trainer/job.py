@@ -1,0 +1,136 @@
+"""The composition root: the only place that wires a resolved run's parts together."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.checkpoint import CheckpointStore, read_meta
+from spec_trainer.dispatch import Dispatcher
+from spec_trainer.draft_trainer import ShardedDraftTrainer
+from spec_trainer.feature_stream import FeatureStream
+from spec_trainer.loop import TrainingRun, train
+from spec_trainer.profiling import StepProfiler
+from spec_trainer.report import write_report
+from spec_trainer.run_log import RunLog
+from spec_trainer.stop_request import StopRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from spec_core import DraftTrainer
+    from spec_trainer.resolve import ResolvedRun
+
+
+def run_training(plan: ResolvedRun) -> dict[str, Any]:
+    """Trains, exports, writes summary and report; returns the summary. Resumes what its directory holds."""
+    plan.directory.open(plan.identity, plan.config)
+    with plan.backend.prepare_host(plan.config.placement.kind), StopRequest() as stop:
+        return _train_inline(plan, stop)
+
+
+def _train_inline(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
+    """Engine and the one trainer rank in this process."""
+    device = plan.backend.device(0)
+    with ExitStack() as stack:
+        transport = plan.backend.transport("inline")
+        engine = stack.enter_context(plan.engine_type(plan.config.engine, plan.target, device, transport))
+        receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
+        dispatcher = Dispatcher(plan.work, plan.schema, [engine], [receiver.address], plan.window_bytes)
+        stack.callback(dispatcher.stop)
+        stream = FeatureStream(plan.work, 0, receiver, plan.schema, plan.config, dispatcher.released)
+        run = stack.enter_context(training_run(plan, 0, device, stream, stop))
+        dispatcher.start(plan.work.items(run.done_steps), failed=stream.fail)
+        return finish(run, train(run))
+
+
+@contextmanager
+def training_run(
+    plan: ResolvedRun, rank: int, device: torch.device, stream: FeatureStream, stop: StopRequest
+) -> Iterator[TrainingRun]:
+    """One trainer rank, resumed from the newest checkpoint of the run's directory."""
+    import torch.distributed as dist
+
+    with ExitStack() as stack:
+        stack.enter_context(_default_group(plan))
+        trainer = _build_trainer(plan, device)
+        store = CheckpointStore(plan.directory.checkpoints, plan.config.train.keep, dist.group.WORLD)
+        latest, best = store.latest(), store.best()
+        done_steps = store.load(trainer, latest).step if latest else 0
+        yield TrainingRun(
+            plan=plan,
+            trainer=trainer,
+            stream=stream,
+            checkpoints=store,
+            log=stack.enter_context(RunLog(plan, done_steps, reports=rank == 0)),
+            stop=stop,
+            profiler=StepProfiler(plan.config.profile.steps, plan.directory.root),
+            done_steps=done_steps,
+            best=(read_meta(best).acceptance_length or 0.0) if best else 0.0,
+        )
+
+
+def _build_trainer(plan: ResolvedRun, device: torch.device) -> DraftTrainer:
+    import torch
+
+    from spec_core.target_reader import read_target_tensors
+
+    # Every rank draws the same initial weights; afterwards each has its own generator.
+    torch.manual_seed(plan.config.seed)
+    random.seed(plan.config.seed)
+    tensors = read_target_tensors(plan.target)
+    counts = torch.from_numpy(plan.dataset.token_counts(plan.target.vocab_size))
+    module = plan.draft.build(plan.target, tensors, counts)
+    strategy = plan.strategy_type(plan.config.train, device)
+    ops = strategy.vocabulary_ops(plan.target, tensors, plan.backend.attention_kernel())
+    return ShardedDraftTrainer(plan.draft, module, strategy, ops)
+
+
+@contextmanager
+def _default_group(plan: ResolvedRun) -> Iterator[None]:
+    """torch's default group, among the trainer's ranks only; no engine ever joins it."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        plan.backend.dist_backend,
+        store=dist.HashStore(),
+        rank=0,
+        world_size=1,
+        timeout=timedelta(seconds=plan.config.timeouts.peer_s),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def finish(run: TrainingRun, last: dict[str, Any]) -> dict[str, Any]:
+    """Exports the trained draft, then summary and report."""
+    directory = run.plan.directory
+    with run.clock("export"):
+        run.trainer.export(run.plan.target, directory.draft)
+    summary = {
+        "description": f"{run.plan.config.draft.name} draft for {run.plan.target.folder.name}",
+        "steps": run.done_steps,
+        "tokens": _trained_tokens(run),
+        **{key: value for key, value in last.items() if key == "loss" or key.startswith("eval_")},
+        "simulated_acceptance_length": last.get("acceptance_length"),
+        "wall_s": run.clock.wall_s,
+        "time_s": run.clock.breakdown(),
+        "draft": str(directory.draft),
+        "data": str(run.plan.dataset.report),
+    }
+    directory.write_summary(summary)
+    write_report(directory, f"Training of {summary['description']}", summary)
+    return summary
+
+
+def _trained_tokens(run: TrainingRun) -> int:
+    """Tokens of every step of the run, those of earlier incarnations included."""
+    lengths, work = run.plan.dataset.lengths, run.plan.work
+    items = map(work.train_item, range(run.done_steps))
+    return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)

@@ -1,0 +1,127 @@
+"""The training loop: reads top-down; everything that it uses was wired in ``job.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spec_core import BatchShare
+from spec_trainer.checkpoint import CheckpointMeta
+from spec_trainer.clock import Clock
+from spec_trainer.interrupted import Interrupted
+from spec_trainer.schedule import learning_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from spec_core import DraftTrainer, TrainStep
+    from spec_core.records import StepOutput
+    from spec_trainer.checkpoint import CheckpointStore
+    from spec_trainer.feature_stream import FeatureStream
+    from spec_trainer.profiling import StepProfiler
+    from spec_trainer.resolve import ResolvedRun
+    from spec_trainer.run_log import RunLog
+    from spec_trainer.stop_request import StopRequest
+    from spec_trainer.work_plan import WorkItem
+
+
+@dataclass(kw_only=True)
+class TrainingRun:
+    """What one trainer rank holds while it trains."""
+
+    plan: ResolvedRun
+    trainer: DraftTrainer
+    stream: FeatureStream
+    checkpoints: CheckpointStore
+    log: RunLog
+    stop: StopRequest
+    profiler: StepProfiler
+    done_steps: int
+    best: float
+    """Best held-out acceptance length so far."""
+    clock: Clock = field(default_factory=Clock)
+
+
+def train(run: TrainingRun) -> dict[str, Any]:
+    """Trains from ``done_steps`` to the end; the last record is returned."""
+    work, config = run.plan.work, run.plan.config.train
+    record: dict[str, Any] = {}
+    for item in map(work.train_item, range(run.done_steps, work.total_steps)):
+        rate = learning_rate(item.step, work.total_steps, config)
+        with run.clock("data"):
+            share = _share(run, item, [item])
+        with run.clock("step"), run.profiler.step(item.step):
+            result = run.trainer.step(share, rate)
+            result.grad_norm.item()  # waits for the device: the step's time is the step's
+        record = _record(run, item, result, rate)
+        run.done_steps = item.step + 1
+        if work.evaluates_after(run.done_steps):
+            record |= {f"eval_{name}": value for name, value in _evaluate(run).items()}
+        run.log.step(record)
+        _checkpoint(run, record)
+        if run.stop.requested and run.done_steps < work.total_steps:
+            raise Interrupted(_save(run, record))
+    return record
+
+
+def _share(run: TrainingRun, item: WorkItem, denominator_items: Sequence[WorkItem]) -> BatchShare:
+    """This rank's part of ``item``, with the denominators of the global batch that it is a part of."""
+    return BatchShare(
+        micro_batches=run.stream.micro_batches(item),
+        denominators=run.plan.work.denominators(denominator_items, run.plan.draft),
+    )
+
+
+def _evaluate(run: TrainingRun) -> dict[str, Any]:
+    """Loss and metrics over the whole held-out set, as if it were one batch."""
+    items = run.plan.work.evaluation_items(run.done_steps)
+    total: StepOutput | None = None
+    with run.clock("evaluate"):
+        for item in items:
+            output = run.trainer.evaluate(_share(run, item, items))
+            total = output if total is None else total + output
+    assert total is not None
+    return {"loss": total.loss.item(), **total.metrics()}
+
+
+def _record(run: TrainingRun, item: WorkItem, result: TrainStep, rate: float) -> dict[str, Any]:
+    """One line of metrics.jsonl."""
+    tokens = sum(run.plan.dataset.lengths[sample_id] for sample_id in item.sample_ids)
+    data_s, step_s = run.clock.last_s["data"], run.clock.last_s["step"]
+    return {
+        "step": item.step + 1,
+        "epoch": item.epoch,
+        "loss": result.output.loss.item(),
+        **result.output.metrics(),
+        "lr": rate,
+        "grad_norm": result.grad_norm.item(),
+        "tokens": tokens,
+        "samples": len(item.sample_ids),
+        "tokens_per_s": tokens / (data_s + step_s),
+        "samples_per_s": len(item.sample_ids) / (data_s + step_s),
+        "time_data_s": data_s,
+        "time_step_s": step_s,
+    }
+
+
+def _checkpoint(run: TrainingRun, record: dict[str, Any]) -> None:
+    score = record.get("eval_acceptance_length")
+    better = score is not None and score > run.best
+    last = run.done_steps == run.plan.work.total_steps
+    if better or last or run.done_steps % run.plan.config.train.save_every == 0:
+        folder = _save(run, record)
+        if better:
+            run.best = score
+            run.checkpoints.mark_best(folder)
+
+
+def _save(run: TrainingRun, record: dict[str, Any]) -> Path:
+    with run.clock("checkpoint"):
+        meta = CheckpointMeta(
+            step=run.done_steps,
+            identity=run.plan.identity,
+            target_digest=run.plan.target.digest,
+            acceptance_length=record.get("eval_acceptance_length"),
+        )
+        return run.checkpoints.save(run.trainer, meta, run.plan.directory.config.read_text())

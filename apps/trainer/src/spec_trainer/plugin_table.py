@@ -1,0 +1,79 @@
+"""The table of ``spec-trainer plugins``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from spec_core import Backend, Draft, Engine, Strategy, plugins
+
+_INTERFACES = {plugins.kind_of(interface): interface for interface in (Backend, Draft, Engine, Strategy)}
+_OURS = frozenset(
+    {
+        "spec-core", "spec-backend-cuda", "spec-backend-ascend",
+        "spec-draft-eagle3", "spec-draft-dflash", "spec-trainer",
+    }
+)  # fmt: skip
+_PROBE_DEADLINE_S = 20.0
+
+Row = dict[str, str | int | None]
+
+
+def plugin_rows() -> list[Row]:
+    """One row per installed entry point. A stranger's probe runs in a process of its own, with a deadline: it may
+    hang or crash without taking the table along."""
+    rows: list[Row] = []
+    for kind, interface in _INTERFACES.items():
+        for record in plugins.installed(interface):
+            probe = _probe_here if record.distribution in _OURS else _probe_apart
+            status, reason, api = probe(kind, record.name)
+            rows.append(
+                {
+                    "kind": kind,
+                    "name": record.name,
+                    "distribution": record.distribution,
+                    "version": record.version,
+                    "api": api,
+                    "status": status,
+                    "reason": reason,
+                }
+            )
+    return rows
+
+
+def print_table(rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    Console().print(table)
+
+
+def _probe_here(kind: str, name: str) -> tuple[str, str, int | None]:
+    interface = _INTERFACES[kind]
+    record = next(record for record in plugins.installed(interface) if record.name == name)
+    return plugins.status(interface, record)
+
+
+def _probe_apart(kind: str, name: str) -> tuple[str, str, int | None]:
+    command = [sys.executable, "-m", "spec_trainer.plugin_table", kind, name]
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PROBE_DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "broken", f"its probe did not answer within {_PROBE_DEADLINE_S:.0f} s", None
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        return "broken", f"its probe ended with exit code {child.returncode}: {last}", None
+    status, reason, api = json.loads(child.stdout.strip().splitlines()[-1])
+    return status, reason, api
+
+
+if __name__ == "__main__":
+    print(json.dumps(_probe_here(sys.argv[1], sys.argv[2])))

@@ -1,0 +1,184 @@
+"""From a command line to a Resolved run: everything read, loaded and checked, nothing started or created."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_core import Backend, Draft, Engine, Strategy, plugins
+from spec_core.config import read_layers, validate
+from spec_core.errors import ConfigError, TargetError
+from spec_trainer.config import AnyRunConfig, run_config_type
+from spec_trainer.dispatch import check_window, sample_bytes
+from spec_trainer.run_directory import RunDirectory, run_identity
+from spec_trainer.work_plan import BatchSettings, WorkPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spec_core import TargetSpec
+    from spec_core.records import FeatureSchema
+    from spec_trainer.data.dataset import Dataset
+
+_SECTIONS = {"backend": (Backend, "cpu"), "draft": (Draft, "eagle3"), "engine": (Engine, "hf")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedRun:
+    """All that a run is, on this machine; picklable parts only where a child process needs them."""
+
+    config: AnyRunConfig
+    backend: Backend
+    draft: Draft
+    engine_type: type[Engine]
+    strategy_type: type[Strategy]
+    target: TargetSpec
+    schema: FeatureSchema
+    dataset: Dataset
+    work: WorkPlan
+
+    @cached_property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.config.output)
+
+    @cached_property
+    def identity(self) -> str:
+        return run_identity(self.config, self.dataset.digest, self.target.digest)
+
+    @cached_property
+    def window_bytes(self) -> int:
+        """``placement.window_bytes``, or room for two global batches, so that one is captured while one trains."""
+        if self.config.placement.window_bytes is not None:
+            return self.config.placement.window_bytes
+        longest = max(self.dataset.lengths.values())
+        return 2 * sample_bytes(self.schema, max(self.config.train.global_batch_tokens, longest))
+
+
+def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> ResolvedRun:
+    """Raises a UsageError, one line, for anything that is wrong; creates nothing."""
+    config, types = resolve_config(config_file, flags, overrides)
+    backend, draft = types["backend"](config.backend), types["draft"](config.draft)
+    _check_dtype(config, backend)
+    strategy_type = plugins.load_available(Strategy, config.train.strategy)
+    target, dataset, schema = _resolve_inputs(config, draft)
+    work = WorkPlan(dataset, BatchSettings.from_config(config))
+    run = ResolvedRun(
+        config=config.model_copy(update={"draft": draft.config}),
+        backend=backend,
+        draft=draft,
+        engine_type=types["engine"],
+        strategy_type=strategy_type,
+        target=target,
+        schema=schema,
+        dataset=dataset,
+        work=work,
+    )
+    check_window(work, schema, run.window_bytes)
+    run.directory.check_owner(run.identity)
+    return run
+
+
+def resolve_config(
+    config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
+) -> tuple[AnyRunConfig, dict[str, Any]]:
+    """The validated configuration and the plugin class of each section that names one."""
+    values = read_layers(config_file, flags, overrides)
+    source = f"config {config_file}" if config_file else "configuration"
+    types = {
+        section: plugins.load_available(interface, _plugin_name(values, section, default))
+        for section, (interface, default) in _SECTIONS.items()
+    }
+    values.setdefault("output", str(_default_output(config_file, values)))
+    model = run_config_type(*(types[section].Config for section in _SECTIONS))
+    return validate(model, values, source), types
+
+
+def resolve_target(name: str) -> Path:
+    """A folder as it is; ``owner/name`` that is no folder is fetched from the hub (or its local cache)."""
+    folder = Path(name).expanduser()
+    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+        raise TargetError(
+            f"target {name!r} is neither a folder nor a model that the hub gives ({type(error).__name__})"
+        ) from error
+
+
+def _resolve_inputs(config: AnyRunConfig, draft: Draft) -> tuple[TargetSpec, Dataset, FeatureSchema]:
+    from spec_core.target_reader import read_target
+    from spec_trainer.data.dataset import load_dataset
+
+    target = read_target(resolve_target(config.target))
+    draft.check_target(target)
+    dataset = load_dataset(config.data, target.folder, target.vocab_size)
+    return target, dataset, draft.required_features(target)
+
+
+def _plugin_name(values: Mapping[str, Any], section: str, default: str) -> str:
+    given = values.get(section, {})
+    if not isinstance(given, dict):
+        raise ConfigError(f"{section}={given!r}: expected a section; write {section}.name={given}")
+    name = given.get("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(f"{section}.name={name!r}: expected the name of a {section} plugin")
+    return name
+
+
+def _default_output(config_file: Path | None, values: Mapping[str, Any]) -> Path:
+    stem = config_file.stem if config_file else Path(str(values.get("target", "run"))).name
+    return Path("runs") / stem
+
+
+def _check_dtype(config: AnyRunConfig, backend: Backend) -> None:
+    dtypes = backend.capabilities().dtypes
+    if config.train.dtype not in dtypes:
+        raise ConfigError(
+            f"train.dtype={config.train.dtype}: backend {config.backend.name!r} trains in {', '.join(sorted(dtypes))}"
+        )
+
+
+def describe(run: ResolvedRun) -> dict[str, Any]:
+    """What would start where: the document of ``spec-trainer plan``."""
+    config = run.config
+    tensors = run.target.vocab_size * run.target.hidden_size
+    itemsize = 2 if config.train.dtype == "bfloat16" else 4
+    return {
+        "target": str(run.target.folder),
+        "architecture": run.target.architecture,
+        "draft": config.draft.name,
+        "captured_layers": list(run.schema.layers),
+        "features_bytes_per_token": run.schema.bytes_per_token(),
+        "samples": len(run.dataset.train),
+        "held_out_samples": len(run.dataset.held_out),
+        "tokens_per_epoch": sum(run.dataset.lengths[sample_id] for sample_id in run.dataset.train),
+        "data": str(run.dataset.report),
+        "steps": run.work.total_steps,
+        "placement": config.placement.kind,
+        "processes": _processes(run),
+        "window_bytes": run.window_bytes,
+        "frozen_tensor_bytes": tensors * itemsize * (1 if run.target.tied else 2),
+        "output": str(config.output),
+        "identity": run.identity,
+    }
+
+
+def _processes(run: ResolvedRun) -> list[str]:
+    config = run.config
+    where = f"backend {config.backend.name}"
+    if config.placement.kind == "inline":
+        return [
+            f"this process: engine {config.engine.name} and trainer rank 0 ({config.train.strategy}), {where}"
+        ]
+    engines = [
+        f"engine {config.engine.name} replica {index}, {where}" for index in range(config.engine.replicas)
+    ]
+    ranks = [f"trainer rank {rank} ({config.train.strategy}), {where}" for rank in range(config.train.ranks)]
+    return engines + ranks

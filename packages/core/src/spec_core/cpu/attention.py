@@ -1,0 +1,52 @@
+"""FlashAttention: the CPU's fused causal attention, with its log-sum-exp, one call per document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+# The operators behind scaled_dot_product_attention on CPU; only they return the log-sum-exp. Layout
+# [1, heads, T, head_dim], any strides; grouped queries are part of the kernel.
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # pyright: ignore[reportPrivateUsage]
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # pyright: ignore[reportPrivateUsage]
+
+
+class FlashAttention:
+    """AttentionKernel (see ``spec_core.ops``) in float64, float32 and bfloat16."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
+        out = torch.zeros_like(q)
+        lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+        for start, stop in bounds:
+            rows = slice(start, stop)
+            document = _forward(_heads_first(q[rows]), _heads_first(k[rows]), _heads_first(v[rows]), 0.0, True)
+            out[rows] = document[0][0].transpose(0, 1)
+            lse[rows] = document[1][0].transpose(0, 1)
+        return out, lse
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+        bounds: Sequence[tuple[int, int]],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, _, _ = saved
+        grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for start, stop in bounds:
+            inputs = [_heads_first(tensor[start:stop]) for tensor in (grad_out, *saved)]
+            for grad, document in zip(grads, _backward(*inputs, 0.0, True), strict=True):
+                grad[start:stop] = document[0].transpose(0, 1)
+        return grads
+
+
+def _heads_first(rows: Tensor) -> Tensor:
+    """[T, heads, ...] -> [1, heads, T, ...], a view."""
+    return rows.transpose(0, 1).unsqueeze(0)

@@ -1,0 +1,277 @@
+"""Rendezvous: who belongs to a group, and small records among its members, host to host.
+
+It is independent of every torch process group; device collectives (``ProcessGroup``) are built on top of it.
+
+Contract (the tests quote the numbers):
+
+R1  Rank 0 binds when it is constructed, on loopback unless told otherwise, and ``address`` then names the real
+    port. Others connect in ``join``. IPv6 works: ``[::1]:0``.
+R2  A connection's first record carries the group's token. Without the right one it is refused before anything
+    else happens: the caller's ``join`` raises ProtocolError, and the group does not notice.
+R3  ``join`` returns when all ranks have joined. A rank that is taken or out of range, or another world size,
+    raises ProtocolError in the rank that brings it.
+R4  ``barrier``, ``broadcast``, ``all_gather`` return when every rank has made the same call; calls that differ
+    raise ProtocolError. Payloads are bytes or JSON, never pickle.
+R5  Every call ends within ``timeout_s``: DeadlineExceeded names the ranks that did not come, also when rank 0
+    itself is silent. After any error but a mistaken argument the rendezvous is unusable.
+R6  A member that dies or closes raises PeerLost, naming its rank, in every other rank that waits or calls.
+R7  ``store`` gives torch's own groups a TCP store on the same interface, a separate namespace at each call.
+R8  ``close`` is idempotent, needs no other rank and leaves no socket and no thread.
+
+Threat model: the token keeps out strangers and stale processes of other runs. It travels in clear and so do the
+records, and torch's own store and gloo's sockets know no token: use loopback or a network that is private.
+
+Why not records in torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout,
+when the process of the store is stopped; it cannot tell that a member has died; and it has no authentication.
+"""
+
+# torch.distributed declares no __all__, so its classes count as private names of another module.
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
+from spec_core.rendezvous_relay import JOIN, LOST, MAX_RECORD_BYTES, REFUSED, VERSION, Frame, Hello, Relay
+
+if TYPE_CHECKING:
+    import torch
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port`` or ``[ipv6]:port``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ProtocolError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket on that one interface; port 0 takes a free one."""
+    family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class Rendezvous:
+    """See the module's contract. One thread of each rank uses it at a time.
+
+    ``address`` is where rank 0 listens (``127.0.0.1:0`` takes a free port); on the other ranks the address that
+    rank 0 has published. ``token`` is a secret of the run, equal on all ranks.
+    """
+
+    def __init__(self, address: str, rank: int, world_size: int, token: str, timeout_s: float) -> None:
+        if not token:
+            raise ProtocolError(
+                "a rendezvous needs a token: any secret string that all ranks of the run share"
+            )
+        self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
+        self._token = token
+        self._host, self._port = parse_address(address)
+        self._relay: Relay | None = None
+        self._server: torch.distributed.TCPStore | None = None
+        self._socket: socket.socket | None = None
+        self._received: dict[int, dict[int, Frame]] = {}
+        self._calls = self._stores = 0
+        self._broken: Exception | None = None
+        self._lock = threading.Lock()
+        if rank == 0:
+            self._listen()
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of rank 0 (R1)."""
+        return format_address(self._host, self._port)
+
+    @property
+    def host(self) -> str:
+        """The interface that rank 0 listens on."""
+        return self._host
+
+    def join(self, timeout_s: float | None = None) -> Self:
+        """R3. The first call on every rank."""
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        with self._lock:
+            if self._socket is not None:
+                raise ProtocolError("join was called twice")
+            self._socket = self._connect(deadline)
+            hello = Hello(VERSION, self._token, self.rank, self.world_size)
+            self._collect(Frame(JOIN, 0, self.rank, hello.encode()), deadline)
+        return self
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        self._exchange("barrier", b"", timeout_s)
+
+    def broadcast(self, payload: bytes | None, src: int, timeout_s: float | None = None) -> bytes:
+        """The payload of ``src``; what the other ranks pass is ignored."""
+        mine = payload if self.rank == src else b""
+        if mine is None:
+            raise ProtocolError(f"rank {src} broadcasts, so it must give a payload")
+        return self._exchange(f"broadcast {src}", mine, timeout_s)[src]
+
+    def all_gather(self, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
+        """The payloads of all ranks, in rank order."""
+        return self._exchange("all_gather", payload, timeout_s)
+
+    def broadcast_json(self, value: object, src: int, timeout_s: float | None = None) -> Any:
+        payload = json.dumps(value).encode() if self.rank == src else None
+        return json.loads(self.broadcast(payload, src, timeout_s))
+
+    def all_gather_json(self, value: object, timeout_s: float | None = None) -> list[Any]:
+        return [json.loads(payload) for payload in self.all_gather(json.dumps(value).encode(), timeout_s)]
+
+    def store(self, name: str) -> torch.distributed.Store:
+        """R7. Collective. On rank 0 it serves the others for as long as the caller or the rendezvous keeps it."""
+        from torch.distributed import PrefixStore, TCPStore
+
+        timeout = dt.timedelta(seconds=self.timeout_s)
+        if self.rank == 0 and self._server is None:
+            listener = bind(self._host, 0)
+            port = listener.getsockname()[1]
+            # The store takes the descriptor over; without one it would listen on every interface.
+            self._server = TCPStore(
+                self._host, port, None, True, timeout, False, master_listen_fd=listener.detach()
+            )
+        port = self.broadcast_json(self._server.port if self._server else None, src=0)
+        self._stores += 1
+        store = self._server or TCPStore(self._host, port, None, False, timeout, False)
+        return PrefixStore(f"{name}/{self._stores}", store)
+
+    def close(self) -> None:
+        """R8."""
+        if self._broken is None:
+            self._broken = ProtocolError("the rendezvous was closed")
+        if self._socket is not None:
+            _shut(self._socket)
+        if self._relay is not None:
+            self._relay.close()
+        self._relay = self._server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _listen(self) -> None:
+        listener = bind(self._host, self._port)
+        self._port = listener.getsockname()[1]
+        self._relay = Relay(listener, self._token, self.world_size)
+
+    def _connect(self, deadline: float) -> socket.socket:
+        try:
+            connection = socket.create_connection((self._host, self._port), _left(deadline))
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"rank 0 at {self.address} does not accept rank {self.rank}") from error
+        except OSError as error:
+            raise PeerLost(f"rank {self.rank}: nobody listens at {self.address}: {error}") from error
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _exchange(self, call: str, payload: bytes, timeout_s: float | None) -> list[bytes]:
+        if len(payload) > MAX_RECORD_BYTES:
+            raise ProtocolError(f"{call} of {len(payload)} bytes; at most {MAX_RECORD_BYTES} are allowed")
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        with self._lock:
+            if self._socket is None:
+                raise ProtocolError("join the rendezvous first")
+            return self._collect(Frame(call, self._calls, self.rank, payload), deadline)
+
+    def _collect(self, mine: Frame, deadline: float) -> list[bytes]:
+        """Sends this rank's record of the call and waits for everybody's."""
+        if self._broken is not None:
+            raise type(self._broken)(str(self._broken))
+        frames = self._received.setdefault(mine.number, {})
+        frames[self.rank] = mine
+        try:
+            self._send(mine, deadline)
+            while len(frames) < self.world_size:
+                self._accept(self._receive(deadline))
+            self._compare(frames)
+        except (DeadlineExceeded, PeerLost, ProtocolError) as error:
+            self._broken = error
+            raise
+        self._calls += 1
+        del self._received[mine.number]
+        return [frames[rank].payload for rank in range(self.world_size)]
+
+    def _accept(self, frame: Frame) -> None:
+        if frame.call == REFUSED:
+            raise ProtocolError(
+                f"rank 0 at {self.address} refused rank {self.rank}: {frame.payload.decode()}"
+            )
+        if frame.call == LOST:
+            raise PeerLost(f"rank {frame.rank} has left the rendezvous at {self.address}")
+        self._received.setdefault(frame.number, {})[frame.rank] = frame
+
+    def _compare(self, frames: dict[int, Frame]) -> None:
+        calls = {frame.rank: frame.call for frame in frames.values()}
+        if len(set(calls.values())) > 1:
+            raise ProtocolError(f"ranks made different calls: {dict(sorted(calls.items()))}")
+
+    def _send(self, frame: Frame, deadline: float) -> None:
+        assert self._socket is not None
+        try:
+            self._socket.settimeout(_left(deadline))
+            self._socket.sendall(frame.encode())
+        except TimeoutError as error:
+            raise self._late() from error
+        except OSError as error:
+            raise PeerLost(self._no_answer()) from error
+
+    def _receive(self, deadline: float) -> Frame:
+        size, frame = Frame.decode(self._read(Frame.HEADER.size, deadline))
+        return frame.holding(self._read(size, deadline))
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        assert self._socket is not None
+        chunks = bytearray()
+        while len(chunks) < size:
+            try:
+                self._socket.settimeout(_left(deadline))
+                chunk = self._socket.recv(size - len(chunks))
+            except TimeoutError as error:
+                raise self._late() from error
+            except OSError as error:
+                raise PeerLost(self._no_answer()) from error
+            if not chunk:
+                raise PeerLost(self._no_answer())
+            chunks += chunk
+        return bytes(chunks)
+
+    def _no_answer(self) -> str:
+        return f"rank {self.rank} lost rank 0, which serves the rendezvous at {self.address}"
+
+    def _late(self) -> DeadlineExceeded:
+        missing = sorted(set(range(self.world_size)) - set(self._received.get(self._calls, {})))
+        return DeadlineExceeded(f"rank {self.rank} waited in vain for ranks {missing} at {self.address}")
+
+
+def _left(deadline: float) -> float:
+    """Seconds until the deadline; never 0, which would make a socket non-blocking."""
+    return max(1e-3, deadline - time.monotonic())
+
+
+def _shut(connection: socket.socket) -> None:
+    """Closes it and wakes a thread that waits in it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -1,0 +1,196 @@
+"""What rank 0 runs for a Rendezvous: it admits members and passes every record on to all the others.
+
+Records are framed by ``Frame``. The relay knows no calls and keeps no record but who has joined and who has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import struct
+import threading
+from dataclasses import asdict, dataclass
+from hmac import compare_digest
+from typing import TYPE_CHECKING, Self
+
+from spec_core.errors import ProtocolError
+
+if TYPE_CHECKING:
+    import socket
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+MAX_RECORD_BYTES = 64 << 20
+"""Records are for membership and settings; tensors travel in process groups and transports."""
+MAX_HELLO_BYTES = 4096
+"""What a stranger may make the relay read."""
+FLUSH_S = 1.0
+"""How long ``close`` waits for members that do not read."""
+
+LOST, REFUSED, JOIN = "lost", "refused", "join"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One record. ``rank`` is the member that it comes from, or, in LOST, the member that has left."""
+
+    call: str
+    number: int
+    rank: int
+    payload: bytes = b""
+
+    HEADER = struct.Struct("<IiQ16s")
+    """Bytes of payload, rank, number of the call, name of the call."""
+
+    def encode(self) -> bytes:
+        return self.HEADER.pack(len(self.payload), self.rank, self.number, self.call.encode()) + self.payload
+
+    @classmethod
+    def decode(cls, header: bytes, limit: int = MAX_RECORD_BYTES) -> tuple[int, Frame]:
+        """Bytes of the payload that follows, and the frame without it."""
+        size, rank, number, call = cls.HEADER.unpack(header)
+        if size > limit:
+            raise ProtocolError(f"a record of {size} bytes was announced; at most {limit} are allowed")
+        return size, cls(call.rstrip(b"\0").decode("ascii", "replace"), number, rank)
+
+    def holding(self, payload: bytes) -> Frame:
+        return Frame(self.call, self.number, self.rank, payload)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Payload of a connection's first record (R2, R3)."""
+
+    version: int
+    token: str
+    rank: int
+    world_size: int
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Self:
+        try:
+            fields = json.loads(payload)
+            return cls(
+                int(fields["version"]), str(fields["token"]), int(fields["rank"]), int(fields["world_size"])
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError("a first record that is no hello") from error
+
+
+class Relay:
+    """Serves one group from a thread of its own until ``close``."""
+
+    def __init__(self, listener: socket.socket, token: str, world_size: int) -> None:
+        self._listener = listener
+        self._token = token
+        self._world_size = world_size
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._left: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="rendezvous-relay", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._attend, sock=self._listener)
+        await self._stop.wait()
+        server.close()
+        await self._flush()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _flush(self) -> None:
+        """Members may still have to read the records of a call that rank 0 has already finished."""
+        writers = list(self._writers.values())
+        self._writers.clear()
+        for writer in writers:
+            writer.close()
+        closed = (writer.wait_closed() for writer in writers)
+        try:
+            await asyncio.wait_for(asyncio.gather(*closed, return_exceptions=True), FLUSH_S)
+        except TimeoutError:
+            for writer in writers:
+                writer.transport.abort()
+
+    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            await self._converse(reader, writer)
+        except (ProtocolError, OSError, EOFError) as error:
+            logger.debug("rendezvous: connection ended: %s", error)
+        except asyncio.CancelledError:
+            pass  # Relay.close; the streams machinery would report it as an error
+        finally:
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await _read_frame(reader, MAX_HELLO_BYTES)
+        hello = Hello.decode(first.payload)
+        if not compare_digest(hello.token.encode(), self._token.encode()):
+            logger.warning("rendezvous: refused a connection without the group's token")
+            writer.write(Frame(REFUSED, 0, 0, b"it does not know the group's token").encode())
+            return
+        if objection := self._objection(hello):
+            writer.write(Frame(REFUSED, 0, 0, objection.encode()).encode())
+            return
+        self._admit(hello.rank, writer)
+        try:
+            while True:
+                self._pass_on(hello.rank, await _read_frame(reader, MAX_RECORD_BYTES))
+        finally:
+            self._forget(hello.rank)
+
+    def _objection(self, hello: Hello) -> str:
+        """R3: why a holder of the token cannot be a member; empty if it can."""
+        if hello.version != VERSION:
+            return f"it speaks version {hello.version}, this group version {VERSION}"
+        if hello.world_size != self._world_size:
+            return f"it expects {hello.world_size} ranks, this group has {self._world_size}"
+        if not 0 <= hello.rank < self._world_size:
+            return f"rank {hello.rank} is outside 0..{self._world_size - 1}"
+        if hello.rank in self._writers or hello.rank in self._left:
+            return f"rank {hello.rank} has joined already"
+        return ""
+
+    def _admit(self, rank: int, writer: asyncio.StreamWriter) -> None:
+        """The new member learns who is there and who has left; the others learn of the new member."""
+        for other in (*self._writers, *self._left):
+            writer.write(Frame(JOIN, 0, other).encode())
+        for other in self._left:
+            writer.write(Frame(LOST, 0, other).encode())
+        self._writers[rank] = writer
+        self._pass_on(rank, Frame(JOIN, 0, rank))
+
+    def _pass_on(self, rank: int, frame: Frame) -> None:
+        record = Frame(frame.call, frame.number, rank, frame.payload).encode()
+        for other, writer in self._writers.items():
+            if other != rank:
+                writer.write(record)
+
+    def _forget(self, rank: int) -> None:
+        if self._writers.pop(rank, None) is not None:
+            self._left.add(rank)
+            self._pass_on(rank, Frame(LOST, 0, rank))
+
+
+async def _read_frame(reader: asyncio.StreamReader, limit: int) -> Frame:
+    size, frame = Frame.decode(await reader.readexactly(Frame.HEADER.size), limit)
+    return frame.holding(await reader.readexactly(size))

@@ -1,0 +1,72 @@
+"""What the suites share: the guard against silent overrides, and looks at a plugin from outside the process."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SUBPROCESS_LIMIT_S = 60.0
+
+_BLOCK_IMPORTS = "import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
+
+
+class ConformanceSuite:
+    """Base of every suite. A subclass adds fixtures and tests; a test of the suite stays as it is.
+
+    What an implementation cannot do is overridden with ``@pytest.mark.xfail(reason="…")`` on the override, so
+    that the report names it. Anything else is refused when the class is made.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, member in vars(cls).items():
+            inherited = any(hasattr(base, name) for base in cls.__bases__)
+            if name.startswith("test_") and inherited and not _explained(member):
+                raise TypeError(
+                    f"{cls.__name__} overrides {name} of a conformance suite; "
+                    "mark the override with pytest.mark.xfail(reason=…) if the contract cannot be kept"
+                )
+
+
+def _explained(member: object) -> bool:
+    marks = getattr(member, "pytestmark", [])
+    return any(mark.name == "xfail" and mark.kwargs.get("reason") for mark in marks)
+
+
+def run_python(code: str, blocked: Sequence[str] = ()) -> str:
+    """Runs ``code`` in a fresh interpreter in which importing ``blocked`` fails; returns its output.
+
+    Raises AssertionError with the child's own words where it fails.
+    """
+    child = subprocess.run(
+        [sys.executable, "-c", _BLOCK_IMPORTS.format(names=list(blocked)) + code],
+        capture_output=True,
+        text=True,
+        timeout=SUBPROCESS_LIMIT_S,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr or child.stdout
+    return child.stdout
+
+
+def sources(plugin: type) -> Iterator[tuple[Path, ast.Module]]:
+    """Every Python file of the package that ``plugin`` comes from, parsed; a lone module gives itself."""
+    for file in _files(plugin.__module__):
+        yield file, ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+
+
+def _files(module: str) -> list[Path]:
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    assert spec is not None
+    assert spec.origin is not None
+    origin = Path(spec.origin)
+    return sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]

@@ -1,0 +1,153 @@
+"""Attention of the unrolled steps: causal over step 0, plus one key per later step at the query's own index.
+
+The causal part is an ordinary kernel; each later step adds a "diagonal", one dot product per query; the two are
+merged by log-sum-exp. No [T, T] mask is ever made.
+
+Shapes: q ``[T, heads, head_dim]``; keys, values ``[T, kv_heads, head_dim]``. Where grouped queries matter, heads
+are viewed as ``[T, kv_heads, group, head_dim]`` (suffix TKGD), so that keys broadcast over their group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from spec_core.ops import AttentionKernel
+
+    Bounds = Sequence[tuple[int, int]]
+
+SCORE_BYTES = 64 << 20
+"""Size of a chunk's scores in the attention without a kernel: large enough that the matrix products dominate,
+small against the activations of a step."""
+
+
+def unrolled_attention(
+    kernel: AttentionKernel | None, q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds
+) -> Tensor:
+    """[T, heads, head_dim]: ``keys[0]`` are step 0's, ``keys[1:]`` those of the later steps up to the query's.
+
+    Rows outside ``bounds`` (the documents) hold finite values without meaning.
+    """
+    if kernel is None:
+        return _chunked_attention(q, keys, values, bounds)
+    return _MergedAttention.apply(kernel, bounds, q, *keys, *values)
+
+
+class _MergedAttention(torch.autograd.Function):
+    """A kernel's causal attention merged with the diagonals.
+
+    The backward of a softmax needs the *whole* row: P = exp(score − lse), and the row's grad · out. So the kernel's
+    backward gets the merged out and lse (differentiating a merge of two finished attentions through a kernel that
+    treats its lse as a constant is wrong), and the diagonals' gradients follow by hand from the same two.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kernel: AttentionKernel, bounds: Bounds, q: Tensor, *keys_values: Tensor) -> Tensor:
+        keys, values = _halves(keys_values)
+        out, lse = kernel.forward(q, keys[0], values[0], bounds)
+        if len(keys) > 1:
+            out, lse = _merge_diagonals(out, lse, _diagonal_scores(q, keys[1:]), values[1:])
+        ctx.kernel, ctx.bounds = kernel, bounds
+        ctx.save_for_backward(q, out, lse, *keys_values)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, out, lse, *keys_values = ctx.saved_tensors
+        keys, values = _halves(keys_values)
+        grad_q, grad_key, grad_value = ctx.kernel.backward(grad_out, (q, keys[0], values[0], out, lse), ctx.bounds)
+        grad_keys, grad_values = [grad_key], [grad_value]
+        if len(keys) > 1:
+            added, *diagonal = _diagonal_gradients(grad_out, (q, out, lse), keys[1:], values[1:])
+            grad_q = (added + grad_q.view_as(added)).view_as(q).to(q.dtype)
+            grad_keys += diagonal[0]
+            grad_values += diagonal[1]
+        return None, None, grad_q, *grad_keys, *grad_values
+
+
+def _merge_diagonals(
+    out: Tensor, lse: Tensor, scores_TKGD: Tensor, values: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Attention over the causal keys (out, lse) and the diagonal keys (last axis of the scores) together."""
+    lse_TKG = lse.view(scores_TKGD.shape[:-1])
+    merged = torch.logaddexp(lse_TKG, scores_TKGD.logsumexp(-1))
+    total = out.view(*merged.shape, -1) * (lse_TKG - merged).exp()[..., None]
+    for weight, value in zip((scores_TKGD - merged[..., None]).exp().unbind(-1), values, strict=True):
+        total += weight[..., None] * value[:, :, None]
+    return total.view_as(out).to(out.dtype), merged.view_as(lse)
+
+
+def _diagonal_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+    """[T, kv_heads, group, diagonals] in float32 or wider."""
+    q_TKGD = _grouped(q, keys[0])
+    scores = [(q_TKGD * key[:, :, None]).sum(-1) for key in keys]
+    return torch.stack(scores, dim=-1) * q.shape[-1] ** -0.5
+
+
+def _diagonal_gradients(
+    grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor], keys: Sequence[Tensor], values: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """What the diagonals add to dq (wide, grouped), and their own dk and dv; ``saved`` is q and the merged out, lse."""
+    q, out, lse = saved
+    q_TKGD, grad_TKGD = _grouped(q, keys[0]), _grouped(grad_out, keys[0])
+    weights = (_diagonal_scores(q, keys) - lse.view(*q_TKGD.shape[:-1], 1)).exp()
+    row_TKG = (grad_TKGD * _grouped(out, keys[0])).sum(-1)
+    grad_q, grad_keys, grad_values = torch.zeros_like(q_TKGD), list[Tensor](), list[Tensor]()
+    for weight, key, value in zip(weights.unbind(-1), keys, values, strict=True):
+        from_value = (grad_TKGD * value[:, :, None]).sum(-1)
+        score = (weight * (from_value - row_TKG) * q.shape[-1] ** -0.5)[..., None]
+        grad_q += score * key[:, :, None]
+        grad_keys.append((score * q_TKGD).sum(2).to(key.dtype))
+        grad_values.append((weight[..., None] * grad_TKGD).sum(2).to(value.dtype))
+    return grad_q, grad_keys, grad_values
+
+
+def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds) -> Tensor:
+    """Dense attention of a few queries at a time, recomputed in backward: for hardware without a kernel."""
+    pieces, cursor = list[Tensor](), 0
+    for start, stop in bounds:
+        pieces.append(torch.zeros_like(q[cursor:start]))
+        rows = max(1, SCORE_BYTES // (4 * q.shape[1] * (stop - start)))
+        for first in range(start, stop, rows):
+            last = min(first + rows, stop)
+            local = [tensor[first:last] for tensor in (*keys[1:], *values[1:])]
+            causal = keys[0][start:last], values[0][start:last]
+            pieces.append(checkpoint(_dense_chunk, q[first:last], *causal, *local, use_reentrant=False))
+        cursor = stop
+    return torch.cat([*pieces, torch.zeros_like(q[cursor:])])
+
+
+def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *diagonals: Tensor) -> Tensor:
+    """The last len(q) queries of a document against its first len(key) step-0 keys and their own diagonals."""
+    keys, values = _halves(diagonals)
+    q_TKGD = _grouped(q, key) * q.shape[-1] ** -0.5
+    causal = torch.einsum("tkgd,ukd->tkgu", q_TKGD, key.to(q_TKGD.dtype))
+    index = torch.arange(len(key), device=q.device)
+    future = index > index[len(key) - len(q) :, None]
+    scores = [causal.masked_fill(future[:, None, None], -torch.inf)]
+    scores += [(q_TKGD * own[:, :, None]).sum(-1, keepdim=True) for own in keys]
+    law, *diagonal_laws = torch.cat(scores, dim=-1).softmax(-1).split([len(key)] + [1] * len(keys), dim=-1)
+    out = torch.einsum("tkgu,ukd->tkgd", law, value.to(law.dtype))
+    for weight, own in zip(diagonal_laws, values, strict=True):
+        out = out + weight * own[:, :, None]
+    return out.view_as(q).to(q.dtype)
+
+
+def _grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
+    """[T, heads, D] -> [T, kv_heads, group, D], float32 or wider: products of bf16 numbers are summed there."""
+    wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
+    return wide.reshape(len(wide), like_kv.shape[1], -1, wide.shape[-1])
+
+
+def _halves(keys_values: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    half = len(keys_values) // 2
+    return keys_values[:half], keys_values[half:]

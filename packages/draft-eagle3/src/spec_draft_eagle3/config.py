@@ -1,0 +1,46 @@
+"""Options of the Eagle3 draft: section ``draft`` of the configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pydantic
+
+from spec_core.config import DraftConfig
+
+LossKind = Literal["ce", "lk_alpha", "lk_lambda"]
+
+
+class Eagle3Config(DraftConfig):
+    """With ``init_from``, the options that a published folder fixes come from it; setting one to another value is
+    an error."""
+
+    loss: LossKind = "ce"
+    """``ce``: cross-entropy to the target's law. ``lk_alpha``: −log of the expected acceptance.
+    ``lk_lambda``: KL and acceptance mixed, ever more acceptance as it grows (arXiv 2602.23881)."""
+    num_steps: int = pydantic.Field(7, ge=1)
+    """Unrolled steps of the training-time test: how many tokens ahead the draft is trained."""
+    step_decay: float = pydantic.Field(0.8, gt=0, le=1)
+    """Step s weighs step_decay ** s."""
+
+    vocab_size: int | None = pydantic.Field(None, ge=1)
+    """Rows of the draft's head: the most frequent supervised tokens. None: the target's whole vocabulary."""
+    layers: tuple[int, ...] | None = pydantic.Field(None, min_length=1)
+    """Ids k of the residual streams (entering target layer k) that feed the draft. None: 2, N // 2, N − 3."""
+    fc_norm: bool = False
+    """EAGLE 3.1: one RMS norm per captured layer before ``fc``."""
+    norm_output: bool = False
+    """EAGLE 3.1: the normed state is what the next step gets."""
+
+    intermediate_size: int | None = pydantic.Field(None, ge=1)
+    """Width of the draft's MLP. None, here and below: the target's."""
+    num_heads: int | None = pydantic.Field(None, ge=1)
+    num_kv_heads: int | None = pydantic.Field(None, ge=1)
+    head_dim: int | None = pydantic.Field(None, ge=2)
+
+    @pydantic.field_validator("layers")
+    @classmethod
+    def _ascending(cls, layers: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if layers is not None and list(layers) != sorted(set(layers)):
+            raise ValueError(f"{list(layers)} must be unique and ascending, as both engines capture them")
+        return layers

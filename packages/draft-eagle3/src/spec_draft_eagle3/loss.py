@@ -1,0 +1,166 @@
+"""Head, teacher and loss of all unrolled steps, a few positions at a time.
+
+The teacher of (row t, step s) is the target's law at position u = t + 1 + s, whatever s: so the loop runs over
+positions u, makes the target's logits once, and scores all S rows that share them. Loss, metrics and the gradients
+with respect to the head and its inputs come out of the same pass; nothing of size T · V or S · T · V' ever lives.
+
+Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this shard: see ``spec_core.ops``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from spec_core.records import StepOutput
+from spec_draft_eagle3.row_loss import ROW_LOSSES, arg_max, score, teach
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from spec_core.ops import VocabularyOps
+    from spec_core.records import DraftBatch
+    from spec_draft_eagle3.config import LossKind
+
+LOGIT_BYTES = 64 << 20
+"""Least size of a chunk's float32 logits, teacher's and draft's together."""
+
+
+@dataclass(frozen=True)
+class SupervisedRows:
+    """Which (row, step) pairs are labelled, by the position u of their teacher; token u + 1 is the label."""
+
+    teacher_R: Tensor
+    """int64 [R]: u, an index into the flat batch."""
+    depth_R: Tensor
+    """int64 [R]: u counted within its document, at least 1. Row u − 1 − s lies in the document iff s < depth."""
+
+    @classmethod
+    def of(cls, batch: DraftBatch) -> SupervisedRows:
+        index_T = torch.arange(len(batch.end_T), device=batch.end_T.device)
+        label_T = batch.loss_mask_T.roll(-1)
+        labelled_T = label_T & (index_T + 1 < batch.end_T) & (batch.position_T >= 1)
+        teacher_R = labelled_T.nonzero().squeeze(1)
+        return cls(teacher_R, batch.position_T[teacher_R])
+
+    def chunks(self, size: int) -> list[SupervisedRows]:
+        if not len(self.teacher_R):
+            return []
+        pairs = zip(self.teacher_R.split(size), self.depth_R.split(size), strict=True)
+        return [SupervisedRows(teacher, depth) for teacher, depth in pairs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadLoss:
+    """The head and everything that its loss compares it with."""
+
+    head_VH: Tensor
+    ids_V: Tensor
+    """int64: target id of each row of the head."""
+    kept_V: Tensor | None
+    """bool over the whole target vocabulary: has a row in the head. None: all have."""
+    kind: LossKind
+    ops: VocabularyOps
+
+    def __call__(
+        self, states: Sequence[Tensor], hidden_TH: Tensor, rows: SupervisedRows, weight_S: Tensor
+    ) -> StepOutput:
+        """``states``: S inputs of the head [T, H]; ``hidden_TH``: inputs of the target's final norm; ``weight_S``:
+        what a labelled row of step s adds to the loss is multiplied by weight_S[s]."""
+        tally = _Tally(self, states, weight_S)
+        with torch.no_grad():
+            for chunk in rows.chunks(self._chunk_rows(len(states))):
+                tally.add(chunk, hidden_TH[chunk.teacher_R])
+        return tally.output(len(rows.teacher_R))
+
+    def _chunk_rows(self, num_steps: int) -> int:
+        """Positions per chunk. The logits may take as much memory as the target's head in the draft's dtype, so
+        that reading the heads once per chunk is paid back by the arithmetic on them."""
+        first, stop = self.ops.vocab_range
+        head_bytes = (stop - first) * self.head_VH.shape[1] * self.head_VH.element_size()
+        row_bytes = 4 * (stop - first + num_steps * len(self.head_VH))
+        return max(1, max(LOGIT_BYTES, head_bytes) // row_bytes)
+
+
+class _Tally:
+    """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
+
+    def __init__(self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor) -> None:
+        self.head, self.states, self.weight_S = head, states, weight_S
+        num_steps, (num_tokens, width) = len(states), states[0].shape
+        zeros = weight_S.new_zeros
+        self.loss = zeros(())
+        self.sums = {name: zeros(num_steps) for name in ("accuracy", "acceptance", "step_loss")}
+        self.labelled_S = torch.zeros(num_steps, dtype=torch.int64, device=weight_S.device)
+        self.agreed_X = zeros(num_steps * num_tokens)
+        self.grad_states_XH = self.grad_head_VH = None
+        if torch.is_grad_enabled():
+            self.grad_states_XH = states[0].new_zeros(num_steps * num_tokens, width)
+            self.grad_head_VH = zeros(head.head_VH.shape)
+
+    def add(self, chunk: SupervisedRows, hidden_RH: Tensor) -> None:
+        """Scores the S rows of every position of a chunk."""
+        head, step_S = self.head, torch.arange(len(self.states), device=self.weight_S.device)
+        labelled_RS = step_S < chunk.depth_R[:, None]
+        # A row before the document's start stands on row 0 with weight 0.
+        row_RS = (chunk.teacher_R[:, None] - 1 - step_S).clamp(min=0)
+        input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)
+        logits_RSV = F.linear(input_RSH, head.head_VH).to(self.weight_S.dtype)
+        teacher = teach(head.ops, hidden_RH, head.ids_V, head.kept_V)
+        agreed_RS = labelled_RS & (arg_max(logits_RSV, head.ids_V, head.ops) == teacher.best_R[:, None])
+        scored = score(logits_RSV, teacher, head.ops)
+        value_RS, grad_RSV = ROW_LOSSES[head.kind](scored, teacher, head.ops)
+        trained_RS = (labelled_RS & teacher.kept_R[:, None]).to(self.weight_S.dtype)
+        weight_RS = trained_RS * self.weight_S
+        self.loss += (value_RS * weight_RS).sum()
+        self.sums["step_loss"] += (value_RS * trained_RS).sum(0)
+        self.sums["acceptance"] += (scored.overlap_RS * labelled_RS).sum(0)
+        self.sums["accuracy"] += agreed_RS.sum(0)
+        self.labelled_S += labelled_RS.sum(0)
+        row_X = (row_RS + step_S * len(self.states[0])).flatten()
+        self.agreed_X.index_add_(0, row_X, agreed_RS.flatten().to(self.agreed_X.dtype))
+        self._add_gradients(grad_RSV.mul_(weight_RS[..., None]), input_RSH, row_X)
+
+    def _add_gradients(self, grad_RSV: Tensor, input_RSH: Tensor, row_X: Tensor) -> None:
+        if self.grad_states_XH is None or self.grad_head_VH is None:
+            return
+        grad_XV = grad_RSV.flatten(0, 1).to(input_RSH.dtype)
+        grad_XH = self.head.ops.reduce_sum(grad_XV @ self.head.head_VH)
+        self.grad_states_XH.index_add_(0, row_X, grad_XH)
+        self.grad_head_VH += grad_XV.T @ input_RSH.flatten(0, 1)
+
+    def output(self, num_first_rows: int) -> StepOutput:
+        """``num_first_rows``: rows labelled at step 0; there is one per supervised position."""
+        first_rows = torch.tensor(num_first_rows, device=self.labelled_S.device)
+        chains_ST = self.agreed_X.view(len(self.states), -1).cumprod(0)
+        loss = self.loss
+        if self.grad_states_XH is not None:
+            grads = (*self.grad_states_XH.view(len(self.states), *self.states[0].shape), self.grad_head_VH)
+            loss = _KnownGradients.apply(loss, grads, *self.states, self.head.head_VH)
+        return StepOutput(
+            loss=loss,
+            sums={**self.sums, "acceptance_length": first_rows + chains_ST.sum()},
+            counts={**dict.fromkeys(self.sums, self.labelled_S), "acceptance_length": first_rows},
+        )
+
+
+class _KnownGradients(torch.autograd.Function):
+    """Gives a finished scalar the gradients that were computed along with it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, grads: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*grads)
+        ctx.dtypes = [tensor.dtype for tensor in inputs]
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return None, None, *((grad * grad_value).to(dtype) for grad, dtype in pairs)

@@ -1,0 +1,180 @@
+"""The Eagle3 network and its training-time test. Parameter names are the serving format's tensor names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from spec_draft_eagle3.attention import unrolled_attention
+from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
+from spec_draft_eagle3.rope import Rope, rotate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core.ops import VocabularyOps
+    from spec_core.records import DraftBatch, StepOutput
+    from spec_draft_eagle3.config import Eagle3Config
+    from spec_draft_eagle3.shape import DraftShape
+
+INIT_STD = 0.02
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Projections only; the attention itself spans the unrolled steps (``attention.py``)."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = _linear(2 * shape.hidden_size, queries)
+        self.k_proj = _linear(2 * shape.hidden_size, keys)
+        self.v_proj = _linear(2 * shape.hidden_size, keys)
+        self.o_proj = _linear(queries, shape.hidden_size)
+
+
+class Mlp(nn.Module):
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.gate_proj = _linear(shape.hidden_size, shape.intermediate_size)
+        self.up_proj = _linear(shape.hidden_size, shape.intermediate_size)
+        self.down_proj = _linear(shape.intermediate_size, shape.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One Llama-style decoder layer whose attention sees [normed token embedding ; normed hidden state]."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.self_attn = Attention(shape)
+        self.mlp = Mlp(shape)
+        self.heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        self.head_dim = shape.head_dim
+
+    def qkv_weights(self) -> tuple[Tensor, Tensor]:
+        """q, k and v stacked, split by input: what multiplies the embedding, and what multiplies the hidden state.
+
+        The embedding's part does not depend on the step, so every step shares one product.
+        """
+        attention = self.self_attn
+        stacked = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+        embedded, hidden = stacked.chunk(2, dim=1)
+        return embedded, hidden
+
+    def embed(self, embedding_TH: Tensor, weight: Tensor) -> Tensor:
+        """The embedding's share of q, k, v: [T, (heads + 2 kv_heads) * head_dim]."""
+        return F.linear(self.input_layernorm(embedding_TH), weight)
+
+    def qkv(self, embedded: Tensor, hidden_TH: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        """q, k, v as [T, heads, head_dim], not rotated yet."""
+        projected = torch.addmm(embedded, self.hidden_norm(hidden_TH), weight.T)
+        return projected.unflatten(1, (sum(self.heads), self.head_dim)).split(self.heads, dim=1)
+
+    def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
+        """Output projection and MLP around their residuals."""
+        hidden_TH = hidden_TH + self.self_attn.o_proj(attended.flatten(1))
+        return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH))
+
+
+class Eagle3Model(nn.Module):
+    """Single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
+
+    Buffers, only with a reduced vocabulary: ``d2t`` int64 [V'], target id = row + d2t[row]; ``t2d`` bool [V].
+    """
+
+    d2t: Tensor | None
+    t2d: Tensor | None
+
+    def __init__(self, shape: DraftShape, config: Eagle3Config) -> None:
+        super().__init__()
+        self.shape, self.config = shape, config
+        self.rope = Rope(shape)
+        width = shape.hidden_size
+        self.fc = _linear(shape.num_captured * width, width)
+        self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(shape.num_captured * shape.fc_norm))
+        self.midlayer = Layer(shape)
+        self.norm = RMSNorm(width, shape.norm_eps)
+        self.lm_head = _linear(width, shape.vocab_size)
+        self.register_buffer("d2t", torch.zeros(shape.vocab_size, dtype=torch.int64) if shape.reduced else None)
+        self.register_buffer("t2d", torch.zeros(shape.target_vocab_size, dtype=torch.bool) if shape.reduced else None)
+
+    @property
+    def ids_V(self) -> Tensor:
+        """int64 [V']: target id of each row of the head."""
+        rows = torch.arange(self.shape.vocab_size, device=self.lm_head.weight.device)
+        return rows if self.d2t is None else rows + self.d2t
+
+    def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
+        """This batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators`` float64 [S] holds the global n_s."""
+        # First of all: counting rows waits for the device, best while nothing is queued on it.
+        rows = SupervisedRows.of(batch)
+        states = self.unroll(batch, ops)
+        loss = HeadLoss(
+            head_VH=self.lm_head.weight, ids_V=self.ids_V, kept_V=self.t2d, kind=self.config.loss, ops=ops
+        )
+        return loss(states, batch.hidden_TNH[:, -1], rows, self._step_weights(denominators, states[0]))
+
+    def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> list[Tensor]:
+        """S inputs of the head [T, H], after the final norm.
+
+        Row t of step s has token t + 1 + s as input. Past its document's end that is some other token: such a row
+        is never labelled, at no later step either, and no row of its document attends it.
+        """
+        steps, (num_tokens, layer) = self.config.num_steps, (len(batch.input_ids_T), self.midlayer)
+        token_weight, hidden_weight = layer.qkv_weights()
+        tokens = F.pad(layer.embed(ops.embed(batch.input_ids_T), token_weight), (0, 0, 0, steps))
+        bounds = [(span.start, span.stop) for span in batch.spans]
+        hidden = self.fuse(batch.hidden_TNH[:, :-1])
+        keys, values, states = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+        for step in range(steps):
+            q, k, v = layer.qkv(tokens[step + 1 : step + 1 + num_tokens], hidden, hidden_weight)
+            angles = self.rope.angles(batch.position_T + step, q.dtype)
+            keys.append(rotate(k, angles))
+            values.append(v)
+            attended = unrolled_attention(ops.attention, rotate(q, angles), keys, values, bounds)
+            hidden, normed = self.output(layer.finish(hidden, attended))
+            states.append(normed)
+        return states
+
+    def fuse(self, hidden_TNH: Tensor) -> Tensor:
+        """Captured states [T, N, H] -> the first step's hidden state [T, H]."""
+        hidden_TNH = hidden_TNH.to(self.fc.weight.dtype)
+        if self.fc_norm:
+            hidden_TNH = torch.stack([norm(hidden_TNH[:, i]) for i, norm in enumerate(self.fc_norm)], dim=1)
+        return self.fc(hidden_TNH.flatten(1))
+
+    def output(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's output -> (the next step's hidden state, the head's input)."""
+        normed = self.norm(hidden_TH)
+        return (normed if self.shape.norm_output else hidden_TH), normed
+
+    def _step_weights(self, denominators: Tensor, like: Tensor) -> Tensor:
+        """[S]: decay^s / n_s, and 0 where nothing is labelled."""
+        count = denominators.to(like.device)
+        decay = self.config.step_decay ** torch.arange(len(count), device=like.device, dtype=count.dtype)
+        weight = torch.where(count > 0, decay / count.clamp(min=1), 0)
+        return weight.to(torch.promote_types(like.dtype, torch.float32))
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(linear.weight, std=INIT_STD)
+    return linear

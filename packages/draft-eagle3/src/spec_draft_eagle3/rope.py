@@ -1,0 +1,112 @@
+"""Rotary position embeddings with the target's conventions (Hugging Face ``rope_parameters``)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from spec_draft_eagle3.shape import DraftShape
+
+
+class Rope:
+    """Angles for the first ``2 * len(inv_freq)`` channels of each head; the others pass unrotated.
+
+    Not a module: the frequencies stay float32 whatever dtype the draft is cast to, as in the engines.
+    """
+
+    def __init__(self, shape: DraftShape) -> None:
+        dim = int(shape.head_dim * shape.rope.get("partial_rotary_factor", 1.0))
+        self._frequency_by_device = {torch.device("cpu"): inverse_frequencies(shape.rope, dim, shape.max_positions)}
+        self.scale = attention_scale(shape.rope, shape.max_positions)
+
+    def angles(self, position_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, 1, rotated / 2] of integer positions, for ``rotate``."""
+        wide = torch.promote_types(dtype, torch.float32)
+        angle = position_T.to(wide)[:, None, None] * self._frequencies(position_T.device).to(wide)
+        return (angle.cos() * self.scale).to(dtype), (angle.sin() * self.scale).to(dtype)
+
+    def _frequencies(self, device: torch.device) -> Tensor:
+        if device not in self._frequency_by_device:
+            self._frequency_by_device[device] = self._frequency_by_device[torch.device("cpu")].to(device)
+        return self._frequency_by_device[device]
+
+
+def rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotates channel pairs (i, i + rotated / 2) of ``[T, heads, head_dim]``."""
+    cos, sin = angles
+    half = cos.shape[-1]
+    first, second = heads_TND[..., :half], heads_TND[..., half : 2 * half]
+    turned = [first * cos - second * sin, second * cos + first * sin, heads_TND[..., 2 * half :]]
+    return torch.cat(turned, dim=-1)
+
+
+def inverse_frequencies(rope: Mapping[str, Any], dim: int, max_positions: int) -> Tensor:
+    """float32 [dim / 2], in the order of operations of transformers' ``ROPE_INIT_FUNCTIONS``."""
+    theta = rope.get("rope_theta", 10_000.0)
+    frequency = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    kind = rope.get("rope_type", "default")
+    if kind == "linear":
+        return frequency / rope["factor"]
+    if kind == "llama3":
+        return _llama3(frequency, rope)
+    if kind == "yarn":
+        return _yarn(frequency, rope, theta, max_positions)
+    return frequency
+
+
+def attention_scale(rope: Mapping[str, Any], max_positions: int) -> float:
+    """Factor on cos and sin: 1, except for YaRN (arXiv 2309.00071)."""
+    if rope.get("rope_type", "default") != "yarn":
+        return 1.0
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    factor = _yarn_factor(rope, max_positions)
+    scale, scale_all = rope.get("mscale"), rope.get("mscale_all_dim")
+    if scale and scale_all:
+        return _yarn_scale(factor, scale) / _yarn_scale(factor, scale_all)
+    return _yarn_scale(factor, 1.0)
+
+
+def _llama3(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:
+    """Long waves are slowed by ``factor``, short ones kept, those between blended (Llama 3.1)."""
+    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
+    context = rope["original_max_position_embeddings"]
+    wave = 2 * math.pi / frequency
+    blend = (context / wave - low) / (high - low)
+    between = (1 - blend) * frequency / factor + blend * frequency
+    slowed = torch.where(wave > context / low, frequency / factor, frequency)
+    return torch.where((wave >= context / high) & (wave <= context / low), between, slowed)
+
+
+def _yarn(frequency: Tensor, rope: Mapping[str, Any], theta: float, max_positions: int) -> Tensor:
+    """Channels that turn often within the original context are kept, slow ones divided by ``factor``."""
+    dim = 2 * len(frequency)
+    context = rope.get("original_max_position_embeddings") or max_positions
+
+    def channel(turns: float) -> float:
+        return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = channel(rope.get("beta_fast") or 32), channel(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low if high != low else 0.001
+    kept = 1 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    slowed = 1.0 / (_yarn_factor(rope, max_positions) * (1.0 / frequency))
+    return slowed * (1 - kept) + frequency * kept
+
+
+def _yarn_factor(rope: Mapping[str, Any], max_positions: int) -> float:
+    context = rope.get("original_max_position_embeddings") or max_positions
+    return rope.get("factor") or max_positions / context
+
+
+def _yarn_scale(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

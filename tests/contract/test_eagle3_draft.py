@@ -1,0 +1,25 @@
+"""Eagle3 keeps the contract of drafts, plain and with every option that changes its tensors or its loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from spec_draft_eagle3.draft import Eagle3Draft
+
+from spec_core.testing.draft_suite import DraftSuite
+
+if TYPE_CHECKING:
+    from spec_core import Draft
+
+
+class TestEagle3Draft(DraftSuite):
+    @pytest.fixture
+    def draft(self) -> type[Draft]:
+        return Eagle3Draft
+
+    @pytest.fixture(
+        params=[{}, {"vocab_size": 60, "fc_norm": True, "norm_output": True, "loss": "lk_lambda"}]
+    )
+    def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
+        return {"num_steps": 3, **request.param}

@@ -1,0 +1,19 @@
+"""FSDP2 keeps the contract of strategies, on gloo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_core.testing.strategy_suite import StrategySuite
+from spec_trainer.strategies.fsdp import FsdpStrategy
+
+if TYPE_CHECKING:
+    from spec_core import Strategy
+
+
+class TestFsdpStrategy(StrategySuite):
+    @pytest.fixture
+    def strategy(self) -> type[Strategy]:
+        return FsdpStrategy
