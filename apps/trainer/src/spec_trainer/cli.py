@@ -225,9 +225,9 @@ def run(words: Sequence[str]) -> int:
     """Exit code of a command line: 0 done, 1 run failed, 2 bad usage or configuration, 130 interrupted."""
     from spec_trainer.interrupted import Interrupted
 
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s"
-    )
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
+    for package in ("spec_trainer", "spec_core"):
+        logging.getLogger(package).setLevel(logging.INFO)
     try:
         app(list(words), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

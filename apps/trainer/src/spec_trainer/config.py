@@ -163,12 +163,12 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
             f"placement.engine_fraction={placement.engine_fraction} exceed the device; their sum must be <= 1",
         ),
         (
-            train.was_set("decay_share") and train.schedule != "wsd",
+            _changed(train, "decay_share") and train.schedule != "wsd",
             f"train.decay_share with train.schedule={train.schedule}: only wsd decays at the end; "
             "remove it or set train.schedule=wsd",
         ),
         (
-            train.was_set("epochs") and train.steps is not None,
+            _changed(train, "epochs") and train.steps is not None,
             f"train.steps={train.steps} and train.epochs={train.epochs}: both say how long; remove one",
         ),
         (
@@ -182,3 +182,9 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
         ),
     ]
     return [message for wrong, message in checks if wrong]
+
+
+def _changed(section: Config, key: str) -> bool:
+    """True if a key has another value than its default. (Whether it was written at all says nothing: the resolved
+    ``config.yaml`` writes every key.)"""
+    return getattr(section, key) != type(section).model_fields[key].default

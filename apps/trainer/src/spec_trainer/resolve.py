@@ -158,7 +158,7 @@ def describe(run: ResolvedRun) -> dict[str, Any]:
         "features_bytes_per_token": run.schema.bytes_per_token(),
         "samples": len(run.dataset.train),
         "held_out_samples": len(run.dataset.held_out),
-        "tokens_per_epoch": sum(run.dataset.lengths[sample_id] for sample_id in run.dataset.train),
+        "tokens_per_epoch": run.dataset.total_tokens,
         "data": str(run.dataset.report),
         "steps": run.work.total_steps,
         "placement": config.placement.kind,

@@ -78,7 +78,7 @@ class Hello:
             return cls(
                 int(fields["version"]), str(fields["token"]), int(fields["rank"]), int(fields["world_size"])
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ProtocolError("a first record that is no hello") from error
 
 
@@ -144,7 +144,7 @@ class Relay:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first = await _read_frame(reader, MAX_HELLO_BYTES)
         hello = Hello.decode(first.payload)
-        if not compare_digest(hello.token.encode(), self._token.encode()):
+        if not compare_digest(hello.token.encode(errors="replace"), self._token.encode()):
             logger.warning("rendezvous: refused a connection without the group's token")
             writer.write(Frame(REFUSED, 0, 0, b"it does not know the group's token").encode())
             return

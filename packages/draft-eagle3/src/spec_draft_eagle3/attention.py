@@ -64,11 +64,13 @@ class _MergedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, out, lse, *keys_values = ctx.saved_tensors
         keys, values = _halves(keys_values)
-        grad_q, grad_key, grad_value = ctx.kernel.backward(grad_out, (q, keys[0], values[0], out, lse), ctx.bounds)
+        grad_q, grad_key, grad_value = ctx.kernel.backward(
+            grad_out, (q, keys[0], values[0], out, lse), ctx.bounds
+        )
         grad_keys, grad_values = [grad_key], [grad_value]
         if len(keys) > 1:
             added, *diagonal = _diagonal_gradients(grad_out, (q, out, lse), keys[1:], values[1:])
-            grad_q = (added + grad_q.view_as(added)).view_as(q).to(q.dtype)
+            grad_q = (added + grad_q.reshape(added.shape)).reshape(q.shape).to(q.dtype)
             grad_keys += diagonal[0]
             grad_values += diagonal[1]
         return None, None, grad_q, *grad_keys, *grad_values
@@ -78,12 +80,12 @@ def _merge_diagonals(
     out: Tensor, lse: Tensor, scores_TKGD: Tensor, values: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Attention over the causal keys (out, lse) and the diagonal keys (last axis of the scores) together."""
-    lse_TKG = lse.view(scores_TKGD.shape[:-1])
+    lse_TKG = lse.reshape(scores_TKGD.shape[:-1])
     merged = torch.logaddexp(lse_TKG, scores_TKGD.logsumexp(-1))
-    total = out.view(*merged.shape, -1) * (lse_TKG - merged).exp()[..., None]
+    total = out.reshape(*merged.shape, -1) * (lse_TKG - merged).exp()[..., None]
     for weight, value in zip((scores_TKGD - merged[..., None]).exp().unbind(-1), values, strict=True):
         total += weight[..., None] * value[:, :, None]
-    return total.view_as(out).to(out.dtype), merged.view_as(lse)
+    return total.reshape(out.shape).to(out.dtype), merged.reshape(lse.shape)
 
 
 def _diagonal_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
@@ -96,12 +98,14 @@ def _diagonal_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
 def _diagonal_gradients(
     grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor], keys: Sequence[Tensor], values: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """What the diagonals add to dq (wide, grouped), and their own dk and dv; ``saved`` is q and the merged out, lse."""
+    """What the diagonals add to dq (wide, grouped), and their dk and dv; ``saved``: q and the merged out, lse."""
     q, out, lse = saved
     q_TKGD, grad_TKGD = _grouped(q, keys[0]), _grouped(grad_out, keys[0])
-    weights = (_diagonal_scores(q, keys) - lse.view(*q_TKGD.shape[:-1], 1)).exp()
+    weights = (_diagonal_scores(q, keys) - lse.reshape(*q_TKGD.shape[:-1], 1)).exp()
     row_TKG = (grad_TKGD * _grouped(out, keys[0])).sum(-1)
-    grad_q, grad_keys, grad_values = torch.zeros_like(q_TKGD), list[Tensor](), list[Tensor]()
+    grad_q = torch.zeros_like(q_TKGD)
+    grad_keys: list[Tensor] = []
+    grad_values: list[Tensor] = []
     for weight, key, value in zip(weights.unbind(-1), keys, values, strict=True):
         from_value = (grad_TKGD * value[:, :, None]).sum(-1)
         score = (weight * (from_value - row_TKG) * q.shape[-1] ** -0.5)[..., None]
@@ -113,7 +117,8 @@ def _diagonal_gradients(
 
 def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds) -> Tensor:
     """Dense attention of a few queries at a time, recomputed in backward: for hardware without a kernel."""
-    pieces, cursor = list[Tensor](), 0
+    pieces: list[Tensor] = []
+    cursor = 0
     for start, stop in bounds:
         pieces.append(torch.zeros_like(q[cursor:start]))
         rows = max(1, SCORE_BYTES // (4 * q.shape[1] * (stop - start)))
@@ -139,7 +144,7 @@ def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *diagonals: Tensor) -> T
     out = torch.einsum("tkgu,ukd->tkgd", law, value.to(law.dtype))
     for weight, own in zip(diagonal_laws, values, strict=True):
         out = out + weight * own[:, :, None]
-    return out.view_as(q).to(q.dtype)
+    return out.reshape(q.shape).to(q.dtype)
 
 
 def _grouped(heads: Tensor, like_kv: Tensor) -> Tensor:

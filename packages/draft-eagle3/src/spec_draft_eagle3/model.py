@@ -11,12 +11,14 @@ from torch.nn import functional as F
 from spec_draft_eagle3.attention import unrolled_attention
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
 from spec_draft_eagle3.rope import Rope, rotate
+from spec_draft_eagle3.vocabulary import mapping, select_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
+    from spec_core.target import TargetSpec, TargetTensors
     from spec_draft_eagle3.config import Eagle3Config
     from spec_draft_eagle3.shape import DraftShape
 
@@ -109,12 +111,17 @@ class Eagle3Model(nn.Module):
         self.rope = Rope(shape)
         width = shape.hidden_size
         self.fc = _linear(shape.num_captured * width, width)
-        self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(shape.num_captured * shape.fc_norm))
+        chunks = shape.num_captured if shape.fc_norm else 0
+        self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(chunks))
         self.midlayer = Layer(shape)
         self.norm = RMSNorm(width, shape.norm_eps)
         self.lm_head = _linear(width, shape.vocab_size)
-        self.register_buffer("d2t", torch.zeros(shape.vocab_size, dtype=torch.int64) if shape.reduced else None)
-        self.register_buffer("t2d", torch.zeros(shape.target_vocab_size, dtype=torch.bool) if shape.reduced else None)
+        self.register_buffer(
+            "d2t", torch.zeros(shape.vocab_size, dtype=torch.int64) if shape.reduced else None
+        )
+        self.register_buffer(
+            "t2d", torch.zeros(shape.target_vocab_size, dtype=torch.bool) if shape.reduced else None
+        )
 
     @property
     def ids_V(self) -> Tensor:
@@ -143,7 +150,9 @@ class Eagle3Model(nn.Module):
         tokens = F.pad(layer.embed(ops.embed(batch.input_ids_T), token_weight), (0, 0, 0, steps))
         bounds = [(span.start, span.stop) for span in batch.spans]
         hidden = self.fuse(batch.hidden_TNH[:, :-1])
-        keys, values, states = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        states: list[Tensor] = []
         for step in range(steps):
             q, k, v = layer.qkv(tokens[step + 1 : step + 1 + num_tokens], hidden, hidden_weight)
             angles = self.rope.angles(batch.position_T + step, q.dtype)
@@ -178,3 +187,14 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     linear = nn.Linear(inputs, outputs, bias=False)
     nn.init.normal_(linear.weight, std=INIT_STD)
     return linear
+
+
+def initial_weights(
+    shape: DraftShape, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
+) -> dict[str, Tensor]:
+    """What does not start at random: the head and its norm start as the target's, and the vocabulary is chosen."""
+    always = target.eos_token_ids
+    ids_V = select_tokens(token_counts, shape.target_vocab_size, shape.vocab_size, always)
+    head_VH = tensors.head_VH[ids_V].float() * target.logit_scale
+    weights = {"lm_head.weight": head_VH, "norm.weight": tensors.norm_H.float()}
+    return weights | (mapping(ids_V, shape.target_vocab_size) if shape.reduced else {})

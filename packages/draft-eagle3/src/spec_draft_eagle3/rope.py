@@ -23,7 +23,9 @@ class Rope:
 
     def __init__(self, shape: DraftShape) -> None:
         dim = int(shape.head_dim * shape.rope.get("partial_rotary_factor", 1.0))
-        self._frequency_by_device = {torch.device("cpu"): inverse_frequencies(shape.rope, dim, shape.max_positions)}
+        self._frequency_by_device = {
+            torch.device("cpu"): inverse_frequencies(shape.rope, dim, shape.max_positions)
+        }
         self.scale = attention_scale(shape.rope, shape.max_positions)
 
     def angles(self, position_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

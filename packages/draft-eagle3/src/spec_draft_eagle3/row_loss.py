@@ -74,8 +74,6 @@ def arg_max(values_XV: Tensor, ids_V: Tensor, ops: VocabularyOps) -> Tensor:
     return -ops.reduce_max(torch.where(top_X == best_X, -ids_V[index_X], torch.iinfo(torch.int64).min))
 
 
-
-
 def _cross_entropy(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Tensor]:
     return scored.cross_RS, scored.law_RSV.sub_(teacher.law_RV[:, None])
 

@@ -167,7 +167,8 @@ def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
     if any(isinstance(value, dict) for value in rope.values()):
         return "rotary embeddings that differ between layer types are not supported"
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    return f"rotary embeddings over {rotated} of {head_dim} channels: an even number is needed" if rotated % 2 else None
+    even = f"rotary embeddings over {rotated} of {head_dim} channels: an even number is needed"
+    return even if rotated % 2 else None
 
 
 def _refuse_foreign_options(fields: Json, folder: Path) -> None:
@@ -175,10 +176,14 @@ def _refuse_foreign_options(fields: Json, folder: Path) -> None:
     for key, plain in _NOT_EXPRESSED.items():
         value = fields.get(key, nested.get(key, plain))
         if value != plain:
-            raise ArtifactError(f"draft {folder} has {key}={value!r}; only {plain!r} can be trained and served here")
+            raise ArtifactError(
+                f"draft {folder} has {key}={value!r}; only {plain!r} can be trained and served here"
+            )
     width, hidden = fields.get("target_hidden_size"), fields.get("hidden_size")
     if width not in (None, hidden):
-        raise ArtifactError(f"draft {folder} has target_hidden_size={width!r}, expected its hidden_size {hidden!r}")
+        raise ArtifactError(
+            f"draft {folder} has target_hidden_size={width!r}, expected its hidden_size {hidden!r}"
+        )
 
 
 def _read_layers(fields: Json, folder: Path) -> tuple[int, ...] | None:
@@ -189,7 +194,9 @@ def _read_layers(fields: Json, folder: Path) -> tuple[int, ...] | None:
     if nested:
         found.add(tuple(layer + 1 for layer in nested))
     if len(found) > 1:
-        raise ArtifactError(f"draft {folder}: {name} {top} and eagle_config's {nested} do not name the same layers")
+        raise ArtifactError(
+            f"draft {folder}: {name} {top} and eagle_config's {nested} do not name the same layers"
+        )
     return found.pop() if found else None
 
 

@@ -17,7 +17,9 @@ def select_tokens(token_counts: Tensor | None, target_size: int, size: int, alwa
 
     ``token_counts`` int64 [target_size] says how often each token is supervised; None counts as all equal.
     """
-    counts = torch.zeros(target_size, dtype=torch.int64) if token_counts is None else token_counts.cpu().clone()
+    counts = (
+        torch.zeros(target_size, dtype=torch.int64) if token_counts is None else token_counts.cpu().clone()
+    )
     counts[[token for token in always if token < target_size]] = torch.iinfo(torch.int64).max
     by_frequency = counts.argsort(descending=True, stable=True)
     return by_frequency[:size].sort().values

@@ -117,9 +117,12 @@ class HfModel:
             head_VH=self.causal_lm.get_output_embeddings().weight.detach(),
             norm_H=1 + norm_H.float() if self.target.norm == "rms_plus_one" else norm_H,
         )
-        session = self.session((self.target.num_layers,))
-        logits_RV, hidden_TNH = session.forward(range(min(8, self.target.vocab_size)))
-        said_RV = TargetOps(self.target, tensors, self.device, self.dtype).teacher_logits(hidden_TNH[:, 0])
+        states: list[Tensor] = []
+        ids_BT = self._padded([range(min(8, self.target.vocab_size))])
+        taps = self.tapped((self.target.num_layers,), lambda _, state_BTH: states.append(state_BTH[0]))
+        with torch.no_grad(), taps, _target_errors(self.target):
+            logits_RV = self.causal_lm(ids_BT, use_cache=False).logits[0].float()
+        said_RV = TargetOps(self.target, tensors, self.device, self.dtype).teacher_logits(states[0])
         if (said_RV - logits_RV).abs().max() > _HEAD_TOLERANCE * logits_RV.abs().max():
             raise TargetError(
                 f"target {self.target.folder}: model_type {self.target.model_type!r} computes other logits than its "

@@ -66,7 +66,7 @@ class TinyTargetConfig:
     steps: int = 700
     warmup_steps: int = 20
     lr: float = 8e-3  # of AdamW, for embeddings and norms
-    matrix_lr: float = 4e-2  # of Muon, for the layers' matrices
+    matrix_lr: float = 2e-2  # of Muon, for the layers' matrices
     weight_decay: float = 0.1
     seed: int = 0
 

@@ -27,7 +27,9 @@ class FlashAttention:
         lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
         for start, stop in bounds:
             rows = slice(start, stop)
-            document = _forward(_heads_first(q[rows]), _heads_first(k[rows]), _heads_first(v[rows]), 0.0, True)
+            document = _forward(
+                _heads_first(q[rows]), _heads_first(k[rows]), _heads_first(v[rows]), 0.0, True
+            )
             out[rows] = document[0][0].transpose(0, 1)
             lse[rows] = document[1][0].transpose(0, 1)
         return out, lse

@@ -200,7 +200,7 @@ class _Pickler(pickle.Pickler):
     """Names functions and classes by their file too: pytest imports test modules that no child could find."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, FunctionType | type):
+        if not isinstance(obj, FunctionType | type) or obj.__module__ == __name__:
             return NotImplemented
         path = getattr(sys.modules[obj.__module__], "__file__", None)
         return NotImplemented if path is None else (_find, (path, obj.__module__, obj.__qualname__))

@@ -1,0 +1,43 @@
+# Everything runs from a local environment in .venv; the first target that needs it makes it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MEMBERS := packages/core packages/draft-eagle3 packages/draft-dflash packages/backend-cuda packages/backend-ascend apps/trainer
+EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
+
+.PHONY: help install quickstart test check bench mutations clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/installed ## make the local environment
+
+quickstart: install ## train a tiny target and a draft for it, end to end, with a report
+	$(BIN)/spec-trainer quickstart
+
+test: install ## all tests
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+check: install ## lint, format, types, import law
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: install ## benchmarks at toy size
+	$(BIN)/python benchmarks/trainer_step.py --toy
+	$(BIN)/python benchmarks/transport.py --toy
+
+mutations: install ## delete each contract's implementation, one line at a time: a test must fail
+	$(BIN)/python tests/mutations/run.py
+
+clean: ## remove the environment and what runs wrote
+	rm -rf $(VENV) runs dist
+
+# torch first, pinned: what follows then finds it satisfied and fetches no other build.
+$(VENV)/installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt $(EDITABLE) --group dev
+	touch $@

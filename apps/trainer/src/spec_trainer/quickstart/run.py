@@ -1,0 +1,157 @@
+"""``spec-trainer quickstart``: the main job end to end, with nothing at hand but Python.
+
+A tiny target is trained on the text that Python ships (once: it is cached), its hidden states are captured, a draft
+is trained on them, exported, and measured on held-out *files* against the untrained draft and two drafts that need
+no training at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_core.records import SamplingParams
+from spec_trainer.evaluate import decode, export_untrained, measure
+from spec_trainer.job import run_training
+from spec_trainer.quickstart.corpus import python_documents, split_by_file
+from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, tiny_target_cache_key
+from spec_trainer.report import write_report
+from spec_trainer.resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spec_core import Engine
+    from spec_trainer.quickstart.corpus import Document
+    from spec_trainer.resolve import ResolvedRun
+
+log = logging.getLogger(__name__)
+
+HELD_OUT_SHARE = 0.06
+NUM_PROMPTS = 56
+PROMPT_TOKENS = 48
+SAMPLING = SamplingParams(max_new_tokens=128, temperature=1.0, seed=0, num_draft_tokens=4, stop_at_eos=False)
+OVERRIDES = (
+    "train.epochs=2",
+    "train.lr=2e-3",
+    "train.global_batch_tokens=4096",
+    "train.warmup_steps=20",
+    "train.eval_every=100",
+    "train.save_every=200",
+    "data.max_length=256",
+    "draft.num_steps=4",
+    "placement.kind=inline",
+)
+"""Chosen for two cores and some minutes; every key of the configuration can be read in the run's config.yaml."""
+
+
+@dataclass(frozen=True)
+class QuickstartFiles:
+    """The cached folder: reused by a second run and by the examples."""
+
+    folder: Path
+
+    @property
+    def target(self) -> Path:
+        return self.folder / "target"
+
+    @property
+    def train(self) -> Path:
+        return self.folder / "train.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        return self.folder / "held_out.jsonl"
+
+
+def run_quickstart(draft: str, engine: str, output: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the run's summary; see the module's docstring."""
+    files = prepare_files(TinyTargetConfig())
+    flags = {
+        "target": str(files.target),
+        "data.path": str(files.train),
+        "data.eval_path": str(files.held_out),
+        "draft.name": draft,
+        "engine.name": engine,
+        "output": str(output),
+    }
+    run = resolve(None, flags, [*OVERRIDES, *overrides])
+    summary = run_training(run)
+    log.info("measuring acceptance on held-out prompts")
+    summary |= _measure_all(run, _prompts(run))
+    summary["description"] += ", sampling at temperature 1, four draft tokens"
+    run.directory.write_summary(summary)
+    write_report(run.directory, "Quickstart: a draft for a tiny target", summary)
+    return summary
+
+
+def prepare_files(config: TinyTargetConfig) -> QuickstartFiles:
+    """The tiny target and its data, from the cache or made now (some minutes)."""
+    documents = python_documents()
+    train, held_out = split_by_file(documents, HELD_OUT_SHARE, seed=0)
+    files = QuickstartFiles(_cache_folder() / f"quickstart-{tiny_target_cache_key(train, config)}")
+    files.folder.mkdir(parents=True, exist_ok=True)
+    _write_rows(files.train, train)
+    _write_rows(files.held_out, held_out)
+    if not files.target.exists():
+        log.info("training the tiny target once, into %s", files.folder)
+        build_tiny_target(files.target, train, config, _log_progress)
+    return files
+
+
+def _measure_all(run: ResolvedRun, prompts: list[list[int]]) -> dict[str, Any]:
+    """Acceptance length of the trained draft and of three others, all by the same decoding."""
+    with run.engine_type(run.config.engine, run.target, run.backend.device(0)) as engine:
+        untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
+        engine.load_draft(untrained)
+        before = _acceptance_length(engine, prompts)
+        result = measure(engine, run.directory.draft, prompts, SAMPLING)
+    return {"acceptance_length_before": before, **result, **_measure_baselines(run, prompts)}
+
+
+def _measure_baselines(run: ResolvedRun, prompts: list[list[int]]) -> dict[str, float]:
+    """Drafts that see tokens only; any Proposer can be decoded with by the reference engine."""
+    from spec_trainer.engines.baselines import BigramLaw, BigramProposer, PromptLookupProposer
+    from spec_trainer.engines.hf import HfConfig, HfEngine
+
+    law = BigramLaw((sample.input_ids.tolist() for sample in run.dataset.train), run.target.vocab_size)
+    results: dict[str, float] = {}
+    with HfEngine(HfConfig(), run.target, run.backend.device(0)) as engine:
+        engine.use_proposer(lambda: BigramProposer(law))
+        results["acceptance_length_bigram"] = _acceptance_length(engine, prompts)
+        engine.use_proposer(PromptLookupProposer)
+        results["acceptance_length_prompt_lookup"] = _acceptance_length(engine, prompts)
+    return results
+
+
+def _acceptance_length(engine: Engine, prompts: list[list[int]]) -> float:
+    decode(engine, prompts, SAMPLING)
+    return engine.acceptance().acceptance_length
+
+
+def _prompts(run: ResolvedRun) -> list[list[int]]:
+    """The openings of held-out documents: no file of theirs was trained on."""
+    long_enough = [sample for sample in run.dataset.held_out if len(sample) >= PROMPT_TOKENS]
+    every = max(1, len(long_enough) // NUM_PROMPTS)
+    return [sample.input_ids[:PROMPT_TOKENS].tolist() for sample in long_enough[::every][:NUM_PROMPTS]]
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "spec-trainer"
+
+
+def _write_rows(file: Path, documents: Sequence[Document]) -> None:
+    if not file.exists():
+        scratch = file.with_suffix(f".{os.getpid()}")
+        scratch.write_text("".join(json.dumps({"text": document.text}) + "\n" for document in documents))
+        scratch.replace(file)
+
+
+def _log_progress(step: int, num_steps: int, loss: float) -> None:
+    if step % 50 == 0 or step == num_steps:
+        log.info("tiny target: step %d/%d, loss %.2f nats per token", step, num_steps, loss)

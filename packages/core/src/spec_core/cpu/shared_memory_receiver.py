@@ -1,0 +1,273 @@
+"""The trainer's end of SharedMemoryTransport. ``shared_memory_wire`` draws the conversation."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from hmac import compare_digest
+from typing import TYPE_CHECKING
+
+from spec_core.cpu.shared_memory import Arena
+from spec_core.cpu.shared_memory_wire import (
+    MAX_PACKET_BYTES,
+    Kind,
+    Layout,
+    Record,
+    Welcome,
+    decode,
+    decode_hello,
+    encode_json,
+)
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError
+from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.transport import FeatureReceiver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+_UCRED = struct.Struct("3i")
+"""struct ucred of unix(7): pid, uid, gid."""
+
+
+@dataclass(eq=False)
+class _Peer:
+    """A connection; a sender once it has been welcomed."""
+
+    socket: socket.socket
+    name: str
+    welcome: bool = False
+    farewell: bool = False
+    granted: dict[int, _Block] = field(default_factory=dict["int", "_Block"])
+
+
+@dataclass(frozen=True)
+class _Request:
+    peer: _Peer
+    number: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class _Block:
+    offset: int
+    num_tokens: int
+    sample_id: int = 0
+
+
+class SharedMemoryReceiver(FeatureReceiver):
+    """One thread listens to all senders; one condition guards all state."""
+
+    def __init__(self, schema: FeatureSchema, window_bytes: int) -> None:
+        self._schema, self._layout = schema, Layout(schema)
+        self._window_bytes = window_bytes
+        self._used_bytes = 0
+        self._arena = Arena(window_bytes)
+        self._name = f"spec-{secrets.token_hex(8)}"
+        self._token = secrets.token_hex(16)
+        self._peers: set[_Peer] = set()
+        self._count = 0
+        self._requests: deque[_Request] = deque()
+        self._arrived: deque[_Block | RunError] = deque()
+        self._held: dict[int, tuple[FeatureSample, _Block]] = {}
+        self._closed = False
+        self._changed = threading.Condition()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(f"\0{self._name}")  # abstract: no file, and gone with this process
+        self._listener.listen()
+        self._waker, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"shm:{self._name}:{self._token}"
+
+    def receive(self, timeout_s: float) -> FeatureSample:
+        with self._changed:
+            if not self._changed.wait_for(self._something_to_say, timeout_s):
+                raise DeadlineExceeded(f"no sample within {timeout_s} s; {self._situation()}")
+            if self._closed:
+                raise ProtocolError("the receiver was closed")
+            if not self._arrived:
+                raise PeerLost(f"every sender of {self._name} has gone")
+            block = self._arrived.popleft()
+            if isinstance(block, RunError):
+                raise block
+            ids, hidden = self._layout.view(self._arena.bytes, block.offset, block.num_tokens)
+            sample = FeatureSample(sample_id=block.sample_id, input_ids=ids, hidden_TNH=hidden)
+            self._held[id(sample)] = (sample, block)
+            return sample
+
+    def release(self, sample: FeatureSample) -> None:
+        with self._changed:
+            held = self._held.pop(id(sample), None)
+            if held is None:
+                raise ProtocolError(
+                    f"sample {sample.sample_id} is not held: released twice or never received"
+                )
+            self._free(held[1])
+            self._grant_in_turn()
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        self._waker.send(b"\0")
+        self._thread.join()
+        for end in (self._waker, self._woken, self._listener, *(peer.socket for peer in self._peers)):
+            end.close()
+        self._arrived.clear()
+        self._held.clear()
+        self._arena.close()
+
+    def _something_to_say(self) -> bool:
+        deserted = self._count > 0 and not any(peer.welcome for peer in self._peers)
+        return self._closed or bool(self._arrived) or deserted
+
+    def _situation(self) -> str:
+        """Who is to blame for the silence."""
+        late = sorted(peer.name for peer in self._peers if peer.granted)
+        if late:
+            return f"room was given to {', '.join(late)} and was not filled"
+        return f"{self._count} senders have connected, {self._used_bytes} of {self._window_bytes} bytes are in use"
+
+    def _serve(self) -> None:
+        """The thread: listens until it is woken."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            while True:
+                for key, _ in selector.select():
+                    if key.data is None:
+                        return
+                    action: Callable[[selectors.BaseSelector], None] = key.data
+                    with self._changed:
+                        action(selector)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        if uid != os.geteuid():
+            logger.warning("%s: refused a connection of user %d", self._name, uid)
+            connection.close()
+            return
+        peer = _Peer(connection, f"process {pid}")
+        self._peers.add(peer)
+        selector.register(connection, selectors.EVENT_READ, partial(self._hear, peer))
+
+    def _hear(self, peer: _Peer, selector: selectors.BaseSelector) -> None:
+        """One packet of a peer; what it may not say ends its connection, and nobody else's."""
+        try:
+            packet = peer.socket.recv(MAX_PACKET_BYTES)
+            if packet:
+                self._answer(peer, packet)
+                return
+            loss = None if peer.farewell else PeerLost(f"the sender in {peer.name} has died")
+        except ConnectionError:
+            return  # it went with a record unread; what it said before, and its end, are still to be read
+        except ProtocolError as error:
+            loss = ProtocolError(f"the sender in {peer.name}: {error}")
+        selector.unregister(peer.socket)
+        self._dismiss(peer, loss)
+
+    def _answer(self, peer: _Peer, packet: bytes) -> None:
+        if not peer.welcome:
+            self._greet(peer, packet)
+            return
+        record = decode(packet)
+        if record.kind is Kind.REQUEST:
+            self._request(_Request(peer, record.number, record.value))
+        elif record.kind is Kind.READY:
+            self._ready(peer, record)
+        elif record.kind is Kind.WITHDRAW:
+            self._withdraw(peer, record.number)
+        elif record.kind is Kind.BYE:
+            peer.farewell = True
+        else:
+            raise ProtocolError(f"{record.kind.name} is not for a sender to say")
+
+    def _greet(self, peer: _Peer, packet: bytes) -> None:
+        """T1. Raises ProtocolError for anything but a hello with the token."""
+        hello = decode_hello(packet)
+        if not compare_digest(hello.token.encode(errors="replace"), self._token.encode()):
+            refusal = f"the receiver {self._name} does not know this sender's token"
+            peer.socket.send(encode_json(Welcome(refusal=refusal)))
+            raise ProtocolError("its first record has a wrong token")
+        if hello.schema != self._schema:
+            refusal = f"the sender has {hello.schema}, the receiver {self._name} wants {self._schema}"
+            peer.socket.send(encode_json(Welcome(refusal=refusal, schema_differs=True)))
+            return
+        welcome = encode_json(Welcome(self._window_bytes, self._arena.size))
+        socket.send_fds(peer.socket, [welcome], [self._arena.descriptor])
+        peer.welcome = True
+        self._count += 1
+
+    def _request(self, request: _Request) -> None:
+        if not 0 <= self._layout.sample_bytes(request.num_tokens) <= self._window_bytes:
+            raise ProtocolError(f"it asked for room for {request.num_tokens} tokens")
+        self._requests.append(request)
+        self._grant_in_turn()
+
+    def _grant_in_turn(self) -> None:
+        """T5: strictly first come, first served, so that a large sample is not passed by small ones for ever."""
+        while self._requests:
+            request = self._requests[0]
+            size = self._layout.sample_bytes(request.num_tokens)
+            if self._used_bytes + size > self._window_bytes:
+                return
+            offset = self._arena.allocate(self._layout.block_bytes(request.num_tokens))
+            if offset is None:
+                return
+            self._requests.popleft()
+            self._used_bytes += size
+            request.peer.granted[request.number] = _Block(offset, request.num_tokens)
+            with contextlib.suppress(OSError):  # a peer that has just died is dismissed by ``_hear``
+                request.peer.socket.send(Record(Kind.GRANT, request.number, offset).encode())
+
+    def _ready(self, peer: _Peer, record: Record) -> None:
+        block = peer.granted.pop(record.number, None)
+        if block is None:
+            raise ProtocolError(f"it filled room {record.number}, which it was not given")
+        self._arrived.append(_Block(block.offset, block.num_tokens, record.value))
+        self._changed.notify_all()
+
+    def _withdraw(self, peer: _Peer, number: int) -> None:
+        block = peer.granted.pop(number, None)
+        if block is not None:
+            self._free(block)
+        self._forget(lambda request: request.peer is peer and request.number == number)
+
+    def _dismiss(self, peer: _Peer, loss: RunError | None) -> None:
+        """T7: its room is free again, and ``receive`` reports the loss after what had arrived before."""
+        peer.socket.close()
+        self._peers.discard(peer)
+        for block in peer.granted.values():
+            self._free(block)
+        self._forget(lambda request: request.peer is peer)
+        if peer.welcome and loss is not None:
+            self._arrived.append(loss)
+        elif loss is not None:
+            logger.warning("%s: refused a connection: %s", self._name, loss)
+        self._changed.notify_all()
+
+    def _forget(self, ended: Callable[[_Request], bool]) -> None:
+        self._requests = deque(request for request in self._requests if not ended(request))
+        self._grant_in_turn()
+
+    def _free(self, block: _Block) -> None:
+        self._used_bytes -= self._layout.sample_bytes(block.num_tokens)
+        self._arena.free(block.offset)

@@ -1,0 +1,189 @@
+"""SharedMemoryTransport: features between processes of one host, copied once, read in place.
+
+The receiver owns one arena of shared memory for all its senders, so the window bounds the memory of all together,
+and grants room in it in the order in which it was asked for. The sender copies a sample into its block: its ticket
+is done when ``send`` returns (T2). The receiver hands out views of the block, and frees it at ``release``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from spec_core.cpu.shared_memory import attach
+from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
+from spec_core.cpu.shared_memory_wire import (
+    MAX_PACKET_BYTES,
+    Hello,
+    Kind,
+    Layout,
+    Record,
+    decode,
+    decode_welcome,
+    encode_json,
+)
+from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, RunError, SchemaMismatch
+from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from spec_core.records import FeatureSample, FeatureSchema
+    from spec_core.transport import Ticket
+
+
+class SharedMemoryTransport(Transport):
+    """An address is ``shm:<abstract socket name>:<token>``: good on one host, for one receiver's life."""
+
+    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+        return SharedMemoryReceiver(schema, window_bytes)
+
+    def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        return SharedMemorySender(address, schema, timeout_s)
+
+
+class SharedMemorySender(FeatureSender):
+    """Has no thread: a call talks to the receiver while it lasts. Threads that share it take turns."""
+
+    def __init__(self, address: str, schema: FeatureSchema, timeout_s: float) -> None:
+        kind, _, rest = address.partition(":")
+        self._name, _, token = rest.partition(":")
+        if kind != "shm" or not token:
+            raise ProtocolError(f"not an address of a shared-memory receiver: {kind}:{self._name}")
+        self._schema, self._layout = schema, Layout(schema)
+        self._turn = threading.Lock()
+        self._number = 0
+        self._closed = False
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._greet(token, time.monotonic() + timeout_s)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
+        self._check(sample)
+        num_tokens = len(sample.input_ids)
+        with self._exclusive(timeout_s) as deadline, self._withdrawn_on_error():
+            offset = self._reserve(num_tokens, deadline)
+            ids, hidden = self._layout.view(self._bytes, offset, num_tokens)
+            ids.copy_(sample.input_ids)
+            hidden.copy_(sample.hidden_TNH)
+            self._tell(Record(Kind.READY, self._number, sample.sample_id), deadline)
+        ticket: Ticket = Future()
+        ticket.set_result(None)
+        return ticket
+
+    def flush(self, timeout_s: float) -> None:
+        """Every ticket was done when its ``send`` returned; what remains is a ``send`` of another thread."""
+        with self._exclusive(timeout_s):
+            pass
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.send(Record(Kind.BYE).encode(), socket.MSG_DONTWAIT)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a send of another thread
+        with self._turn:
+            self._socket.close()
+            del self._mapping, self._bytes
+
+    def _check(self, sample: FeatureSample) -> None:
+        if not self._layout.fits(sample):
+            got = f"{sample.hidden_TNH.dtype} {tuple(sample.hidden_TNH.shape)}"
+            raise SchemaMismatch(
+                f"sample {sample.sample_id} has hidden states {got}, agreed was {self._schema}"
+            )
+        if sample.num_bytes > self._window_bytes:
+            raise ConfigError(
+                f"sample {sample.sample_id} has {sample.num_bytes} bytes of features, "
+                f"placement.window_bytes={self._window_bytes}; raise it or lower data.max_length"
+            )
+
+    @contextlib.contextmanager
+    def _exclusive(self, timeout_s: float) -> Generator[float]:
+        """This thread's turn; yields its deadline."""
+        deadline = time.monotonic() + timeout_s
+        if not self._turn.acquire(timeout=max(0.0, timeout_s)):
+            raise DeadlineExceeded(f"another thread's send to {self._name} took longer than {timeout_s} s")
+        try:
+            if self._closed:
+                raise ProtocolError("the sender was closed")
+            yield deadline
+        finally:
+            self._turn.release()
+
+    def _reserve(self, num_tokens: int, deadline: float) -> int:
+        """Offset of a block for the sample."""
+        self._number += 1
+        self._tell(Record(Kind.REQUEST, self._number, num_tokens), deadline)
+        while True:
+            grant = decode(self._hear(deadline))
+            if grant.kind is Kind.GRANT and grant.number == self._number:
+                return grant.value  # an older number answers a request that was withdrawn meanwhile
+
+    @contextlib.contextmanager
+    def _withdrawn_on_error(self) -> Generator[None]:
+        """A send that fails, at its deadline for one, leaves neither a request nor a block behind (T6)."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RunError):
+                self._tell(Record(Kind.WITHDRAW, self._number), time.monotonic())
+            raise
+
+    def _greet(self, token: str, deadline: float) -> None:
+        with self._mapped(deadline):
+            self._socket.connect(f"\0{self._name}")
+            self._socket.send(encode_json(Hello(token, self._schema)))
+        with self._mapped(deadline):
+            packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 1)
+        try:
+            self._settle(packet, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _settle(self, packet: bytes, descriptors: list[int]) -> None:
+        if not packet:
+            raise PeerLost(f"the receiver {self._name} has gone")
+        welcome = decode_welcome(packet)
+        if welcome.refusal:
+            raise (SchemaMismatch if welcome.schema_differs else ProtocolError)(welcome.refusal)
+        if len(descriptors) != 1:
+            raise ProtocolError(
+                f"the receiver {self._name} sent {len(descriptors)} descriptors instead of one"
+            )
+        self._window_bytes = welcome.window_bytes
+        self._mapping, self._bytes = attach(descriptors[0], welcome.arena_bytes)
+
+    def _tell(self, record: Record, deadline: float) -> None:
+        with self._mapped(deadline):
+            self._socket.send(record.encode())
+
+    def _hear(self, deadline: float) -> bytes:
+        with self._mapped(deadline):
+            packet = self._socket.recv(MAX_PACKET_BYTES)
+        if not packet:
+            raise PeerLost(f"the receiver {self._name} has gone")
+        return packet
+
+    @contextlib.contextmanager
+    def _mapped(self, deadline: float) -> Generator[None]:
+        """One blocking call on the socket, its deadline set and its errors made ours."""
+        left = deadline - time.monotonic()
+        self._socket.settimeout(max(1e-3, left))
+        try:
+            yield
+        except (TimeoutError, BlockingIOError) as error:
+            raise DeadlineExceeded(f"the receiver {self._name} gave no room or answer in time") from error
+        except OSError as error:
+            raise PeerLost(f"the receiver {self._name} has gone: {error}") from error

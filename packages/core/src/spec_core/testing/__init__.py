@@ -1,0 +1,10 @@
+"""Conformance suites: the numbered contracts of the interfaces as tests that any implementation can subclass."""
+
+import pytest
+
+# Before the suites are imported, so that their plain asserts explain themselves in a stranger's test run too.
+pytest.register_assert_rewrite("spec_core.testing.process_group_suite", "spec_core.testing.transport_suite")
+
+from spec_core.testing.process_group_suite import ProcessGroupSuite  # noqa: E402
+
+__all__ = ["ProcessGroupSuite"]

@@ -1,0 +1,140 @@
+"""Eagle3Draft: the plugin. Imports without torch; the network is in ``model.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from spec_core.config import DraftConfig
+from spec_core.draft import Draft, Proposer
+from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_core.records import FeatureSchema
+from spec_draft_eagle3.artifact import Artifact
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.shape import DraftShape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from spec_core.ops import VocabularyOps
+    from spec_core.records import Supervision
+    from spec_core.target import TargetSpec, TargetTensors
+
+
+class Eagle3Draft(Draft):
+    """EAGLE-3 (arXiv 2503.01840) with training-time test; see ``spec_core.draft`` for the contract."""
+
+    name: ClassVar[str] = "eagle3"
+    api_version: ClassVar[int] = 1
+    Config: ClassVar[type[DraftConfig]] = Eagle3Config
+
+    def __init__(self, config: DraftConfig) -> None:
+        """Opens ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a start."""
+        super().__init__(config)
+        assert isinstance(config, Eagle3Config)
+        self._options = config
+        self._artifact = None if config.init_from is None else _open(config.init_from)
+        if self._artifact is not None:
+            self._artifact.shape.require_agreement(config)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self | None:
+        if Artifact.open(folder) is None:
+            return None
+        return cls(Eagle3Config(name=cls.name, init_from=folder))
+
+    def check_target(self, target: TargetSpec) -> None:
+        name, shape = f"target {target.folder} ({target.architecture})", self._shape(target)
+        problems = (
+            _norm_problem(target),
+            _head_problem(target),
+            _layer_problem(shape, target),
+            shape.problem(),
+        )
+        if problem := next((text for text in problems if text), None):
+            raise TargetError(f"the eagle3 draft cannot be trained for {name}: {problem}")
+        if len(target.eos_token_ids) > shape.vocab_size:
+            raise ConfigError(
+                f"draft.vocab_size={shape.vocab_size} does not hold the target's {len(target.eos_token_ids)} "
+                "end tokens; raise it"
+            )
+
+    def required_features(self, target: TargetSpec) -> FeatureSchema:
+        layers = (*self._shape(target).layer_ids(target.num_layers), target.num_layers)
+        return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
+
+    def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
+        """float64 [S]: supervised tokens with at least s + 2 tokens before them in their document."""
+        import torch
+
+        steps = self._options.num_steps
+        counts = [
+            torch.stack([sample.loss_mask[s + 2 :].sum() for s in range(steps)]) for sample in supervision
+        ]
+        return sum(counts, torch.zeros(steps, dtype=torch.int64)).to("cpu", torch.float64)
+
+    def build(self, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None) -> nn.Module:
+        from spec_draft_eagle3.model import Eagle3Model, initial_weights
+
+        self.check_target(target)
+        module = Eagle3Model(self._shape(target), self._options)
+        if self._artifact is not None:
+            module.load_state_dict(self._artifact.read())
+        else:
+            module.load_state_dict(initial_weights(module.shape, target, tensors, token_counts), strict=False)
+        return module
+
+    def export(self, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
+        from spec_draft_eagle3.export import write_draft
+
+        write_draft(weights, self._shape(target), target, folder)
+
+    def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
+        from spec_draft_eagle3.model import Eagle3Model
+        from spec_draft_eagle3.proposer import ChainProposer
+
+        assert isinstance(module, Eagle3Model)
+        return ChainProposer(module, ops)
+
+    def _shape(self, target: TargetSpec) -> DraftShape:
+        if self._artifact is None:
+            return DraftShape.for_target(self._options, target)
+        return self._artifact.shape
+
+
+def _open(folder: Path) -> Artifact:
+    artifact = Artifact.open(folder)
+    if artifact is None:
+        raise ArtifactError(f"draft.init_from={folder} is not an Eagle3 draft (its config.json names none)")
+    return artifact
+
+
+def _norm_problem(target: TargetSpec) -> str | None:
+    return (
+        f"its final norm is a {target.norm!r} norm, an RMS norm is needed" if target.norm == "layer" else None
+    )
+
+
+def _head_problem(target: TargetSpec) -> str | None:
+    if target.logit_softcap is not None:
+        return f"its head is soft-capped ({target.logit_softcap}), a linear head is needed"
+    if target.head_bias_name is not None:
+        return f"its head has a bias ({target.head_bias_name}), a head without one is needed"
+    return None
+
+
+def _layer_problem(shape: DraftShape, target: TargetSpec) -> str | None:
+    """Ids run from 1 to N − 1: the engines number some lists from 0, and cannot all tap the last layer's output."""
+    if (shape.hidden_size, shape.target_vocab_size) != (target.hidden_size, target.vocab_size):
+        return (
+            f"draft.init_from was made for hidden size {shape.hidden_size} and {shape.target_vocab_size} tokens, "
+            f"this target has {target.hidden_size} and {target.vocab_size}"
+        )
+    if shape.layers is None and target.num_layers < 7:
+        return f"it has {target.num_layers} layers, at least 7 are needed unless draft.layers names others"
+    layers = shape.layer_ids(target.num_layers)
+    if layers[0] < 1 or layers[-1] >= target.num_layers:
+        return f"draft.layers={list(layers)} must lie between 1 and {target.num_layers - 1}"
+    return None

@@ -1,0 +1,147 @@
+"""Tiny targets, drafts and batches for the Eagle3 tests, in ours and in the dense reference's terms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from spec_core.cpu.attention import FlashAttention
+from spec_core.records import DraftBatch, Span
+from spec_core.target import TargetSpec, TargetTensors
+from spec_core.target_ops import TargetOps
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.draft import Eagle3Draft
+
+from .dense_reference import Document, Setting
+
+CPU = torch.device("cpu")
+
+
+def make_target(**changes) -> TargetSpec:
+    fields = {
+        "folder": Path("target"),
+        "architecture": "LlamaForCausalLM",
+        "model_type": "llama",
+        "digest": "0" * 64,
+        "num_layers": 8,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 29,
+        "max_positions": 64,
+        "dtype": "float32",
+        "embedding_name": "model.embed_tokens.weight",
+        "head_name": "lm_head.weight",
+        "norm_name": "model.norm.weight",
+        "rope": {"rope_type": "default", "rope_theta": 100.0},
+        "eos_token_ids": (3,),
+    }
+    return TargetSpec(**(fields | changes))
+
+
+def make_tensors(target: TargetSpec) -> TargetTensors:
+    """Weights of order one, so that laws are peaked and arg-maxima differ from row to row."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (target.vocab_size, target.hidden_size)
+    return TargetTensors(
+        embedding_VH=torch.randn(shape, generator=generator),
+        head_VH=torch.randn(shape, generator=generator),
+        norm_H=1 + 0.2 * torch.randn(target.hidden_size, generator=generator),
+    )
+
+
+def make_ops(target: TargetSpec, dtype: torch.dtype = torch.float32, kernel: bool = True) -> TargetOps:
+    attention = FlashAttention() if kernel else None
+    return TargetOps(target, make_tensors(target), CPU, dtype, attention)
+
+
+def make_model(target: TargetSpec, config: Eagle3Config, dtype: torch.dtype = torch.float32):
+    """A draft whose weights are large enough that every part of it matters."""
+    torch.manual_seed(2)
+    counts = torch.randint(0, 5, (target.vocab_size,))
+    module = Eagle3Draft(config).build(target, make_tensors(target), counts)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn_like(parameter)
+            parameter.add_(noise * (0.2 if parameter.dim() == 1 else 0.15))
+    return module.to(dtype)
+
+
+def random_documents(
+    target: TargetSpec, lengths: list[int], seed: int, num_captured: int = 3
+) -> list[Document]:
+    """Documents of the given lengths; about a third of the tokens unsupervised."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        Document(
+            ids=torch.randint(target.vocab_size, (length,), generator=generator),
+            states=torch.randn(length, num_captured + 1, target.hidden_size, generator=generator),
+            mask=torch.rand(length, generator=generator) > 0.35,
+        )
+        for length in lengths
+    ]
+
+
+def make_batch(documents: list[Document], gaps: list[int], first_id: int = 0) -> DraftBatch:
+    """Lays documents along one axis, ``gaps[i]`` padding tokens behind document i (packed: no gaps)."""
+    ids, states, masks, spans, cursor = [], [], [], [], 0
+    width = documents[0].states.shape[1:] if documents else (4, 16)
+    for index, (document, gap) in enumerate(zip(documents, gaps, strict=True)):
+        stop = cursor + len(document.ids)
+        spans.append(Span(sample_id=first_id + index, epoch=0, start=cursor, stop=stop))
+        ids += [document.ids, torch.zeros(gap, dtype=torch.int64)]
+        states += [document.states, torch.zeros(gap, *width)]
+        masks += [document.mask, torch.zeros(gap, dtype=torch.bool)]
+        cursor = stop + gap
+    empty = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, *width)], [torch.zeros(0, dtype=torch.bool)]
+    ids, states, masks = (found or none for found, none in zip((ids, states, masks), empty, strict=True))
+    return DraftBatch(
+        input_ids_T=torch.cat(ids),
+        hidden_TNH=torch.cat(states),
+        loss_mask_T=torch.cat(masks),
+        spans=tuple(spans),
+    )
+
+
+def make_setting(target: TargetSpec, module, dtype: torch.dtype) -> Setting:
+    """The same problem for the dense reference; rotary frequencies come from transformers."""
+    tensors, config = make_tensors(target), module.config
+    inv_freq, scale = transformers_rope(target)
+    return Setting(
+        embedding=tensors.embedding_VH.to(dtype),
+        target_head=tensors.head_VH.to(dtype),
+        target_norm=tensors.norm_H.to(dtype),
+        kept=module.ids_V.tolist(),
+        inv_freq=inv_freq,
+        rope_scale=scale,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        eps=target.norm_eps,
+        logit_scale=target.logit_scale,
+        num_steps=config.num_steps,
+        decay=config.step_decay,
+        loss=config.loss,
+        fc_norm=config.fc_norm,
+        norm_output=config.norm_output,
+    )
+
+
+def transformers_rope(target: TargetSpec) -> tuple[torch.Tensor, float]:
+    config = LlamaConfig(
+        hidden_size=target.hidden_size,
+        num_attention_heads=target.num_heads,
+        head_dim=target.head_dim,
+        max_position_embeddings=target.max_positions,
+        rope_parameters=dict(target.rope),
+    )
+    kind = target.rope["rope_type"]
+    if kind != "default":
+        return ROPE_INIT_FUNCTIONS[kind](config, CPU)
+    dim = int(target.head_dim * target.rope.get("partial_rotary_factor", 1.0))
+    return 1.0 / target.rope["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim), 1.0

@@ -1,0 +1,160 @@
+"""Eagle3's step written as plainly as possible from the maths: one document at a time, explicit masks over all
+(s + 1) · T keys, full logits, gradients by autograd alone. Imports nothing of the project; slow on purpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Setting:
+    """Everything besides the draft's weights and the documents."""
+
+    embedding: Tensor  # [V, H]
+    target_head: Tensor  # [V, H]
+    target_norm: Tensor  # [H]
+    kept: list[int]  # ids of the draft's vocabulary
+    inv_freq: Tensor  # [rotated / 2]
+    rope_scale: float
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    logit_scale: float = 1.0
+    num_steps: int = 7
+    decay: float = 0.8
+    loss: str = "ce"
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
+@dataclass
+class Document:
+    ids: Tensor  # [T]
+    states: Tensor  # [T, n + 1, H]: n captured layers, then the input of the target's final norm
+    mask: Tensor  # [T]
+
+
+@dataclass
+class Result:
+    loss: Tensor
+    labelled: list[int] = field(default_factory=list)  # per step
+    agreed: list[float] = field(default_factory=list)
+    acceptance: list[float] = field(default_factory=list)
+    step_loss: list[float] = field(default_factory=list)
+    chain_sum: float = 0.0  # Σ over rows labelled at step 0 of 1 + length of the agreeing prefix
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def rope(x: Tensor, positions: Tensor, setting: Setting) -> Tensor:
+    """x [T, heads, head_dim]; the textbook form: x · cos + rotate_half(x) · sin over the rotated channels."""
+    angle = positions.to(x.dtype)[:, None] * setting.inv_freq.to(x.dtype)
+    angle = torch.cat([angle, angle], -1)[:, None]
+    rotated = x[..., : angle.shape[-1]]
+    half = rotated.shape[-1] // 2
+    turned = torch.cat([-rotated[..., half:], rotated[..., :half]], -1)
+    mixed = (rotated * angle.cos() + turned * angle.sin()) * setting.rope_scale
+    return torch.cat([mixed, x[..., angle.shape[-1] :]], -1)
+
+
+def hidden_states(weights: dict[str, Tensor], document: Document, setting: Setting) -> list[Tensor]:
+    """Input of the head at each step: S tensors [T, H]."""
+    num_tokens, layer = len(document.ids), "midlayer."
+    chunks = list(document.states[:, :-1].unbind(1))
+    if setting.fc_norm:
+        chunks = [rms(c, weights[f"fc_norm.{i}.weight"], setting.eps) for i, c in enumerate(chunks)]
+    u = torch.cat(chunks, -1) @ weights["fc.weight"].T
+    time, keys, values, normed = torch.arange(num_tokens), [], [], []
+    for step in range(setting.num_steps):
+        following = torch.clamp(
+            time + 1 + step, max=num_tokens - 1
+        )  # past the end: any token, never labelled
+        token = setting.embedding[document.ids[following]]
+        embedded = rms(token, weights[layer + "input_layernorm.weight"], setting.eps)
+        x = torch.cat([embedded, rms(u, weights[layer + "hidden_norm.weight"], setting.eps)], -1)
+        q, k, v = (
+            (x @ weights[f"{layer}self_attn.{name}_proj.weight"].T).view(num_tokens, heads, setting.head_dim)
+            for name, heads in (
+                ("q", setting.num_heads),
+                ("k", setting.num_kv_heads),
+                ("v", setting.num_kv_heads),
+            )
+        )
+        keys.append(rope(k, time + step, setting))
+        values.append(v)
+        attended = attend(rope(q, time + step, setting), keys, values)
+        u = u + attended.flatten(1) @ weights[layer + "self_attn.o_proj.weight"].T
+        y = rms(u, weights[layer + "post_attention_layernorm.weight"], setting.eps)
+        gate = torch.nn.functional.silu(y @ weights[layer + "mlp.gate_proj.weight"].T)
+        u = (
+            u
+            + (gate * (y @ weights[layer + "mlp.up_proj.weight"].T))
+            @ weights[layer + "mlp.down_proj.weight"].T
+        )
+        normed.append(rms(u, weights["norm.weight"], setting.eps))
+        if setting.norm_output:
+            u = normed[-1]
+    return normed
+
+
+def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    """Query t sees keys ≤ t of step 0 and, of each later step, its own index only: one explicit mask."""
+    num_tokens, heads, dim = q.shape
+    group = heads // keys[0].shape[1]
+    all_keys = torch.cat(keys).repeat_interleave(group, 1)
+    all_values = torch.cat(values).repeat_interleave(group, 1)
+    causal, own = torch.ones(num_tokens, num_tokens).tril().bool(), torch.eye(num_tokens).bool()
+    mask = torch.cat([causal] + [own] * (len(keys) - 1), -1)
+    scores = torch.einsum("thd,uhd->htu", q, all_keys) / dim**0.5
+    law = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return torch.einsum("htu,uhd->thd", law, all_values)
+
+
+def row_loss(kind: str, logits: Tensor, teacher_logits: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """(loss, α) of one labelled row."""
+    q, p = logits.softmax(-1), teacher_logits[kept].softmax(-1)
+    alpha = torch.minimum(teacher_logits.softmax(-1)[kept], q).sum()
+    if kind == "ce":
+        return -(p * q.log()).sum(), alpha
+    if kind == "lk_alpha":
+        return -alpha.log(), alpha
+    share = torch.exp(-3 * alpha.detach())
+    return share * (p * (p.log() - q.log())).sum() + (1 - share) * (1 - alpha), alpha
+
+
+def dense_eagle3(weights: dict[str, Tensor], documents: list[Document], setting: Setting) -> Result:
+    """Loss of the documents as one global batch, with metrics."""
+    steps, kept = setting.num_steps, torch.tensor(setting.kept)
+    numerators = [torch.zeros((), dtype=setting.embedding.dtype) for _ in range(steps)]
+    result = Result(numerators[0], [0] * steps, [0.0] * steps, [0.0] * steps, [0.0] * steps)
+    for document in documents:
+        last, mask = len(document.ids), document.mask.tolist()
+        states = hidden_states(weights, document, setting)
+        teacher = rms(document.states[:, -1], setting.target_norm, setting.eps) @ setting.target_head.T
+        teacher = teacher * setting.logit_scale
+        for t in range(last):
+            chain = 1
+            for s in range(steps):
+                if t + 2 + s >= last or not mask[t + 2 + s]:
+                    chain = 0
+                    continue
+                logits, z = states[s][t] @ weights["lm_head.weight"].T, teacher[t + 1 + s]
+                value, alpha = row_loss(setting.loss, logits, z, kept)
+                agreed = int(kept[logits.argmax()] == z.argmax())
+                chain *= agreed
+                if int(z.argmax()) in setting.kept:
+                    numerators[s] = numerators[s] + value
+                result.labelled[s] += 1
+                result.agreed[s] += agreed
+                result.acceptance[s] += float(alpha.detach())
+                result.chain_sum += chain + (s == 0)
+    counted = [(s, n) for s, n in enumerate(result.labelled) if n]
+    result.step_loss = [float(value.detach()) for value in numerators]
+    result.loss = sum((setting.decay**s * numerators[s] / n for s, n in counted), numerators[0] * 0)
+    return result

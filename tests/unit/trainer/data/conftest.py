@@ -1,0 +1,135 @@
+"""Tiny tokenizers, made on the spot, and ways to look at what is supervised."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from spec_trainer.data.config import DataConfig
+from spec_trainer.data.dataset import load_dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|start|>",
+    "<|message|>",
+    "<|end|>",
+    "<|return|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<s>",
+    "</s>",
+]
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "What is two and two? Four, I think.",
+    "user assistant",
+]
+VOCAB = 400
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=VOCAB - 20, initial_alphabet=alphabet, show_progress=False)
+    )
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    """Tokens that carry the space before a word, as SentencePiece models have."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    alphabet = [chr(code) for code in range(33, 127)]
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=200, initial_alphabet=alphabet, special_tokens=["<unk>"], show_progress=False
+        ),
+    )
+    return tokenizer
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path):
+    """(template, kind of tokenizer) -> folder of a tokenizer with that chat template."""
+
+    def make(template: str | None = CHATML, build=byte_level) -> Path:
+        tokenizer = build()
+        tokenizer.add_special_tokens(
+            [AddedToken(token, special=True, normalized=False) for token in SPECIALS]
+        )
+        fast = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|endoftext|>", chat_template=template
+        )
+        folder = tmp_path / "target"
+        fast.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes rows as a JSONL file and gives its path."""
+
+    def make(*rows: object, name: str = "rows.jsonl") -> str:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), "utf-8"
+        )
+        return str(file)
+
+    return make
+
+
+@pytest.fixture
+def load(tokenizer_folder, write):
+    """Rows to a dataset in one call; keywords are keys of section data, `template` and `build` excepted."""
+
+    def make(*rows: object, template: str | None = CHATML, build=byte_level, **settings):
+        config = DataConfig(path=write(*rows), **({"eval_samples": 0} | settings))
+        return load_dataset(config, tokenizer_folder(template, build), VOCAB)
+
+    return make
+
+
+@pytest.fixture
+def supervised(tmp_path):
+    """The supervised tokens of a sample as text, with the borders of the stretches as '|'."""
+
+    def make(sample) -> str:
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "target", local_files_only=True)
+        stretches: list[list[int]] = []
+        for position, wanted in enumerate(sample.loss_mask):
+            if wanted:
+                if position == 0 or not sample.loss_mask[position - 1]:
+                    stretches.append([])
+                stretches[-1].append(int(sample.input_ids[position]))
+        return " | ".join(tokenizer.decode(stretch) for stretch in stretches)
+
+    return make
+
+
+@pytest.fixture
+def tokenizer_kinds():
+    return SimpleNamespace(byte_level=byte_level, metaspace=metaspace)

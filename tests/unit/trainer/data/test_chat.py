@@ -1,0 +1,199 @@
+"""Which tokens of a conversation are supervised."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spec_core.errors import DataError
+
+TURNS = ["Hi there", "The quick fox.", "And then?", " Four,  I think\n"]
+
+
+def conversation(*turns, **extra):
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)], **extra}
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# Drops the reasoning of all turns but those after the last question, and shows an empty one there (like Qwen3).
+FORGETS_REASONING = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% set parts = m.content.split('</think>') %}"
+    "{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.role == 'assistant' and loop.index0 > ns.last %}"
+    "{{ '<think>\n' + (parts[0].split('<think>')[-1].strip() if parts|length > 1 else '') + '\n</think>\n\n' }}"
+    "{% endif %}{{ parts[-1].strip() + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' + opening }}{% endif %}"
+)
+ENDINGS_DIFFER = (
+    "{% for m in messages %}{{ '<|start|>' + m.role }}{% if m.role == 'assistant' %}{{ ' final' }}{% endif %}"
+    "{{ '<|message|>' + m.content }}"
+    "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+TRAILING_EOS = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+NO_PROMPT = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content.strip() + ' </s>' }}{% endif %}{% endfor %}"
+)
+ALWAYS_PROMPTS = CHATML.replace("{% if add_generation_prompt %}", "{% if true %}")
+NO_END_OF_TURN = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+NO_SPECIALS = (
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def forgets_reasoning(opening: str = "") -> str:
+    return FORGETS_REASONING.replace("opening", repr(opening))
+
+
+def test_the_assistants_content_and_end_of_turn_are_supervised(load, supervised):
+    dataset = load(conversation(*TURNS), template=CHATML)
+    assert supervised(dataset.sample(0)) == "The quick fox.<|im_end|> |  Four,  I think\n<|im_end|>"
+
+
+def test_a_template_that_marks_and_one_that_does_not_agree(load):
+    rows = [conversation(*TURNS), conversation("a", "b"), conversation("a", "", "b", "c <|im_end|> d")]
+    derived, marked = load(*rows, template=CHATML), load(*rows, template=MARKED)
+    for one, other in zip(derived.train, marked.train, strict=True):
+        np.testing.assert_array_equal(one.input_ids, other.input_ids)
+        np.testing.assert_array_equal(one.loss_mask, other.loss_mask)
+    assert derived.digest == marked.digest
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_last_turn_only_is_a_setting_and_a_row_flag_that_wins(load, supervised, template):
+    rows = [conversation(*TURNS, last_turn_only=flag) for flag in (None, True, False)]
+    last, both = " Four,  I think\n<|im_end|>", "The quick fox.<|im_end|> |  Four,  I think\n<|im_end|>"
+    without = load(*rows, template=template)
+    assert [supervised(sample) for sample in without.train] == [both, last, both]
+    with_setting = load(*rows, template=template, last_turn_only=True)
+    assert [supervised(sample) for sample in with_setting.train] == [last, last, both]
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_the_last_assistant_turn_counts_even_if_the_user_spoke_last(load, supervised, template):
+    dataset = load(conversation("a", "b", "c", "d", "e"), template=template, last_turn_only=True)
+    assert supervised(dataset.sample(0)) == "d<|im_end|>"
+
+
+def test_reasoning_that_a_template_forgets_is_supervised_where_it_is_shown(load, supervised):
+    first, second = "<think>\nhm\n</think>\n\nFour.", "<think>\nah\n</think>\n\nFive."
+    dataset = load(conversation("two and two?", first, "and one?", second), template=forgets_reasoning())
+    assert supervised(dataset.sample(0)) == "Four.<|im_end|> | <think>\nah\n</think>\n\nFive.<|im_end|>"
+
+
+def test_an_opening_in_the_generation_prompt_is_not_supervised(load, supervised):
+    dataset = load(conversation("a", "Four.", "b", "Five."), template=forgets_reasoning("<think>\n"))
+    assert supervised(dataset.sample(0)) == "Four.<|im_end|> | \n</think>\n\nFive.<|im_end|>"
+
+
+def test_an_end_of_turn_that_depends_on_the_place_is_found_in_each(load, supervised):
+    dataset = load(conversation("a", "b", "c", "d"), template=ENDINGS_DIFFER)
+    assert supervised(dataset.sample(0)) == " final<|message|>b<|end|> |  final<|message|>d<|return|>"
+
+
+def test_what_follows_the_end_of_turn_is_not_supervised(load, supervised):
+    dataset = load(conversation("a", "b", "c", "d"), template=TRAILING_EOS)
+    assert supervised(dataset.sample(0)) == "b<|end|> | d<|end|>"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
+def test_a_template_without_generation_prompt_is_understood(load, supervised, kind, request):
+    build = getattr(request.getfixturevalue("tokenizer_kinds"), kind)
+    dataset = load(conversation("Hi", "The fox", "c", "Four"), template=NO_PROMPT, build=build)
+    assert [part.split() for part in supervised(dataset.sample(0)).split("|")] == [
+        ["The", "fox", "</s>"],
+        ["Four", "</s>"],
+    ]
+
+
+def test_a_generation_prompt_that_is_always_there_is_not_supervised(load, supervised):
+    dataset = load(conversation("a", "b", "c", "d"), template=ALWAYS_PROMPTS)
+    assert supervised(dataset.sample(0)) == "b<|im_end|> | d<|im_end|>"
+
+
+def test_without_an_end_of_turn_token_the_next_header_ends_the_turn(load, supervised):
+    dataset = load(conversation("a", "b", "c", "d"), template=NO_END_OF_TURN)
+    assert supervised(dataset.sample(0)) == "b<|user|> | d"
+
+
+def test_without_special_tokens_the_turn_is_all_up_to_the_next_header(load, supervised):
+    dataset = load(conversation("a", "b", "c", "d"), template=NO_SPECIALS)
+    assert supervised(dataset.sample(0)) == "b\n | d\n"
+
+
+def test_a_conversation_that_the_assistant_begins_is_understood(load, supervised):
+    row = {"messages": [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Yo"}]}
+    assert supervised(load(row).sample(0)) == "Hi<|im_end|>"
+
+
+def test_text_of_several_bytes_per_character_is_supervised_whole(load, supervised):
+    dataset = load(conversation("¿qué?", "日本 🦊 naïve"))
+    assert supervised(dataset.sample(0)) == "日本 🦊 naïve<|im_end|>"
+
+
+def test_a_turn_that_cannot_be_found_makes_the_row_bad_with_a_way_out(load, supervised):
+    mangles = CHATML.replace("m.content +", "(m.content if loop.last else m.content | upper) +")
+    row = conversation("a", "b", "c", "d")
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: assistant turn not found .*message 2 of 4.*last_turn_only"
+    ):
+        load(row, template=mangles)
+    assert supervised(load(row, template=mangles, last_turn_only=True).sample(0)) == "d<|im_end|>"
+
+
+def test_a_token_across_the_border_of_a_turn_makes_the_row_bad(load):
+    glued = "{% for m in messages %}{{ 'qui' if m.role == 'assistant' else m.content }}{% if m.role == 'assistant' %}"
+    glued += "{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    with pytest.raises(DataError, match="not made of whole tokens"):
+        load(conversation("The ", "ck brown"), template=glued)
+
+
+def test_what_the_template_refuses_is_a_bad_row_with_its_reason(load):
+    strict = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
+        + CHATML
+    )
+    row = {"messages": [{"role": "system", "content": "x"}, *conversation("a", "b")["messages"]]}
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: refused by the chat template: no system role here"):
+        load(conversation("a", "b"), row, template=strict)
+
+
+def test_a_tokenizer_without_chat_template_is_refused_whatever_on_bad_row_says(load):
+    with pytest.raises(DataError, match=r"has no chat template.*chat_template\.jinja") as caught:
+        load(conversation("a", "b"), template=None, on_bad_row="skip")
+    assert "\n" not in str(caught.value)
+
+
+def test_tools_reach_the_template(load, supervised):
+    template = "{% if tools %}{{ tools[0].name }}{% endif %}" + CHATML
+    with_tools, without = load(
+        conversation("a", "b", tools=[{"name": "clock"}]), conversation("a", "b"), template=template
+    ).train
+    assert len(with_tools) > len(without)
+
+
+def test_a_template_that_writes_the_date_gives_the_same_samples_every_day(load, monkeypatch):
+    dated = "{{ strftime_now('%Y-%m-%d') }}" + CHATML
+    fixed = load(conversation("a", "b"), template=dated)
+    written = load(conversation("a", "b"), template="2024-07-26" + CHATML)
+    assert fixed.digest == written.digest

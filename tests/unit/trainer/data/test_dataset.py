@@ -1,0 +1,316 @@
+"""Files and row shapes to samples, and what the report says about the rest."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+from datasets import Dataset as Table
+
+from spec_core.errors import DataError
+from spec_trainer.data.config import DataConfig
+from spec_trainer.data.dataset import load_dataset
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The fox"}]}
+SHARED = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "The fox"}]}
+TOKENS = {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 1, 0, 1, 1]}
+VOCAB = 400
+
+
+def read(path, folder="nowhere", **settings):
+    return load_dataset(DataConfig(path=str(path), **({"eval_samples": 0} | settings)), folder, VOCAB)
+
+
+def numbers(count, start=0):
+    return [{"input_ids": [10, 20, start + i, i % 7], "loss_mask": [0, 1, 1, i % 2]} for i in range(count)]
+
+
+def test_openai_and_sharegpt_rows_give_the_same_samples(load):
+    parts = [{"type": "text", "text": "The "}, {"type": "text", "text": "fox"}]
+    in_parts = {"messages": [CHAT["messages"][0], {"role": "assistant", "content": parts}]}
+    swapped = {"conversations": CHAT["messages"]}
+    samples = load(CHAT, SHARED, in_parts, swapped).train
+    for sample in samples[1:]:
+        np.testing.assert_array_equal(sample.input_ids, samples[0].input_ids)
+        np.testing.assert_array_equal(sample.loss_mask, samples[0].loss_mask)
+
+
+def test_a_system_turn_and_a_tool_turn_of_sharegpt_are_not_supervised(load, supervised):
+    turns = [("system", "Be brief"), ("human", "Time?"), ("observation", "noon"), ("gpt", "Noon.")]
+    row = {"conversations": [{"from": who, "value": what} for who, what in turns]}
+    assert supervised(load(row).sample(0)) == "Noon.<|im_end|>"
+
+
+def test_all_of_a_plain_text_is_supervised(load, supervised):
+    sample = load({"text": "The quick brown fox"}).sample(0)
+    assert sample.loss_mask.all()
+    assert supervised(sample) == "The quick brown fox"
+
+
+def test_tokenised_rows_are_taken_as_they_are_and_need_no_tokenizer(write):
+    sample = read(write(TOKENS)).sample(0)
+    assert (sample.input_ids.tolist(), sample.loss_mask.tolist()) == (
+        [5, 6, 7, 8, 9],
+        [False, True, False, True, True],
+    )
+
+
+def test_last_turn_only_keeps_the_last_stretch_of_a_tokenised_row(write):
+    own = TOKENS | {"last_turn_only": False}
+    none = TOKENS | {"loss_mask": [0] * 5}
+    dataset = read(write(TOKENS, own, none), last_turn_only=True)
+    assert [sample.loss_mask.astype(int).tolist() for sample in dataset.train] == [
+        [0, 0, 0, 1, 1],
+        [0, 1, 0, 1, 1],
+        [0, 0, 0, 0, 0],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{'no': json}", "not JSON"),
+        ("[1, 2]", "not an object"),
+        ({"prompt": "x"}, "unknown shape: expected messages, .* got prompt"),
+        ({}, "unknown shape"),
+        ({"messages": []}, "messages is not a list of at least one"),
+        ({"messages": ["Hi"]}, r"messages\[0\] is not an object"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, r"messages\[0\] has the role 'wizard'"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\] has no content"),
+        ({"messages": [{"role": "user", "content": 3}]}, r"content of messages\[0\]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "part that is not text"),
+        ({"conversations": [{"from": "human", "value": "a"}, {"value": "b"}]}, r"conversations\[1\]"),
+        (CHAT | {"tools": "clock"}, "tools is not a list"),
+        (CHAT | {"last_turn_only": "yes"}, "last_turn_only: expected true or false"),
+        ({"text": 5}, "text is int"),
+        ({"text": "bad \ud800 half"}, "not Unicode"),
+        ({"input_ids": [1, 2]}, "without loss_mask"),
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "2 input_ids but 1 values"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 2]}, "other values than 0 and 1"),
+        ({"input_ids": [1.5, 2], "loss_mask": [1, 1]}, "input_ids is not a list of integers"),
+        ({"input_ids": [[1], [2, 3]], "loss_mask": [1, 1]}, "input_ids is not a list of integers"),
+        ({"input_ids": [True, 2, "3"], "loss_mask": [1, 1]}, "input_ids is not a list of integers"),
+        ({"input_ids": [1, VOCAB], "loss_mask": [1, 1]}, f"token outside the vocabulary: id {VOCAB}"),
+        ({"input_ids": [1, -1], "loss_mask": [1, 1]}, "token outside the vocabulary: id -1"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line_or_skipped(load, row, message):
+    with pytest.raises(DataError, match=rf"rows\.jsonl:3: .*{message}") as caught:
+        load(TOKENS, "", row, TOKENS)
+    assert "\n" not in str(caught.value)
+    report = load(TOKENS, "", row, TOKENS, on_bad_row="skip").report
+    assert report.kept == 2
+    (tally,) = report.dropped.values()
+    assert tally.count == 1
+    assert "rows.jsonl:3" in tally.first
+
+
+def test_the_report_counts_by_reason_and_shows_the_first_of_each(load):
+    short = {"input_ids": [1], "loss_mask": [1]}
+    bad = [{"x": 1}, {"messages": []}, {"y": 2}]
+    report = load(
+        TOKENS, *bad, short, TOKENS | {"loss_mask": [0] * 5}, on_bad_row="skip", max_length=4
+    ).report
+    assert {reason: tally.count for reason, tally in report.dropped.items()} == {
+        "unknown shape": 2,
+        "bad conversation": 1,
+        "fewer than 2 tokens": 1,
+    }
+    assert report.truncated.count == 2
+    assert (report.kept, report.tokens, report.supervised_tokens) == (2, 8, 2)
+    assert report.unsupervised.first.endswith("rows.jsonl:6")
+    text = str(report)
+    assert "kept 2 samples" in text
+    assert "unknown shape: 2 (first: " in text
+    assert "\n" not in text
+
+
+def test_a_row_that_is_merely_too_short_is_dropped_and_never_an_error(write):
+    dataset = read(write(TOKENS, {"input_ids": [], "loss_mask": []}))
+    assert dataset.report.dropped["fewer than 2 tokens"].first.endswith("rows.jsonl:2: fewer than 2 tokens")
+
+
+def test_long_samples_are_cut_on_the_right_with_their_masks(load, supervised):
+    whole = load(CHAT).sample(0)
+    cut = load(CHAT, max_length=len(whole) - 2)
+    np.testing.assert_array_equal(cut.sample(0).input_ids, whole.input_ids[:-2])
+    np.testing.assert_array_equal(cut.sample(0).loss_mask, whole.loss_mask[:-2])
+    assert cut.report.truncated.count == 1
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda rows: rows, lambda rows: {"about": {"n": [1]}, "data": rows, "end": 1}]
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_lists_name_the_line_of_a_bad_row(tmp_path, wrap, indent):
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(wrap([TOKENS, {"bad": True}, TOKENS]), indent=indent), "utf-8")
+    lines = file.read_text("utf-8").splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if '"bad"' in text) - (1 if indent else 0)
+    with pytest.raises(DataError, match=rf"rows\.json:{line}: unknown shape"):
+        read(file)
+    assert len(read(file, on_bad_row="skip").train) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('[{"input_ids": [1, 2], "loss_mask": [1, 1]},\n oops]', r"\.json:2: "),
+        ('[{"input_ids": [1, 2], "loss_mask": [1, 1]}\n', r"\.json:2: "),
+        ('[{"input_ids": [1, 2], "loss_mask": [1, 1]}] tail', r"\.json:1: text after"),
+        ('{"rows": []}', r"\.json:1: "),
+        ('{"data": 3}', r"\.json:1: "),
+        ("", r"\.json:1: "),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_json_file_that_is_no_list_of_rows_is_refused_with_the_line(tmp_path, text, where):
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(DataError, match=where):
+        read(tmp_path / "rows.json", on_bad_row="skip")
+
+
+def test_parquet_gives_the_samples_of_the_same_json_lines(tmp_path, write, tokenizer_folder):
+    rows = [CHAT, SHARED, TOKENS, {"text": "The quick brown fox"}]
+    Table.from_list(
+        [
+            {key: row.get(key) for key in ("messages", "conversations", "input_ids", "loss_mask", "text")}
+            for row in rows
+        ]
+    ).to_parquet(tmp_path / "rows.parquet")
+    folder = tokenizer_folder()
+    from_parquet, from_lines = read(tmp_path / "rows.parquet", folder), read(write(*rows), folder)
+    assert from_parquet.digest == from_lines.digest
+    assert from_parquet.sample(3).where.endswith("rows.parquet:4")
+
+
+def test_a_bad_row_of_a_parquet_file_is_named_by_its_number(tmp_path):
+    Table.from_list([TOKENS, TOKENS | {"loss_mask": [1]}]).to_parquet(tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet:2: bad tokens"):
+        read(tmp_path / "rows.parquet")
+
+
+def test_a_damaged_parquet_file_is_refused_in_one_line(tmp_path):
+    (tmp_path / "rows.parquet").write_bytes(b"no table")
+    with pytest.raises(DataError, match=r"rows\.parquet' cannot be read") as caught:
+        read(tmp_path / "rows.parquet")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_read_file_by_file_in_the_order_of_names(write, tmp_path):
+    for name, ids in (("b/2.jsonl", [3, 3]), ("a.jsonl", [1, 1]), ("b/1.jsonl", [2, 2])):
+        write({"input_ids": ids, "loss_mask": [1, 1]}, name=f"folder/{name}")
+    (tmp_path / "folder" / "README.md").write_text("not data")
+    assert [int(sample.input_ids[0]) for sample in read(tmp_path / "folder").train] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("path", ["missing.jsonl", "folder/missing.parquet", "/no/such/folder"])
+def test_a_missing_file_is_refused_with_what_is_expected(path):
+    with pytest.raises(DataError, match=r"does not exist: expected a \.jsonl, \.json, \.parquet file"):
+        read(path)
+
+
+def test_a_file_of_another_kind_and_a_folder_without_data_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(DataError, match="no known kind"):
+        read(tmp_path / "notes.txt")
+    with pytest.raises(DataError, match="holds no"):
+        read(tmp_path)
+
+
+def test_a_hub_id_that_cannot_be_reached_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="data 'owner/name:test' cannot be read") as caught:
+        read("owner/name:test")
+    assert "\n" not in str(caught.value)
+
+
+def test_data_without_a_usable_row_or_a_supervised_token_is_refused(write):
+    with pytest.raises(DataError, match="holds no usable row"):
+        read(write())
+    with pytest.raises(DataError, match=r"no usable row .*unknown shape: 1 \(first: .*rows\.jsonl:1"):
+        read(write({"x": 1}), on_bad_row="skip")
+    with pytest.raises(DataError, match="holds no supervised token"):
+        read(write(TOKENS | {"loss_mask": [0] * 5}))
+
+
+def test_a_folder_without_tokenizer_is_refused_when_a_row_needs_one(write, tmp_path):
+    with pytest.raises(DataError, match=r"the tokenizer in .* cannot be read") as caught:
+        read(write({"text": "Hi"}), tmp_path / "empty")
+    assert "\n" not in str(caught.value)
+
+
+def test_held_out_samples_are_the_same_ones_in_any_order_of_rows(write):
+    rows = numbers(40)
+    shuffled = random.Random(1).sample(rows, len(rows))
+    first = read(write(*rows), eval_samples=5)
+    second = read(write(*shuffled), eval_samples=5)
+    contents = [sorted(tuple(s.input_ids.tolist()) for s in data.held_out) for data in (first, second)]
+    assert contents[0] == contents[1]
+    assert len(first.held_out) == 5
+    assert len(first.train) == 35
+    assert first.report.held_out == 5
+
+
+def test_repeats_of_a_held_out_row_are_not_trained_on(write):
+    rows = numbers(20)
+    dataset = read(write(*rows, *rows), eval_samples=3)
+    held_out = {tuple(sample.input_ids.tolist()) for sample in dataset.held_out}
+    assert len(held_out) == 3
+    assert held_out.isdisjoint(tuple(sample.input_ids.tolist()) for sample in dataset.train)
+    assert dataset.report.dropped["repeats a held-out row"].count == 3
+
+
+def test_by_default_a_tenth_but_at_most_64_samples_are_held_out(write):
+    assert len(read(write(*numbers(50)), eval_samples=None).held_out) == 5
+    assert len(read(write(*numbers(9)), eval_samples=None).held_out) == 0
+    many = [{"input_ids": [i % 300, i // 300], "loss_mask": [1, 1]} for i in range(700)]
+    assert len(read(write(*many), eval_samples=None).held_out) == 64
+
+
+def test_holding_out_everything_is_refused(write):
+    with pytest.raises(DataError, match="eval_samples=3 leaves nothing of 3 samples"):
+        read(write(*numbers(3)), eval_samples=3)
+    with pytest.raises(DataError, match="leaves nothing to train on"):
+        read(write(TOKENS, TOKENS, TOKENS), eval_samples=1)
+
+
+def test_an_eval_path_is_held_out_as_a_whole(write):
+    path, eval_path = write(*numbers(4)), write(*numbers(3, start=50), name="eval.jsonl")
+    dataset = read(path, eval_path=eval_path, eval_samples=None)
+    assert (len(dataset.train), len(dataset.held_out)) == (4, 3)
+    assert dataset.held_out[0].where.endswith("eval.jsonl:1")
+
+
+def test_sample_ids_are_indices_over_train_and_held_out(write):
+    dataset = read(write(*numbers(30)), eval_samples=4)
+    assert [sample.sample_id for sample in dataset.samples] == list(range(30))
+    assert dataset.sample(29) is dataset.held_out[-1]
+    assert dataset.lengths == dict.fromkeys(range(30), 4)
+    assert dataset.total_tokens == 26 * 4
+
+
+def test_token_counts_are_of_supervised_training_tokens(write):
+    rows = [
+        {"input_ids": [3, 3, 4, 5], "loss_mask": [0, 1, 1, 0]},
+        {"input_ids": [4, 4], "loss_mask": [1, 1]},
+    ]
+    counts = read(write(*rows)).token_counts(VOCAB)
+    assert counts.dtype == np.int64
+    assert counts.shape == (VOCAB,)
+    assert {i: int(n) for i, n in enumerate(counts) if n} == {3: 1, 4: 3}
+
+
+def test_the_digest_changes_with_ids_masks_order_and_split_only(write):
+    rows = numbers(12)
+    base = read(write(*rows)).digest
+    other_id = [rows[0] | {"input_ids": [10, 20, 399, 0]}, *rows[1:]]
+    other_mask = [rows[0] | {"loss_mask": [1, 1, 1, 0]}, *rows[1:]]
+    assert read(write(*rows, name="elsewhere.jsonl")).digest == base
+    for changed in (other_id, other_mask, rows[::-1], rows[1:]):
+        assert read(write(*changed)).digest != base
+    assert read(write(*rows), eval_samples=2).digest != base
+    assert read(write(*rows), max_length=3).digest != base
