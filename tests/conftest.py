@@ -29,9 +29,6 @@ _COMMON = {
     "pad_token_id": 0,
 }
 _SHAPES = {
-    "llama": {},
-    "qwen3": {},
-    "granite": {},
     # Gemma multiplies embeddings by sqrt(H), norms by (1 + weight), and caps its logits.
     "gemma2": {"final_logit_softcapping": 3.0, "sliding_window": 64, "tie_word_embeddings": True},
     "gpt2": {
@@ -49,11 +46,12 @@ _SHAPES = {
 
 @pytest.fixture(scope="session")
 def make_target(tmp_path_factory: pytest.TempPathFactory) -> MakeTarget:
-    """``make_target("llama" | "qwen3" | "gemma2" | "gpt2", shard_bytes=None, dtype="float32", **config)``: the
-    folder of a target with random weights (equal for equal arguments), without a tokenizer.
+    """``make_target(model_type, shard_bytes=None, dtype="float32", **config)``: the folder of a target with random
+    weights (equal for equal arguments), without a tokenizer.
 
-    ``config`` overrides fields of the Hugging Face config; ``shard_bytes`` splits the weights into files of about
-    that size with an index. Do not change the folder: others share it. Eight layers, width 32, 97 tokens.
+    ``model_type`` is Hugging Face's, ``config`` overrides fields of its config; ``shard_bytes`` splits the weights
+    into files of about that size with an index. Do not change the folder: others share it. Eight layers, width 32,
+    97 tokens.
     """
     folders: dict[str, Path] = {}
 
@@ -87,7 +85,7 @@ def _save_target(
     import transformers
 
     base = {} if shape == "gpt2" else _COMMON
-    built = transformers.AutoConfig.for_model(shape, **{**base, **_SHAPES[shape], **config})
+    built = transformers.AutoConfig.for_model(shape, **{**base, **_SHAPES.get(shape, {}), **config})
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(built)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from spec_core.errors import ConfigError
 from spec_core.records import CaptureRequest
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from spec_core import Engine
     from spec_core.records import FeatureSchema
     from spec_trainer.work_plan import WorkItem, WorkPlan
 
@@ -25,14 +24,25 @@ _QUEUED_PER_ENGINE = 2
 """One batch in the target, one ready behind it: enough to never idle, little enough to share the work."""
 
 
+class Capturer(Protocol):
+    """An engine, here or in another process, as far as dispatching is concerned."""
+
+    def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]: ...
+
+
 def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
     """Memory of one sample in a transport: hidden states and int64 ids."""
     return num_tokens * (schema.bytes_per_token() + 8)
 
 
-def check_window(plan: WorkPlan, schema: FeatureSchema, window_bytes: int) -> None:
-    """Raises ConfigError for a sample that no window position can hold."""
+def check_sizes(plan: WorkPlan, schema: FeatureSchema, window_bytes: int) -> None:
+    """Raises ConfigError for a sample that the window or a forward pass of the target can never hold."""
     for sample_id, length in plan.dataset.lengths.items():
+        if length > plan.settings.capture_tokens:
+            raise ConfigError(
+                f"engine.batch_tokens={plan.settings.capture_tokens} is smaller than sample {sample_id} ({length} "
+                f"tokens); raise it to {length} or lower data.max_length"
+            )
         size = sample_bytes(schema, length)
         if size > window_bytes:
             raise ConfigError(
@@ -48,7 +58,7 @@ class Dispatcher:
         self,
         plan: WorkPlan,
         schema: FeatureSchema,
-        engines: Sequence[Engine],
+        engines: Sequence[Capturer],
         addresses: Sequence[str],
         window_bytes: int,
     ) -> None:

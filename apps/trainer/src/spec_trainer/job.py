@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,28 +14,56 @@ from spec_trainer.draft_trainer import ShardedDraftTrainer
 from spec_trainer.feature_stream import FeatureStream
 from spec_trainer.loop import TrainingRun, train
 from spec_trainer.profiling import StepProfiler
+from spec_trainer.progress import StepProgress
 from spec_trainer.report import write_report
 from spec_trainer.run_log import RunLog
 from spec_trainer.stop_request import StopRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
+    from torch.distributed import Store
 
     from spec_core import DraftTrainer
     from spec_trainer.resolve import ResolvedRun
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankLinks:
+    """What ties a trainer rank to the rest of its run, whichever processes that is in."""
+
+    store: Store
+    """Where the ranks meet for torch's default group."""
+    should_stop: Callable[[int], bool]
+    """Asked after every step with the steps done; the same answer on every rank."""
+    show: Callable[[dict[str, Any]], None]
+    """Takes rank 0's record of each step to the person."""
+
+
 def run_training(plan: ResolvedRun) -> dict[str, Any]:
     """Trains, exports, writes summary and report; returns the summary. Resumes what its directory holds."""
-    plan.directory.open(plan.identity, plan.config)
-    with plan.backend.prepare_host(plan.config.placement.kind), StopRequest() as stop:
-        return _train_inline(plan, stop)
+    with (
+        plan.directory.locked(),
+        plan.backend.prepare_host(plan.config.placement.kind),
+        StopRequest() as stop,
+    ):
+        plan.directory.open(plan.identity, plan.config)
+        run = _train_inline if plan.config.placement.kind == "inline" else _launch
+        return run(plan, stop)
+
+
+def _launch(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
+    """Every engine replica and trainer rank in a process of its own."""
+    from spec_trainer.launch.local import run_local
+
+    return run_local(plan, stop)
 
 
 def _train_inline(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
     """Engine and the one trainer rank in this process."""
+    import torch.distributed as dist
+
     device = plan.backend.device(0)
     with ExitStack() as stack:
         transport = plan.backend.transport("inline")
@@ -43,31 +72,40 @@ def _train_inline(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
         dispatcher = Dispatcher(plan.work, plan.schema, [engine], [receiver.address], plan.window_bytes)
         stack.callback(dispatcher.stop)
         stream = FeatureStream(plan.work, 0, receiver, plan.schema, plan.config, dispatcher.released)
-        run = stack.enter_context(training_run(plan, 0, device, stream, stop))
+        progress = stack.enter_context(StepProgress(plan.work.total_steps))
+        links = RankLinks(
+            store=dist.HashStore(), should_stop=lambda done_steps: stop.requested, show=progress.show
+        )
+        run = stack.enter_context(training_run(plan, 0, device, stream, links))
         dispatcher.start(plan.work.items(run.done_steps), failed=stream.fail)
         return finish(run, train(run))
 
 
 @contextmanager
 def training_run(
-    plan: ResolvedRun, rank: int, device: torch.device, stream: FeatureStream, stop: StopRequest
+    plan: ResolvedRun,
+    rank: int,
+    device: torch.device,
+    stream: FeatureStream,
+    links: RankLinks,
 ) -> Iterator[TrainingRun]:
     """One trainer rank, resumed from the newest checkpoint of the run's directory."""
     import torch.distributed as dist
 
     with ExitStack() as stack:
-        stack.enter_context(_default_group(plan))
+        stack.enter_context(_default_group(plan, rank, links.store))
         trainer = _build_trainer(plan, device)
-        store = CheckpointStore(plan.directory.checkpoints, plan.config.train.keep, dist.group.WORLD)
-        latest, best = store.latest(), store.best()
-        done_steps = store.load(trainer, latest).step if latest else 0
+        checkpoints = CheckpointStore(plan.directory.checkpoints, plan.config.train.keep, dist.group.WORLD)
+        latest, best = checkpoints.latest(), checkpoints.best()
+        done_steps = checkpoints.load(trainer, latest).step if latest else 0
         yield TrainingRun(
             plan=plan,
+            rank=rank,
             trainer=trainer,
             stream=stream,
-            checkpoints=store,
-            log=stack.enter_context(RunLog(plan, done_steps, reports=rank == 0)),
-            stop=stop,
+            checkpoints=checkpoints,
+            log=stack.enter_context(RunLog(plan, done_steps, links.show if rank == 0 else None)),
+            should_stop=links.should_stop,
             profiler=StepProfiler(plan.config.profile.steps, plan.directory.root),
             done_steps=done_steps,
             best=(read_meta(best).acceptance_length or 0.0) if best else 0.0,
@@ -91,16 +129,17 @@ def _build_trainer(plan: ResolvedRun, device: torch.device) -> DraftTrainer:
 
 
 @contextmanager
-def _default_group(plan: ResolvedRun) -> Iterator[None]:
+def _default_group(plan: ResolvedRun, rank: int, store: Store) -> Iterator[None]:
     """torch's default group, among the trainer's ranks only; no engine ever joins it."""
     import torch.distributed as dist
 
     dist.init_process_group(
         plan.backend.dist_backend,
-        store=dist.HashStore(),
-        rank=0,
-        world_size=1,
-        timeout=timedelta(seconds=plan.config.timeouts.peer_s),
+        store=store,
+        rank=rank,
+        world_size=plan.config.train.ranks,
+        # A rank may wait for another that waits for features; who is alive is the supervisor's to watch.
+        timeout=timedelta(seconds=plan.config.timeouts.step_s),
     )
     try:
         yield
@@ -113,6 +152,8 @@ def finish(run: TrainingRun, last: dict[str, Any]) -> dict[str, Any]:
     directory = run.plan.directory
     with run.clock("export"):
         run.trainer.export(run.plan.target, directory.draft)
+    if run.rank != 0:
+        return {}
     summary = {
         "description": f"{run.plan.config.draft.name} draft for {run.plan.target.folder.name}",
         "steps": run.done_steps,

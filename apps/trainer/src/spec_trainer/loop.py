@@ -12,7 +12,7 @@ from spec_trainer.interrupted import Interrupted
 from spec_trainer.schedule import learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from spec_core import DraftTrainer, TrainStep
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from spec_trainer.profiling import StepProfiler
     from spec_trainer.resolve import ResolvedRun
     from spec_trainer.run_log import RunLog
-    from spec_trainer.stop_request import StopRequest
     from spec_trainer.work_plan import WorkItem
 
 
@@ -31,11 +30,13 @@ class TrainingRun:
     """What one trainer rank holds while it trains."""
 
     plan: ResolvedRun
+    rank: int
     trainer: DraftTrainer
     stream: FeatureStream
     checkpoints: CheckpointStore
     log: RunLog
-    stop: StopRequest
+    should_stop: Callable[[int], bool]
+    """Asked after every step with the steps done; the same answer on every rank."""
     profiler: StepProfiler
     done_steps: int
     best: float
@@ -60,8 +61,8 @@ def train(run: TrainingRun) -> dict[str, Any]:
             record |= {f"eval_{name}": value for name, value in _evaluate(run).items()}
         run.log.step(record)
         _checkpoint(run, record)
-        if run.stop.requested and run.done_steps < work.total_steps:
-            raise Interrupted(_save(run, record))
+        if run.should_stop(run.done_steps) and run.done_steps < work.total_steps:
+            raise Interrupted(f"interrupted; saved {_save(run, record)}; the same command continues there")
     return record
 
 
@@ -113,7 +114,8 @@ def _checkpoint(run: TrainingRun, record: dict[str, Any]) -> None:
         folder = _save(run, record)
         if better:
             run.best = score
-            run.checkpoints.mark_best(folder)
+            if run.rank == 0:
+                run.checkpoints.mark_best(folder)
 
 
 def _save(run: TrainingRun, record: dict[str, Any]) -> Path:

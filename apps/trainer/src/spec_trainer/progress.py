@@ -21,7 +21,7 @@ _LINE_EVERY_S = 10.0
 class StepProgress(AbstractContextManager["StepProgress"]):
     """Shows loss, acceptance length, throughput and which side the run waits for."""
 
-    def __init__(self, total_steps: int, done_steps: int) -> None:
+    def __init__(self, total_steps: int) -> None:
         self._total = total_steps
         self._last_line_s = 0.0
         console = Console(stderr=True)
@@ -33,7 +33,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
             TextColumn("{task.fields[note]}"),
         )
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._bar.add_task("train", total=total_steps, completed=done_steps, note="")
+        self._task = self._bar.add_task("train", total=total_steps, note="")
 
     def show(self, record: Mapping[str, Any]) -> None:
         note = describe(record)

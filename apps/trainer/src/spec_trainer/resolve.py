@@ -12,7 +12,7 @@ from spec_core import Backend, Draft, Engine, Strategy, plugins
 from spec_core.config import read_layers, validate
 from spec_core.errors import ConfigError, TargetError
 from spec_trainer.config import AnyRunConfig, run_config_type
-from spec_trainer.dispatch import check_window, sample_bytes
+from spec_trainer.dispatch import check_sizes, sample_bytes
 from spec_trainer.run_directory import RunDirectory, run_identity
 from spec_trainer.work_plan import BatchSettings, WorkPlan
 
@@ -27,8 +27,8 @@ _SECTIONS = {"backend": (Backend, "cpu"), "draft": (Draft, "eagle3"), "engine": 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolvedRun:
-    """All that a run is, on this machine; picklable parts only where a child process needs them."""
+class ResolvedParts:
+    """What the configuration names, loaded and checked; all but the data."""
 
     config: AnyRunConfig
     backend: Backend
@@ -37,6 +37,16 @@ class ResolvedRun:
     strategy_type: type[Strategy]
     target: TargetSpec
     schema: FeatureSchema
+
+    def with_dataset(self, dataset: Dataset) -> ResolvedRun:
+        work = WorkPlan(dataset, BatchSettings.from_config(self.config))
+        return ResolvedRun(**vars(self), dataset=dataset, work=work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedRun(ResolvedParts):
+    """All that a run is, on this machine."""
+
     dataset: Dataset
     work: WorkPlan
 
@@ -59,26 +69,37 @@ class ResolvedRun:
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> ResolvedRun:
     """Raises a UsageError, one line, for anything that is wrong; creates nothing."""
-    config, types = resolve_config(config_file, flags, overrides)
+    from spec_trainer.data.dataset import load_dataset
+
+    parts = _load_parts(*resolve_config(config_file, flags, overrides))
+    run = parts.with_dataset(load_dataset(parts.config.data, parts.target.folder, parts.target.vocab_size))
+    check_sizes(run.work, run.schema, run.window_bytes)
+    run.directory.check_owner(run.identity)
+    return run
+
+
+def resolve_parts(values: Mapping[str, Any]) -> ResolvedParts:
+    """What a child process needs, from a resolved configuration."""
+    return _load_parts(*_validated(dict(values), "configuration of the launcher"))
+
+
+def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> ResolvedParts:
+    from spec_core.target_reader import read_target
+
     backend, draft = types["backend"](config.backend), types["draft"](config.draft)
     _check_dtype(config, backend)
     strategy_type = plugins.load_available(Strategy, config.train.strategy)
-    target, dataset, schema = _resolve_inputs(config, draft)
-    work = WorkPlan(dataset, BatchSettings.from_config(config))
-    run = ResolvedRun(
+    target = read_target(resolve_target(config.target))
+    draft.check_target(target)
+    return ResolvedParts(
         config=config.model_copy(update={"draft": draft.config}),
         backend=backend,
         draft=draft,
         engine_type=types["engine"],
         strategy_type=strategy_type,
         target=target,
-        schema=schema,
-        dataset=dataset,
-        work=work,
+        schema=draft.required_features(target),
     )
-    check_window(work, schema, run.window_bytes)
-    run.directory.check_owner(run.identity)
-    return run
 
 
 def resolve_config(
@@ -86,12 +107,15 @@ def resolve_config(
 ) -> tuple[AnyRunConfig, dict[str, Any]]:
     """The validated configuration and the plugin class of each section that names one."""
     values = read_layers(config_file, flags, overrides)
-    source = f"config {config_file}" if config_file else "configuration"
+    values.setdefault("output", str(_default_output(config_file, values)))
+    return _validated(values, f"config {config_file}" if config_file else "configuration")
+
+
+def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[str, Any]]:
     types = {
         section: plugins.load_available(interface, _plugin_name(values, section, default))
         for section, (interface, default) in _SECTIONS.items()
     }
-    values.setdefault("output", str(_default_output(config_file, values)))
     model = run_config_type(*(types[section].Config for section in _SECTIONS))
     return validate(model, values, source), types
 
@@ -110,16 +134,6 @@ def resolve_target(name: str) -> Path:
         raise TargetError(
             f"target {name!r} is neither a folder nor a model that the hub gives ({type(error).__name__})"
         ) from error
-
-
-def _resolve_inputs(config: AnyRunConfig, draft: Draft) -> tuple[TargetSpec, Dataset, FeatureSchema]:
-    from spec_core.target_reader import read_target
-    from spec_trainer.data.dataset import load_dataset
-
-    target = read_target(resolve_target(config.target))
-    draft.check_target(target)
-    dataset = load_dataset(config.data, target.folder, target.vocab_size)
-    return target, dataset, draft.required_features(target)
 
 
 def _plugin_name(values: Mapping[str, Any], section: str, default: str) -> str:

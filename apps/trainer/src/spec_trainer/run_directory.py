@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from spec_core.config import dump_yaml
 from spec_core.errors import ArtifactError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from spec_trainer.config import AnyRunConfig
@@ -84,7 +87,7 @@ class RunDirectory:
         if not self.root.is_dir():
             raise ArtifactError(f"output {self.root} is a file; give a directory")
         if not self._owner.exists():
-            if any(self.root.iterdir()):
+            if any(path.name != ".lock" for path in self.root.iterdir()):
                 raise ArtifactError(
                     f"output {self.root} is not empty and is no run directory; choose another"
                 )
@@ -94,6 +97,17 @@ class RunDirectory:
                 f"output {self.root} belongs to another run (data, target, draft, optimizer, seed, dtype or "
                 "global batch differ); choose another output, or remove it to start anew"
             )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps a second run out for as long as this one lives; the kernel lets go whatever this process dies of."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / ".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ArtifactError(f"output {self.root} is in use by a run that is under way") from error
+            yield
 
     def open(self, identity: str, config: AnyRunConfig) -> None:
         """Takes ownership and writes the resolved configuration."""

@@ -6,27 +6,30 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from spec_trainer.metrics import MetricsLog, build_trackers
-from spec_trainer.progress import StepProgress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spec_trainer.resolve import ResolvedRun
 
 
 class RunLog:
-    """metrics.jsonl, trackers and the progress line of rank 0."""
+    """metrics.jsonl and trackers, and ``show``, which puts a step's record where the person looks."""
 
-    def __init__(self, run: ResolvedRun, done_steps: int, reports: bool) -> None:
+    def __init__(
+        self, run: ResolvedRun, done_steps: int, show: Callable[[dict[str, Any]], None] | None
+    ) -> None:
+        """``show`` is None on the ranks that say nothing."""
         self._stack = ExitStack()
-        self._metrics: MetricsLog | None = None
-        if reports:
+        self._show = show
+        if show is not None:
             trackers = build_trackers(run.config.track, run.directory)
             self._metrics = self._stack.enter_context(MetricsLog(run.directory.metrics, done_steps, trackers))
-            self._progress = self._stack.enter_context(StepProgress(run.work.total_steps, done_steps))
 
     def step(self, record: dict[str, Any]) -> None:
-        if self._metrics is not None:
+        if self._show is not None:
             self._metrics.log(record)
-            self._progress.show(record)
+            self._show(record)
 
     def __enter__(self) -> Self:
         return self

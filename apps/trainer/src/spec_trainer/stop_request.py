@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 from contextlib import AbstractContextManager
-from types import FrameType
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
 
 
 class StopRequest(AbstractContextManager["StopRequest"]):
@@ -13,7 +16,12 @@ class StopRequest(AbstractContextManager["StopRequest"]):
 
     def __init__(self) -> None:
         self.requested = False
+        self._told: Callable[[], None] | None = None
         self._previous: dict[signal.Signals, object] = {}
+
+    def on_request(self, told: Callable[[], None]) -> None:
+        """``told`` is called in the signal handler."""
+        self._told = told
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -28,3 +36,5 @@ class StopRequest(AbstractContextManager["StopRequest"]):
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
+        if self._told is not None:
+            self._told()

@@ -38,6 +38,8 @@ class Capabilities:
     graph_capture: bool = False
     dtypes: frozenset[str] = frozenset({"float32"})
     """Training dtypes, by torch name."""
+    num_devices: int = 1
+    """Devices of this host."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,20 +3,24 @@
 Contract (``spec_core.testing.TransportSuite`` quotes the numbers):
 
 T1  The receiver publishes an opaque ``address``; a sender connects to it. The schema is agreed there: a
-    mismatch raises SchemaMismatch on the sender, naming both sides' tensors, before anything is sent.
+    mismatch raises SchemaMismatch on the sender, naming both sides' tensors, before anything is sent. Where
+    nobody listens, ``connect`` raises PeerLost.
 T2  ``send`` hands over one sample and returns a Ticket. When the ticket is done, and not before, the caller may
     reuse the sample's memory: the bytes were copied, or the receiver released them.
 T3  ``receive`` returns samples exactly once, bit for bit, in the order of each sender.
 T4  A received sample's tensors are valid on the current stream until ``release``; then its bytes are free for
     another sample. Releasing twice raises ProtocolError.
-T5  Memory is bounded: at most ``window_bytes`` of samples are between ``send`` and ``release``. A ``send``
-    beyond that waits. A sample larger than the window raises ConfigError at once.
+T5  Memory is bounded: at most ``window_bytes`` of samples (``FeatureSample.num_bytes``) of all senders together
+    are between ``send`` and ``release``. A ``send`` beyond that waits, first come, first served; a ``send``
+    within it does not. A sample larger than the window raises ConfigError at once.
 T6  Every call that can block takes ``timeout_s`` and raises DeadlineExceeded; nothing is lost by it: a later
-    call goes on where it stopped.
+    call goes on where it stopped. A peer that is silent, stopped for one, is not dead: this is how it shows.
 T7  A dead or closed peer raises PeerLost within the timeout, on both sides, and completes the tickets with it.
-    Samples that had arrived before are still delivered.
+    Samples that had arrived before are still delivered. ``receive`` reports each sender that died, once, at its
+    place in the stream, and then goes on with the others; once no sender is left, every call raises PeerLost.
 T8  ``flush`` returns when every ticket of this sender is done.
-T9  ``close`` is idempotent and leaves nothing on the host: no shared memory, no socket, no thread.
+T9  ``close`` is idempotent and leaves nothing on the host: no shared memory, no socket, no thread. Memory that a
+    sample still refers to goes with the sample.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ LossKind = Literal["ce", "lk_alpha", "lk_lambda"]
 
 
 class Eagle3Config(DraftConfig):
-    """With ``init_from``, the options that a published folder fixes come from it; setting one to another value is
-    an error."""
+    """None means: what the folder ``init_from`` says, else the default that is named. An option that contradicts the
+    folder is an error."""
 
     loss: LossKind = "ce"
     """``ce``: cross-entropy to the target's law. ``lk_alpha``: −log of the expected acceptance.
@@ -27,13 +27,13 @@ class Eagle3Config(DraftConfig):
     """Rows of the draft's head: the most frequent supervised tokens. None: the target's whole vocabulary."""
     layers: tuple[int, ...] | None = pydantic.Field(None, min_length=1)
     """Ids k of the residual streams (entering target layer k) that feed the draft. None: 2, N // 2, N − 3."""
-    fc_norm: bool = False
-    """EAGLE 3.1: one RMS norm per captured layer before ``fc``."""
-    norm_output: bool = False
-    """EAGLE 3.1: the normed state is what the next step gets."""
+    fc_norm: bool | None = None
+    """EAGLE 3.1: one RMS norm per captured layer before ``fc``. None: without."""
+    norm_output: bool | None = None
+    """EAGLE 3.1: the normed state is what the next step gets. None: the state before the norm."""
 
     intermediate_size: int | None = pydantic.Field(None, ge=1)
-    """Width of the draft's MLP. None, here and below: the target's."""
+    """Width of the draft's MLP. None, here and for the heads: the target's."""
     num_heads: int | None = pydantic.Field(None, ge=1)
     num_kv_heads: int | None = pydantic.Field(None, ge=1)
     head_dim: int | None = pydantic.Field(None, ge=2)

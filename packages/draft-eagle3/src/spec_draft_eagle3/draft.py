@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from spec_core.config import DraftConfig
 from spec_core.draft import Draft, Proposer
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_core.records import FeatureSchema
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from spec_core.config import DraftConfig
     from spec_core.ops import VocabularyOps
     from spec_core.records import Supervision
     from spec_core.target import TargetSpec, TargetTensors
@@ -50,7 +50,8 @@ class Eagle3Draft(Draft):
         problems = (
             _norm_problem(target),
             _head_problem(target),
-            _layer_problem(shape, target),
+            _size_problem(shape, target),
+            _layer_problem(shape, target, self._options.layers),
             shape.problem(),
         )
         if problem := next((text for text in problems if text), None):
@@ -125,16 +126,22 @@ def _head_problem(target: TargetSpec) -> str | None:
     return None
 
 
-def _layer_problem(shape: DraftShape, target: TargetSpec) -> str | None:
-    """Ids run from 1 to N − 1: the engines number some lists from 0, and cannot all tap the last layer's output."""
+def _size_problem(shape: DraftShape, target: TargetSpec) -> str | None:
     if (shape.hidden_size, shape.target_vocab_size) != (target.hidden_size, target.vocab_size):
         return (
             f"draft.init_from was made for hidden size {shape.hidden_size} and {shape.target_vocab_size} tokens, "
             f"this target has {target.hidden_size} and {target.vocab_size}"
         )
+    return None
+
+
+def _layer_problem(shape: DraftShape, target: TargetSpec, wanted: tuple[int, ...] | None) -> str | None:
+    """Ids run from 1 to N − 1: one engine counts them from the layer before, not all can tap the last one's output."""
     if shape.layers is None and target.num_layers < 7:
         return f"it has {target.num_layers} layers, at least 7 are needed unless draft.layers names others"
     layers = shape.layer_ids(target.num_layers)
     if layers[0] < 1 or layers[-1] >= target.num_layers:
         return f"draft.layers={list(layers)} must lie between 1 and {target.num_layers - 1}"
+    if wanted not in (None, layers):
+        return f"draft.layers={list(wanted)} contradicts draft.init_from, whose layers are {list(layers)}"
     return None

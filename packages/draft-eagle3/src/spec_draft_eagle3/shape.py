@@ -102,8 +102,8 @@ class DraftShape:
             num_kv_heads=config.num_kv_heads or target.num_kv_heads,
             head_dim=config.head_dim or target.head_dim,
             layers=config.layers,
-            fc_norm=config.fc_norm,
-            norm_output=config.norm_output,
+            fc_norm=bool(config.fc_norm),
+            norm_output=bool(config.norm_output),
             norm_eps=target.norm_eps,
             rope=target.rope,
             max_positions=target.max_positions,
@@ -145,16 +145,24 @@ class DraftShape:
         return rope_problem(self.rope, self.head_dim)
 
     def require_agreement(self, config: Eagle3Config) -> None:
-        """Raises ConfigError if the user explicitly set an option to another value than this published draft's."""
-        for key in ("vocab_size", "layers", "fc_norm", "norm_output", *_SIZES):
+        """Raises ConfigError if an option contradicts this published draft (``layers``: see ``check_target``)."""
+        for key in _FIXED_OPTIONS:
             wanted, found = getattr(config, key), getattr(self, key)
-            if config.was_set(key) and wanted is not None and wanted != found:
+            if wanted is not None and wanted != found:
                 raise ConfigError(
                     f"draft.{key}={wanted!r} contradicts draft.init_from={config.init_from}, whose value is {found!r}"
                 )
 
 
-_SIZES = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+_FIXED_OPTIONS = (
+    "vocab_size",
+    "fc_norm",
+    "norm_output",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+)
 
 
 def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
@@ -187,7 +195,7 @@ def _refuse_foreign_options(fields: Json, folder: Path) -> None:
 
 
 def _read_layers(fields: Json, folder: Path) -> tuple[int, ...] | None:
-    """Top-level ids are k, nested ones k − 1 (serving engines disagree: docs of both conventions in export.py)."""
+    """Top-level ids are k, nested ones k − 1 (``export.py`` says which engine reads which)."""
     name = "eagle_aux_hidden_state_layer_ids"
     top, nested = fields.get(name), (fields.get("eagle_config") or {}).get(name)
     found = {tuple(top)} if top else set[tuple[int, ...]]()

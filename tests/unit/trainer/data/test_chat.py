@@ -126,6 +126,12 @@ def test_a_template_without_generation_prompt_is_understood(load, supervised, ki
     ]
 
 
+def test_the_header_is_not_supervised_if_the_template_knows_no_generation_prompt(load, supervised):
+    deaf = CHATML[: CHATML.index("{% if add_generation_prompt %}")]
+    dataset = load(conversation("a", "b", "c", "d"), template=deaf)
+    assert supervised(dataset.sample(0)) == "b<|im_end|> | d<|im_end|>"
+
+
 def test_a_generation_prompt_that_is_always_there_is_not_supervised(load, supervised):
     dataset = load(conversation("a", "b", "c", "d"), template=ALWAYS_PROMPTS)
     assert supervised(dataset.sample(0)) == "b<|im_end|> | d<|im_end|>"

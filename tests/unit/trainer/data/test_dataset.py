@@ -199,6 +199,19 @@ def test_a_damaged_parquet_file_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_files_are_utf_8_with_or_without_a_byte_order_mark(tmp_path, tokenizer_folder, name):
+    row = json.dumps({"text": "Füchse 狐"}, ensure_ascii=False)
+    text, folder, digests = f"[{row}]" if name.endswith(".json") else row, tokenizer_folder(), set()
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / name).write_text(text, encoding)
+        digests.add(read(tmp_path / name, folder).digest)
+    assert len(digests) == 1
+    (tmp_path / name).write_text(text, "utf-16")
+    with pytest.raises(DataError, match=rf"{name}.*utf-8"):
+        read(tmp_path / name, folder)
+
+
 def test_a_folder_is_read_file_by_file_in_the_order_of_names(write, tmp_path):
     for name, ids in (("b/2.jsonl", [3, 3]), ("a.jsonl", [1, 1]), ("b/1.jsonl", [2, 2])):
         write({"input_ids": ids, "loss_mask": [1, 1]}, name=f"folder/{name}")

@@ -227,3 +227,19 @@ def test_prompt_that_does_not_fit_is_refused(plain_engine, tiny_llama):
     for prompt in ((), (1,) * (longest - 3)):
         with pytest.raises(EngineError, match="does not fit"):
             plain_engine.generate([prompt], greedy(4))
+
+
+def test_target_with_recurrent_layers_decodes_plainly_and_refuses_drafts(make_target, open_engine):
+    sizes = {f"linear_{part}": 2 for part in ("num_key_heads", "num_value_heads")}
+    sizes |= {f"linear_{part}": 8 for part in ("key_head_dim", "value_head_dim")}
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    }
+    engine = open_engine(make_target("qwen3_next", **sizes, **experts))
+    engine.use_proposer(PromptLookupProposer)
+    assert len(generate_ids(engine, PROMPTS[:1], greedy(4))[0]) == 4
+    with pytest.raises(EngineError, match="linear_attention"):
+        engine.generate(PROMPTS[:1], greedy(4, k=2))

@@ -69,11 +69,7 @@ class ChatRenderer:
         for index in turns:
             span = finder.span(index)
             if span is None:
-                raise BadRow(
-                    "assistant turn not found in the rendered conversation",
-                    f"message {index + 1} of {len(chat.messages)}; a chat template with {{% generation %}} marks "
-                    "tells, and data.last_turn_only=true needs the last turn only",
-                )
+                raise BadRow("assistant turn not found in the rendered conversation", _way_out(chat, index))
             spans.append(span)
         return spans
 
@@ -121,3 +117,9 @@ class ChatRenderer:
                 "put its chat_template.jinja there, or give rows of text or of input_ids with loss_mask"
             ) from None
         return _TODAY.sub(lambda match: repr(_FIXED_DATE.strftime(match[2])), template)
+
+
+def _way_out(chat: Chat, index: int) -> str:
+    place = f"message {index + 1} of {len(chat.messages)}; a chat template with {{% generation %}} marks would tell"
+    later = any(message["role"] == "assistant" for message in chat.messages[index + 1 :])
+    return f"{place}, and data.last_turn_only=true needs the last turn only" if later else place

@@ -177,7 +177,9 @@ def _split(found: Sequence[_Found], num: int, report: DataReport) -> tuple[list[
         else:
             report.drop("repeats a held-out row", one.where)
     if not any(one.encoded.loss_mask.any() for one in train):
-        raise DataError(f"holding out {num} samples leaves nothing to train on; lower data.eval_samples ({report})")
+        raise DataError(
+            f"holding out {num} samples leaves nothing to train on; lower data.eval_samples ({report})"
+        )
     return train, list(held_out.values())
 
 

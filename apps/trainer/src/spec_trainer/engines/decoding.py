@@ -89,7 +89,11 @@ class Decoder:
             return None
         if self._drafting is None:
             raise EngineError(f"{sampling.num_draft_tokens} draft tokens are wanted, but no draft is loaded")
-        self._model.check_rewindable()
+        if kinds := self._model.unrewindable_layers():
+            raise EngineError(
+                f"target {self._model.target.folder} has layers ({', '.join(kinds)}) that cannot drop rejected "
+                f"tokens again; reference decoding with a draft needs attention layers only"
+            )
         return self._drafting
 
     def _check_prompt(self, prompt: Sequence[int], sampling: SamplingParams) -> None:

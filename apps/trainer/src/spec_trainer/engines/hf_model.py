@@ -92,14 +92,10 @@ class HfModel:
         )
         return bool(self.states([[0, 1]], schema)[0].isfinite().all())
 
-    def check_rewindable(self) -> None:
-        """EngineError for a target whose cache cannot drop rejected tokens."""
-        kinds = set(getattr(self.causal_lm.config.get_text_config(), "layer_types", None) or ())
-        if kinds - _REWINDABLE:
-            raise EngineError(
-                f"target {self.target.folder} has layers ({', '.join(sorted(kinds - _REWINDABLE))}) whose state "
-                f"cannot drop rejected tokens; reference decoding needs attention layers only"
-            )
+    def unrewindable_layers(self) -> list[str]:
+        """Kinds of layers whose cache cannot drop rejected tokens again; none for most targets."""
+        kinds = getattr(self.causal_lm.config.get_text_config(), "layer_types", None) or ()
+        return sorted(set(kinds) - _REWINDABLE)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         padded_BT = torch.zeros(len(rows), max(1, *(len(row) for row in rows)), dtype=torch.int64)
@@ -140,7 +136,8 @@ class Session:
         self._model = model
         self._layers = layers
         # Without the config every layer keeps all of its keys, so that rewinding works past a sliding window.
-        self._cache = DynamicCache()
+        config = model.causal_lm.config if model.unrewindable_layers() else None
+        self._cache = DynamicCache(config=config)
 
     @torch.no_grad()
     def forward(self, token_ids: Sequence[int], last_only: bool = False) -> tuple[Tensor, Tensor]:
@@ -163,7 +160,9 @@ class Session:
 
 def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # a bar per load would tear the run's own
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             target.folder, dtype=dtype, local_files_only=True, output_loading_info=True

@@ -53,7 +53,7 @@ CHAT_TEMPLATE = """\
 class TinyTargetConfig:
     """The defaults take about 400 CPU-seconds, half of them per core on two cores."""
 
-    vocab_size: int = 1024  # few, short tokens: each is seen often, and what follows is rarely in doubt
+    vocab_size: int = 2048
     num_layers: int = 8
     hidden_size: int = 128
     head_dim: int = 32

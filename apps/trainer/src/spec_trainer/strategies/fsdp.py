@@ -46,7 +46,9 @@ class FsdpStrategy(Strategy):
         _, size = self.data_parallel
         self._mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("data",))
         policy = MixedPrecisionPolicy(
-            param_dtype=getattr(torch, self.config.dtype), reduce_dtype=torch.float32, cast_forward_inputs=False
+            param_dtype=getattr(torch, self.config.dtype),
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
         )
         module.to(self.device)
         for block in [*map(module.get_submodule, hints.blocks), module]:
@@ -96,7 +98,8 @@ class FsdpStrategy(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         optimizer = {
-            name: dict(self._optimizer.state[parameter]) for name, parameter in self._module.named_parameters()
+            name: dict(self._optimizer.state[parameter])
+            for name, parameter in self._module.named_parameters()
         }
         return {"model": self._module.state_dict(), "optimizer": optimizer}
 
@@ -116,7 +119,9 @@ class FsdpStrategy(Strategy):
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.config.weight_decay},
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.AdamW(groups, lr=0.0, betas=self.config.betas, eps=self.config.eps, fused=True)
+        optimizer = torch.optim.AdamW(
+            groups, lr=0.0, betas=self.config.betas, eps=self.config.eps, fused=True
+        )
         for parameter in parameters:
             # AdamW makes its state in the first step; a checkpoint must have tensors to load into before that.
             optimizer.state[parameter] = {

@@ -13,6 +13,8 @@ from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolEr
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spec_core.records import FeatureSample, FeatureSchema
     from spec_core.transport import Ticket
 
@@ -32,10 +34,11 @@ class InlineTransport(Transport):
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
         receiver = self._receivers.get(address)
-        if receiver is None or receiver.closed:
+        if receiver is None:
             raise PeerLost(f"no receiver listens at {address!r} in this process")
         if schema != receiver.schema:
-            raise SchemaMismatch(f"sender has {schema}, receiver {address} has {receiver.schema}")
+            raise SchemaMismatch(f"the sender has {schema}, the receiver {address} wants {receiver.schema}")
+        receiver.welcome()
         return InlineSender(receiver)
 
 
@@ -44,10 +47,11 @@ class InlineReceiver(FeatureReceiver):
 
     def __init__(self, address: str, schema: FeatureSchema, window_bytes: int) -> None:
         self.schema = schema
-        self.closed = False
+        self._closed = False
         self._address = address
         self._window_bytes = window_bytes
         self._used_bytes = 0
+        self._joined = self._left = 0
         self._arrived: deque[tuple[FeatureSample, Ticket]] = deque()
         self._held: dict[int, tuple[FeatureSample, Ticket]] = {}
         self._changed = threading.Condition()
@@ -55,6 +59,18 @@ class InlineReceiver(FeatureReceiver):
     @property
     def address(self) -> str:
         return self._address
+
+    def welcome(self) -> None:
+        """A sender has connected."""
+        with self._changed:
+            self._check_open()
+            self._joined += 1
+
+    def part(self) -> None:
+        """A sender has closed (T7)."""
+        with self._changed:
+            self._left += 1
+            self._changed.notify_all()
 
     def admit(self, sample: FeatureSample, timeout_s: float) -> Ticket:
         """The sender's side of the queue: waits for room (T5)."""
@@ -65,9 +81,10 @@ class InlineReceiver(FeatureReceiver):
                 f"placement.window_bytes={self._window_bytes}; raise it or lower data.max_length"
             )
         with self._changed:
-            self._wait(lambda: self.closed or self._used_bytes + size <= self._window_bytes, timeout_s, "room")
-            if self.closed:
-                raise PeerLost(f"the receiver at {self._address} was closed")
+            self._wait(
+                lambda: self._closed or self._used_bytes + size <= self._window_bytes, timeout_s, "room"
+            )
+            self._check_open()
             self._used_bytes += size
             ticket: Ticket = Future()
             self._arrived.append((sample, ticket))
@@ -76,9 +93,10 @@ class InlineReceiver(FeatureReceiver):
 
     def receive(self, timeout_s: float) -> FeatureSample:
         with self._changed:
-            self._wait(lambda: self.closed or bool(self._arrived), timeout_s, "a sample")
-            if self.closed:
-                raise PeerLost(f"the receiver at {self._address} was closed")
+            self._wait(self._something_to_say, timeout_s, "a sample")
+            self._check_open()
+            if not self._arrived:
+                raise PeerLost(f"every sender of {self._address} has closed")
             sample, ticket = self._arrived.popleft()
             self._held[id(sample)] = (sample, ticket)
             return sample
@@ -87,16 +105,18 @@ class InlineReceiver(FeatureReceiver):
         with self._changed:
             held = self._held.pop(id(sample), None)
             if held is None:
-                raise ProtocolError(f"sample {sample.sample_id} is not held: released twice or never received")
+                raise ProtocolError(
+                    f"sample {sample.sample_id} is not held: released twice or never received"
+                )
             self._used_bytes -= sample.num_bytes
             self._changed.notify_all()
         held[1].set_result(None)
 
     def close(self) -> None:
         with self._changed:
-            if self.closed:
+            if self._closed:
                 return
-            self.closed = True
+            self._closed = True
             pending = [*self._arrived, *self._held.values()]
             self._arrived.clear()
             self._held.clear()
@@ -104,8 +124,15 @@ class InlineReceiver(FeatureReceiver):
         for _, ticket in pending:
             ticket.set_exception(PeerLost(f"the receiver at {self._address} was closed"))
 
-    def _wait(self, ready: object, timeout_s: float, what: str) -> None:
-        assert callable(ready)
+    def _something_to_say(self) -> bool:
+        deserted = 0 < self._joined == self._left
+        return self._closed or bool(self._arrived) or deserted
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PeerLost(f"the receiver at {self._address} was closed")
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
         if not self._changed.wait_for(ready, timeout_s):
             raise DeadlineExceeded(f"waited {timeout_s} s for {what} at {self._address}")
 
@@ -120,7 +147,7 @@ class InlineSender(FeatureSender):
 
     def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
         if self._closed:
-            raise ProtocolError("send on a closed sender")
+            raise ProtocolError("the sender was closed")
         ticket = self._receiver.admit(sample, timeout_s)
         self._open.add(ticket)
         ticket.add_done_callback(self._open.discard)
@@ -132,7 +159,13 @@ class InlineSender(FeatureSender):
             try:
                 ticket.result(max(0.0, deadline - time.monotonic()))
             except TimeoutError as error:
-                raise DeadlineExceeded(f"{len(self._open)} samples not released after {timeout_s} s") from error
+                if ticket.done():
+                    raise
+                raise DeadlineExceeded(
+                    f"{len(self._open)} samples not released after {timeout_s} s"
+                ) from error
 
     def close(self) -> None:
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self._receiver.part()

@@ -3,8 +3,10 @@
 import pytest
 
 # Before the suites are imported, so that their plain asserts explain themselves in a stranger's test run too.
-pytest.register_assert_rewrite("spec_core.testing.process_group_suite", "spec_core.testing.transport_suite")
+pytest.register_assert_rewrite("spec_core.testing.process_group_suite")
+pytest.register_assert_rewrite("spec_core.testing.transport_parts", "spec_core.testing.transport_suite")
 
 from spec_core.testing.process_group_suite import ProcessGroupSuite  # noqa: E402
+from spec_core.testing.transport_suite import TransportSuite  # noqa: E402
 
-__all__ = ["ProcessGroupSuite"]
+__all__ = ["ProcessGroupSuite", "TransportSuite"]

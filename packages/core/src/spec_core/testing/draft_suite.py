@@ -63,40 +63,6 @@ FOREIGN: dict[str, dict[str, object]] = {
 }
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A draft with its target, built."""
-
-    draft: Draft
-    target: TargetSpec
-    tensors: TargetTensors
-    schema: FeatureSchema
-    module: nn.Module
-    ops: TargetOps
-
-    def samples(self, lengths: Sequence[int] = LENGTHS) -> list[ToySample]:
-        return toy_samples(self.schema, self.target, self.tensors, lengths)
-
-    def denominators(self, samples: Sequence[ToySample]) -> Tensor:
-        return self.draft.denominators([sample.supervision for sample in samples])
-
-    def forward_backward(self, batches: Sequence[DraftBatch], denominators: Tensor) -> StepOutput:
-        """Output summed over the batches; gradients are left in the module, from zero."""
-        self.module.zero_grad()
-        outputs: list[StepOutput] = []
-        for batch in batches:
-            output: StepOutput = self.module(batch, denominators, self.ops)
-            output.loss.backward()
-            outputs.append(output.detached())
-        return sum(outputs[1:], start=outputs[0])
-
-    def gradients(self) -> dict[str, Tensor]:
-        found = {name: parameter.grad for name, parameter in self.module.named_parameters()}
-        missing = [name for name, grad in found.items() if grad is None]
-        assert not missing, f"no gradient reached {', '.join(missing)}"
-        return {name: grad for name, grad in found.items() if grad is not None}
-
-
 class DraftSuite(ConformanceSuite):
     """Needs the fixture ``draft``: the plugin's class."""
 
@@ -118,9 +84,9 @@ class DraftSuite(ConformanceSuite):
         return toy_target(tmp_path / "target")
 
     @pytest.fixture
-    def setup(self, draft: type[Draft], options: dict[str, object], target: TargetSpec) -> Setup:
+    def bench(self, draft: type[Draft], options: dict[str, object], target: TargetSpec) -> Workbench:
         instance = draft(draft.Config.model_validate({"name": draft.name, **options}))
-        return self._build(instance, target)
+        return build(instance, target)
 
     def supervised(self, last_known: int, position: int) -> list[int]:
         """Token indices to supervise so that ``accuracy[position]`` counts exactly one row: the draft's guess
@@ -139,98 +105,98 @@ class DraftSuite(ConformanceSuite):
         assert not found, f"single-device code only, found {', '.join(found)}"
 
     @pytest.mark.parametrize("what", sorted(FOREIGN))
-    def test_d2_refuses_what_it_cannot_express(self, setup: Setup, what: str, tmp_path: Path) -> None:
+    def test_d2_refuses_what_it_cannot_express(self, bench: Workbench, what: str, tmp_path: Path) -> None:
         """D2: a target that the draft cannot express is a TargetError of one line, never ignored."""
         if what in self.expresses:
-            pytest.skip(f"draft {setup.draft.name!r} expresses a target with {what}")
+            pytest.skip(f"draft {bench.draft.name!r} expresses a target with {what}")
         with pytest.raises(TargetError) as refusal:
-            setup.draft.check_target(toy_target(tmp_path, **FOREIGN[what]))
+            bench.draft.check_target(toy_target(tmp_path, **FOREIGN[what]))
         assert len(str(refusal.value).splitlines()) == 1
 
-    def test_d2_features_of_an_accepted_target(self, setup: Setup) -> None:
+    def test_d2_features_of_an_accepted_target(self, bench: Workbench) -> None:
         """D2: what is accepted has features: ascending layers of the target, in its width."""
-        setup.draft.check_target(setup.target)
-        schema = setup.draft.required_features(setup.target)
-        assert schema == setup.schema
-        assert schema.hidden_size == setup.target.hidden_size
-        assert max(schema.layers) <= setup.target.num_layers
+        bench.draft.check_target(bench.target)
+        schema = bench.draft.required_features(bench.target)
+        assert schema == bench.schema
+        assert schema.hidden_size == bench.target.hidden_size
+        assert max(schema.layers) <= bench.target.num_layers
 
-    def test_d3_parameters_are_what_is_trained(self, setup: Setup) -> None:
+    def test_d3_parameters_are_what_is_trained(self, bench: Workbench) -> None:
         """D3: float32 on the CPU, all of it trained; a module may be built anew from its state."""
-        for name, parameter in setup.module.named_parameters():
+        for name, parameter in bench.module.named_parameters():
             assert parameter.requires_grad, f"{name} is not trained: frozen tensors belong to ops"
             assert parameter.dtype == torch.float32
             assert parameter.device == torch.device("cpu")
-        other = self._build(setup.draft, setup.target, seed=9).module
-        other.load_state_dict(setup.module.state_dict())
-        _assert_equal_states(other, setup.module)
+        other = build(bench.draft, bench.target, seed=9).module
+        other.load_state_dict(bench.module.state_dict())
+        _assert_equal_states(other, bench.module)
 
-    def test_d3_draws_weights_from_the_global_generator(self, setup: Setup) -> None:
+    def test_d3_draws_weights_from_the_global_generator(self, bench: Workbench) -> None:
         """D3: the same seed of torch's global generator gives the same weights."""
-        _assert_equal_states(self._build(setup.draft, setup.target).module, setup.module)
+        _assert_equal_states(build(bench.draft, bench.target).module, bench.module)
 
-    def test_d4_every_parameter_gets_a_gradient(self, setup: Setup) -> None:
+    def test_d4_every_parameter_gets_a_gradient(self, bench: Workbench) -> None:
         """D4: one forward pass touches every parameter."""
-        samples = setup.samples()
-        setup.forward_backward([toy_batch(samples, setup.schema)], setup.denominators(samples))
-        dead = [name for name, grad in setup.gradients().items() if not grad.any()]
+        samples = bench.samples()
+        bench.forward_backward([toy_batch(samples, bench.schema)], bench.denominators(samples))
+        dead = [name for name, grad in bench.gradients().items() if not grad.any()]
         assert not dead, f"the gradient of {', '.join(dead)} is zero everywhere"
 
     @pytest.mark.parametrize("spans", [0, 1, 2])
-    def test_d4_empty_batch_touches_every_parameter(self, setup: Setup, spans: int) -> None:
+    def test_d4_empty_batch_touches_every_parameter(self, bench: Workbench, spans: int) -> None:
         """D4, D5: a batch without supervised token, or without any document, adds 0 to a running global batch,
         and still gives every parameter its (zero) gradient."""
-        samples = setup.samples()
-        denominators = setup.denominators(samples)
+        samples = bench.samples()
+        denominators = bench.denominators(samples)
         silent = [ToySample(s.sample_id, s.input_ids, s.hidden_TNH, s.loss_mask & False) for s in samples]
-        output = setup.forward_backward([toy_batch(silent[:spans], setup.schema, width=4)], denominators)
+        output = bench.forward_backward([toy_batch(silent[:spans], bench.schema, width=4)], denominators)
         assert output.loss.item() == 0
-        assert all(not grad.any() for grad in setup.gradients().values())
+        assert all(not grad.any() for grad in bench.gradients().values())
 
-    def test_d5_zero_denominator_is_a_zero_step(self, setup: Setup) -> None:
+    def test_d5_zero_denominator_is_a_zero_step(self, bench: Workbench) -> None:
         """D5: where nothing of the global batch is supervised, loss and gradients are 0, not NaN."""
-        samples = [s for s in setup.samples() if not s.loss_mask.any()]
-        denominators = setup.denominators(samples)
+        samples = [s for s in bench.samples() if not s.loss_mask.any()]
+        denominators = bench.denominators(samples)
         assert not denominators.any()
-        output = setup.forward_backward([toy_batch(samples, setup.schema)], denominators)
+        output = bench.forward_backward([toy_batch(samples, bench.schema)], denominators)
         assert output.loss.item() == 0
-        assert all(not grad.any() for grad in setup.gradients().values())
+        assert all(not grad.any() for grad in bench.gradients().values())
 
     @pytest.mark.parametrize("width", [0, WIDTH], ids=["packed", "padded"])
     @pytest.mark.parametrize("size", [1, 2, 3, len(LENGTHS)])
-    def test_d5_shares_add_up(self, setup: Setup, size: int, width: int) -> None:
+    def test_d5_shares_add_up(self, bench: Workbench, size: int, width: int) -> None:
         """D5: loss, gradients, sums and counts do not depend on how the global batch is cut."""
-        samples = setup.samples()
-        denominators = setup.denominators(samples)
-        whole = setup.forward_backward([toy_batch(samples, setup.schema)], denominators)
-        expected = setup.gradients()
+        samples = bench.samples()
+        denominators = bench.denominators(samples)
+        whole = bench.forward_backward([toy_batch(samples, bench.schema)], denominators)
+        expected = bench.gradients()
         assert whole.loss.item() > 0
         assert whole.loss.isfinite()
         # From the other end, so that no cut is a prefix of the reference.
         cuts = [samples[::-1][i : i + size] for i in range(0, len(samples), size)]
-        batches = [toy_batch(cut, setup.schema, width=width) for cut in cuts]
-        got = setup.forward_backward(batches, denominators)
+        batches = [toy_batch(cut, bench.schema, width=width) for cut in cuts]
+        got = bench.forward_backward(batches, denominators)
         _assert_same_output(got, whole)
         scale = max(float(grad.abs().max()) for grad in expected.values())
-        for name, grad in setup.gradients().items():
+        for name, grad in bench.gradients().items():
             torch.testing.assert_close(grad, expected[name], rtol=TOLERANCE, atol=TOLERANCE * scale)
 
-    def test_d6_denominators_add_up(self, setup: Setup) -> None:
+    def test_d6_denominators_add_up(self, bench: Workbench) -> None:
         """D6: the global batch's denominators are the sum over its samples, in any order, without a model."""
-        supervision = [sample.supervision for sample in setup.samples()]
-        whole = setup.draft.denominators(supervision)
+        supervision = [sample.supervision for sample in bench.samples()]
+        whole = bench.draft.denominators(supervision)
         assert whole.dtype == torch.float64
         assert whole.dim() == 1
         assert whole.device == torch.device("cpu")
         assert whole.any()
-        singles = torch.stack([setup.draft.denominators([one]) for one in reversed(supervision)])
+        singles = torch.stack([bench.draft.denominators([one]) for one in reversed(supervision)])
         torch.testing.assert_close(singles.sum(0), whole, rtol=1e-12, atol=0)
-        assert not setup.draft.denominators([]).any()
+        assert not bench.draft.denominators([]).any()
 
-    def test_d7_metrics_are_ratios_of_sums(self, setup: Setup) -> None:
+    def test_d7_metrics_are_ratios_of_sums(self, bench: Workbench) -> None:
         """D7: ``acceptance_length`` and, per draft position, ``accuracy`` are among the metrics, in range."""
-        samples = setup.samples()
-        output = setup.forward_backward([toy_batch(samples, setup.schema)], setup.denominators(samples))
+        samples = bench.samples()
+        output = bench.forward_backward([toy_batch(samples, bench.schema)], bench.denominators(samples))
         assert output.sums.keys() == output.counts.keys()
         assert all(output.sums[name].shape == count.shape for name, count in output.counts.items())
         metrics = output.metrics()
@@ -240,80 +206,80 @@ class DraftSuite(ConformanceSuite):
         assert isinstance(length, float)
         assert 1 <= length <= 1 + len(accuracy)
 
-    def test_d7_loss_falls(self, setup: Setup) -> None:
+    def test_d7_loss_falls(self, bench: Workbench) -> None:
         """D7: trained on tokens of which each follows from the one before, the loss falls and more is accepted."""
-        samples = setup.samples()
-        batches, denominators = [toy_batch(samples, setup.schema)], setup.denominators(samples)
-        optimizer = torch.optim.AdamW(setup.module.parameters(), lr=3e-3)
+        samples = bench.samples()
+        batches, denominators = [toy_batch(samples, bench.schema)], bench.denominators(samples)
+        optimizer = torch.optim.AdamW(bench.module.parameters(), lr=3e-3)
         outputs: list[StepOutput] = []
         for _ in range(30):
-            outputs.append(setup.forward_backward(batches, denominators))
+            outputs.append(bench.forward_backward(batches, denominators))
             optimizer.step()
         assert outputs[-1].loss < 0.5 * outputs[0].loss
         assert _acceptance_length(outputs[-1]) > _acceptance_length(outputs[0]) + 0.5
 
-    def test_d8_export_comes_back(self, setup: Setup, tmp_path: Path) -> None:
+    def test_d8_export_comes_back(self, bench: Workbench, tmp_path: Path) -> None:
         """D8: exported, recognised, built again: the same weights in the stored dtype, the same proposals; and
         exported again, the same bytes."""
-        again = self._build(self._reload(setup, tmp_path / "first"), setup.target, seed=9)
-        stored = _stored_dtype(tmp_path / "first")
-        rounded = {name: _round(value, stored) for name, value in setup.module.state_dict().items()}
-        setup.module.load_state_dict(rounded)
-        _assert_equal_states(again.module, setup.module)
-        assert self._propose(again).token_ids == self._propose(setup).token_ids
-        self._reload(again, tmp_path / "second")
-        assert _file_bytes(tmp_path / "first") == _file_bytes(tmp_path / "second")
+        again = build(bench.export(tmp_path / "first"), bench.target, seed=9)
+        stored = stored_dtype(tmp_path / "first")
+        rounded = {name: round_to(value, stored) for name, value in bench.module.state_dict().items()}
+        bench.module.load_state_dict(rounded)
+        _assert_equal_states(again.module, bench.module)
+        assert self._propose(again).token_ids == self._propose(bench).token_ids
+        again.export(tmp_path / "second")
+        assert file_bytes(tmp_path / "first") == file_bytes(tmp_path / "second")
 
-    def test_d8_export_is_two_files(self, setup: Setup, tmp_path: Path) -> None:
+    def test_d8_export_is_two_files(self, bench: Workbench, tmp_path: Path) -> None:
         """D8: a served draft is config.json and model.safetensors, nothing else."""
-        self._reload(setup, tmp_path / "out")
-        assert sorted(_file_bytes(tmp_path / "out")) == ["config.json", "model.safetensors"]
+        bench.export(tmp_path / "out")
+        assert sorted(file_bytes(tmp_path / "out")) == ["config.json", "model.safetensors"]
 
-    def test_d8_other_folders_are_not_its_own(self, setup: Setup, tmp_path: Path) -> None:
+    def test_d8_other_folders_are_not_its_own(self, bench: Workbench, tmp_path: Path) -> None:
         """D8: another algorithm's folder gives None."""
         (tmp_path / "config.json").write_text(
             '{"architectures": ["SomeoneElsesModel"], "model_type": "else"}'
         )
-        assert type(setup.draft).from_folder(tmp_path) is None
+        assert type(bench.draft).from_folder(tmp_path) is None
 
     @pytest.mark.parametrize("damage", ["no tensors", "cut tensors", "a field less"])
-    def test_d8_damaged_folder_is_an_artifact_error(self, setup: Setup, damage: str, tmp_path: Path) -> None:
+    def test_d8_damaged_folder_is_an_artifact_error(self, bench: Workbench, damage: str, tmp_path: Path) -> None:
         """D8: this algorithm's folder, but damaged, is refused when it is read, in one line."""
         folder = tmp_path / "out"
-        self._reload(setup, folder)
-        _damage(folder, damage)
+        bench.export(folder)
+        damage_folder(folder, damage)
         with pytest.raises(ArtifactError) as refusal:
-            type(setup.draft).from_folder(folder)
+            type(bench.draft).from_folder(folder)
         assert len(str(refusal.value).splitlines()) == 1
 
-    def test_d9_proposals_are_the_modules_own(self, setup: Setup) -> None:
+    def test_d9_proposals_are_the_modules_own(self, bench: Workbench) -> None:
         """D9: where the target agrees with proposal k, the module's forward pass counts draft position k as
         accepted; where it says another token, as refused."""
-        context = setup.samples([9])[0]
-        proposals = self._propose(setup, context).token_ids
+        context = bench.samples([9])[0]
+        proposals = self._propose(bench, context).token_ids
         assert len(proposals) == self.num_proposals
         for position, token in enumerate(proposals):
-            for said, accepted in ((token, 1.0), ((token + 1) % setup.target.vocab_size, 0.0)):
+            for said, accepted in ((token, 1.0), ((token + 1) % bench.target.vocab_size, 0.0)):
                 tokens = [*proposals[:position], said]
-                output = self._judge(setup, context, tokens, position)
+                output = self._judge(bench, context, tokens, position)
                 assert output.counts["accuracy"][position].item() == 1
                 assert output.sums["accuracy"][position].item() == accepted
 
-    def test_d9_extending_in_parts_changes_nothing(self, setup: Setup) -> None:
+    def test_d9_extending_in_parts_changes_nothing(self, bench: Workbench) -> None:
         """D9: states arrive in any portions, and a proposal leaves no trace."""
-        context = setup.samples([9])[0]
-        whole = self._propose(setup, context)
-        proposer = setup.draft.proposer(setup.module, setup.ops)
+        context = bench.samples([9])[0]
+        whole = self._propose(bench, context)
+        proposer = bench.draft.proposer(bench.module, bench.ops)
         for start, stop in ((0, 1), (1, 5), (5, 8)):
             _extend(proposer, context, start, stop)
             self._ask(proposer)
         assert self._ask(proposer).token_ids == self._ask(proposer).token_ids == whole.token_ids
 
-    def test_d9_sampled_proposals_come_with_their_law(self, setup: Setup) -> None:
+    def test_d9_sampled_proposals_come_with_their_law(self, bench: Workbench) -> None:
         """D9: at a temperature the law of each guess comes along: float32 [K, V], rows sum to 1, and the guess
         is possible under it; the generator alone decides."""
-        context = setup.samples([9])[0]
-        proposer = setup.draft.proposer(setup.module, setup.ops)
+        context = bench.samples([9])[0]
+        proposer = bench.draft.proposer(bench.module, bench.ops)
         _extend(proposer, context, 0, 8)
         first, second = self._ask(proposer, temperature=1.0), self._ask(proposer, temperature=1.0)
         assert first.token_ids == second.token_ids
@@ -321,53 +287,9 @@ class DraftSuite(ConformanceSuite):
             assert first.token_ids == self._ask(proposer).token_ids
             return
         assert first.probs_KV.dtype == torch.float32
-        assert first.probs_KV.shape == (self.num_proposals, setup.target.vocab_size)
+        assert first.probs_KV.shape == (self.num_proposals, bench.target.vocab_size)
         torch.testing.assert_close(first.probs_KV.sum(-1), torch.ones(self.num_proposals))
         assert all(law_V[token] > 0 for law_V, token in zip(first.probs_KV, first.token_ids, strict=True))
-
-    def _build(self, draft: Draft, target: TargetSpec, seed: int = 0) -> Setup:
-        tensors = toy_tensors(target)
-        schema = draft.required_features(target)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module = draft.build(target, tensors, token_counts=None)
-        return Setup(draft, target, tensors, schema, module, toy_ops(target, tensors))
-
-    def _reload(self, setup: Setup, folder: Path) -> Draft:
-        folder.mkdir()
-        setup.draft.export(setup.module.state_dict(), setup.target, folder)
-        draft = type(setup.draft).from_folder(folder)
-        assert isinstance(draft, type(setup.draft))
-        assert draft.config.init_from == folder
-        return draft
-
-    def _propose(self, setup: Setup, context: ToySample | None = None) -> Proposal:
-        """After all tokens of the context, of which the last has no state yet."""
-        sample = context or setup.samples([9])[0]
-        proposer = setup.draft.proposer(setup.module, setup.ops)
-        _extend(proposer, sample, 0, len(sample.input_ids) - 1)
-        return self._ask(proposer)
-
-    def _ask(self, proposer: Proposer, temperature: float = 0.0) -> Proposal:
-        return proposer.propose(self.num_proposals, temperature, torch.Generator().manual_seed(3))
-
-    def _judge(self, setup: Setup, context: ToySample, said: Sequence[int], position: int) -> StepOutput:
-        """The module's own pass over context and continuation, with a target that says the continuation."""
-        generator = torch.Generator().manual_seed(4)
-        known = len(context.input_ids)
-        # Two tokens more than needed: no label may be missing because the document ends.
-        tokens = torch.cat([context.input_ids, torch.tensor(list(said)), toy_tokens(3, generator)])
-        hidden_TNH = toy_features(tokens[1:], setup.schema, setup.target, setup.tensors, generator)
-        hidden_TNH[: known - 1] = context.hidden_TNH[: known - 1]
-        mask = torch.zeros(len(tokens) - 1, dtype=torch.bool)
-        mask[self.supervised(known - 1, position)] = True
-        sample = ToySample(0, tokens[:-1], hidden_TNH, mask)
-        with torch.no_grad():
-            return setup.module(toy_batch([sample], setup.schema), setup.denominators([sample]), setup.ops)
-
-
-def _extend(proposer: Proposer, sample: ToySample, start: int, stop: int) -> None:
-    proposer.extend(sample.input_ids[start + 1 : stop + 1].tolist(), sample.hidden_TNH[start:stop])
 
 
 def _acceptance_length(output: StepOutput) -> float:
@@ -388,35 +310,6 @@ def _assert_equal_states(got: nn.Module, expected: nn.Module) -> None:
     assert own.keys() == states.keys()
     different = [name for name, value in states.items() if not torch.equal(own[name], value)]
     assert not different, f"{', '.join(different)} differ"
-
-
-def _stored_dtype(folder: Path) -> torch.dtype:
-    from safetensors import safe_open
-
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118 (not a mapping)
-    (dtype,) = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-    return dtype
-
-
-def _round(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype).to(value.dtype) if value.is_floating_point() else value
-
-
-def _file_bytes(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def _damage(folder: Path, damage: str) -> None:
-    tensors, config = folder / "model.safetensors", folder / "config.json"
-    if damage == "no tensors":
-        tensors.unlink()
-    elif damage == "cut tensors":
-        tensors.write_bytes(tensors.read_bytes()[:-8])
-    else:
-        fields = json.loads(config.read_text())
-        del fields["hidden_size"]
-        config.write_text(json.dumps(fields))
 
 
 def _forbidden(tree: ast.Module) -> list[str]:

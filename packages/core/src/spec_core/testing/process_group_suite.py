@@ -232,10 +232,8 @@ def _chain(me: Rank, build: Build, no_synchronisation: Guard) -> None:
 
 def _refuse_tensor(me: Rank, build: Build, wrong: str, call: str) -> None:
     with _group(me, build) as group:
-        if wrong == "strided":
-            tensor = torch.zeros(4, 4, device=group.device).t()
-        else:
-            tensor = torch.zeros(4, device="meta")
+        strided = torch.zeros(4, 4, device=group.device).t()
+        tensor = strided if wrong == "strided" else torch.zeros(4, device="meta")
         if me.rank == 0:
             with pytest.raises(ProtocolError):
                 _calls(group, tensor)[call]()

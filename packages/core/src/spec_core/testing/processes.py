@@ -26,6 +26,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -83,9 +84,24 @@ class Rank:
         return self._published.popleft() if self._published else self._line.recv()[1]
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 30) -> list[Any]:
-    """What ``function(rank, *args)`` returned, by rank; the first rank's error fails the test, with its trace."""
-    outcomes = watch_ranks(function, world_size, *args, timeout_s=timeout_s)
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 30,
+    in_process: bool = False,
+) -> list[Any]:
+    """What ``function(rank, *args)`` returned, by rank; the first rank's error fails the test, with its trace.
+
+    ``in_process`` runs the ranks as threads of the test's process, for implementations that live in one.
+    """
+    crew = (
+        _Threads(function, args, world_size)
+        if in_process
+        else _Processes((function, args), world_size, timeout_s)
+    )
+    with crew:
+        outcomes = crew.outcomes({}, timeout_s)
     for outcome in outcomes:
         if outcome.error is not None:
             raise AssertionError(f"rank {outcome.rank} failed:\n{outcome.trace}") from outcome.error
@@ -100,40 +116,25 @@ def watch_ranks(
     faults: Mapping[tuple[int, str], Fault] | None = None,
 ) -> list[Outcome]:
     """How every rank ended. Fails when a rank without a fault dies or still runs after ``timeout_s``."""
-    with _Crew(_dumps((function, args)), world_size, timeout_s) as crew:
-        return crew.outcomes(dict(faults or {}))
+    with _Processes((function, args), world_size, timeout_s) as crew:
+        return crew.outcomes(dict(faults or {}), timeout_s)
 
 
 class _Crew:
-    """The processes of one call and the lines to them."""
+    """The ranks of one call, seen through the lines to them."""
 
-    def __init__(self, work: bytes, world_size: int, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
-        self._points: dict[int, str] = {}
+    def __init__(self) -> None:
         self._lines: list[Connection] = []
-        self._processes: list[ForkServerProcess] = []
-        # Forked from a server that has only imported torch: as clean as a new process, and 20 times as fast.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "spec_core.testing.processes"])
-        for rank in range(world_size):
-            ours, theirs = context.Pipe()
-            task = (rank, world_size, theirs, work, timeout_s)
-            process = context.Process(target=_run_rank, args=task, daemon=True)
-            process.start()
-            theirs.close()
-            self._lines.append(ours)
-            self._processes.append(process)
+        self._points: dict[int, str] = {}
 
-    def outcomes(self, faults: dict[tuple[int, str], Fault]) -> list[Outcome]:
+    def outcomes(self, faults: dict[tuple[int, str], Fault], timeout_s: float) -> list[Outcome]:
+        deadline = time.monotonic() + timeout_s
         ended: dict[int, Outcome] = {}
         while pending := set(range(len(self._lines))) - set(ended):
-            ready = wait([self._lines[rank] for rank in pending], max(0, self._deadline - time.monotonic()))
+            ready = wait([self._lines[rank] for rank in pending], max(0, deadline - time.monotonic()))
             if not ready:
                 where = {rank: self._points.get(rank, "start") for rank in sorted(pending)}
-                raise AssertionError(
-                    f"after {self._timeout_s} s these ranks still ran, seen last at: {where}"
-                )
+                raise AssertionError(f"after {timeout_s} s these ranks still ran, seen last at: {where}")
             for rank in pending:
                 if self._lines[rank] in ready and (outcome := self._attend(rank, faults)):
                     ended[rank] = outcome
@@ -143,9 +144,8 @@ class _Crew:
         try:
             kind, value = self._lines[rank].recv()
         except EOFError:
-            self._processes[rank].join(5)
-            exitcode, point = self._processes[rank].exitcode, self._points.get(rank, "start")
-            raise AssertionError(f"rank {rank} died after {point!r}, exit code {exitcode}") from None
+            point = self._points.get(rank, "start")
+            raise AssertionError(f"rank {rank} died after {point!r}, {self._last_words(rank)}") from None
         if kind == "publish":
             self._spread(rank, value)
         elif kind == "reach":
@@ -163,37 +163,91 @@ class _Crew:
         if fault is None:
             self._lines[rank].send(("go", None))
             return None
-        pid = self._processes[rank].pid
-        assert pid is not None
-        os.kill(pid, fault.value)
+        self._signal(rank, fault)
         return Outcome(rank=rank)
+
+    def _signal(self, rank: int, fault: Fault) -> None:
+        raise ValueError("ranks that share the test's process cannot be killed or stopped one by one")
+
+    def _last_words(self, rank: int) -> str:
+        return "its line was cut"
 
     def __enter__(self) -> _Crew:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for process in self._processes:
-            process.kill()
-        for process, line in zip(self._processes, self._lines, strict=True):
-            process.join()
-            process.close()
+        for line in self._lines:
             line.close()
 
 
-def _run_rank(rank: int, world_size: int, line: Connection, work: bytes, timeout_s: float) -> None:
+class _Processes(_Crew):
+    def __init__(self, work: Any, world_size: int, timeout_s: float) -> None:
+        super().__init__()
+        # Forked from a server that has only imported torch: as clean as a new process, and 20 times as fast.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "spec_core.testing.processes"])
+        self._processes: list[ForkServerProcess] = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            task = (rank, world_size, theirs, _dumps(work), timeout_s)
+            process = context.Process(target=_run_process, args=task, daemon=True)
+            process.start()
+            theirs.close()
+            self._lines.append(ours)
+            self._processes.append(process)
+
+    def _signal(self, rank: int, fault: Fault) -> None:
+        pid = self._processes[rank].pid
+        assert pid is not None
+        os.kill(pid, fault.value)
+
+    def _last_words(self, rank: int) -> str:
+        self._processes[rank].join(5)
+        return f"exit code {self._processes[rank].exitcode}"
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+            process.close()
+        super().__exit__(*exc)
+
+
+class _Threads(_Crew):
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], world_size: int) -> None:
+        super().__init__()
+        for rank in range(world_size):
+            ours, theirs = multiprocessing.Pipe()
+            self._lines.append(ours)
+            task = (Rank(rank, world_size, theirs), theirs, function, args)
+            threading.Thread(target=_run_function, args=task, daemon=True).start()
+
+
+def _run_process(rank: int, world_size: int, line: Connection, work: bytes, timeout_s: float) -> None:
     """Top of a child process."""
     import torch
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     faulthandler.dump_traceback_later(max(1.0, timeout_s - 1), file=2)
     torch.set_num_threads(1)
-    try:
-        function, args = pickle.loads(work)
-        outcome = Outcome(rank=rank, value=function(Rank(rank, world_size, line), *args))
-    except BaseException as error:  # noqa: BLE001 (a process's top: the test gets every error, as it is)
-        outcome = Outcome(rank=rank, error=error.with_traceback(None), trace=traceback.format_exc())
+    _run_function(Rank(rank, world_size, line), line, _call_packed, (work,))
     faulthandler.cancel_dump_traceback_later()
-    line.send(("ended", outcome))
+
+
+def _call_packed(me: Rank, work: bytes) -> Any:
+    function, args = pickle.loads(work)
+    return function(me, *args)
+
+
+def _run_function(me: Rank, line: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        outcome = Outcome(rank=me.rank, value=function(me, *args))
+    except BaseException as error:  # noqa: BLE001 (the top of a rank: the test gets every error, as it is)
+        outcome = Outcome(rank=me.rank, error=error.with_traceback(None), trace=traceback.format_exc())
+    with contextlib.suppress(OSError):  # the test has given up on this rank
+        line.send(("ended", outcome))
+    line.close()
 
 
 class _Pickler(pickle.Pickler):

@@ -14,6 +14,7 @@ loop over the whole global batch.
 from __future__ import annotations
 
 import ast
+import importlib.util
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar

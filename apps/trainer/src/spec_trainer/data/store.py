@@ -1,0 +1,49 @@
+"""A tokenised dataset on disk, memory-mapped by every process of a run: tokenised once, held once."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spec_trainer.data.dataset import Dataset, Sample
+from spec_trainer.data.report import DataReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def saved_dataset(dataset: Dataset, root: Path) -> Iterator[Path]:
+    """Writes the dataset below ``root`` and removes it again; what a crash left is overwritten."""
+    folder = root / ".dataset"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    samples = dataset.samples
+    lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
+    np.save(folder / "lengths.npy", lengths)
+    np.save(folder / "num_train.npy", np.int64(len(dataset.train)))
+    np.save(folder / "input_ids.npy", np.concatenate([sample.input_ids for sample in samples]))
+    np.save(folder / "loss_mask.npy", np.concatenate([sample.loss_mask for sample in samples]))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_dataset(folder: str | Path) -> Dataset:
+    """The dataset that ``saved_dataset`` wrote; its report stays with the process that read the data."""
+    folder = Path(folder)
+    borders = np.concatenate([[0], np.cumsum(np.load(folder / "lengths.npy"))])
+    ids = np.load(folder / "input_ids.npy", mmap_mode="c")
+    mask = np.load(folder / "loss_mask.npy", mmap_mode="c")
+    samples = tuple(
+        Sample(number, ids[start:stop], mask[start:stop])
+        for number, (start, stop) in enumerate(itertools.pairwise(borders))
+    )
+    num_train = int(np.load(folder / "num_train.npy"))
+    return Dataset(samples[:num_train], samples[num_train:], DataReport())

@@ -1,0 +1,42 @@
+"""An engine replica as a process of its own: captures what the launcher's dispatcher asks for."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from spec_core.errors import PeerLost
+from spec_core.records import CaptureRequest
+from spec_trainer.resolve import resolve_parts
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from spec_trainer.launch.control import ControlChannel, Record
+
+
+def run(channel: ControlChannel, order: Record) -> None:
+    parts = resolve_parts(order["config"])
+    device = parts.backend.device(order["local_rank"])
+    transport = parts.backend.transport(parts.config.placement.kind)
+    with parts.engine_type(parts.config.engine, parts.target, device, transport) as engine:
+        engine.health()
+        channel.send("ready")
+        for record in channel.records():
+            if record["kind"] == "stop":
+                return
+            requests = [
+                CaptureRequest(sample_id=sample_id, input_ids=tuple(ids), destination=destination)
+                for sample_id, ids, destination in record["requests"]
+            ]
+            done = engine.capture(requests, parts.schema)
+            done.add_done_callback(functools.partial(_report, channel, record["batch"]))
+    raise PeerLost("the launcher is gone")
+
+
+def _report(channel: ControlChannel, batch: int, done: Future[None]) -> None:
+    error = None if done.cancelled() else done.exception()
+    if error is None:
+        channel.send("captured", batch=batch)
+    else:
+        channel.send("failed", error=type(error).__name__, message=str(error))

@@ -1,0 +1,93 @@
+"""A trainer rank as a process of its own."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import PeerLost
+from spec_core.rendezvous import Rendezvous
+from spec_trainer.data.store import open_dataset
+from spec_trainer.feature_stream import FeatureStream
+from spec_trainer.job import RankLinks, finish, training_run
+from spec_trainer.loop import train
+from spec_trainer.resolve import resolve_parts
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from spec_trainer.launch.control import ControlChannel, Record
+    from spec_trainer.resolve import ResolvedRun
+
+
+class LauncherSide:
+    """What the launcher tells this rank, read by a thread; the loop asks for it by kind."""
+
+    def __init__(self, channel: ControlChannel) -> None:
+        self._channel = channel
+        self._arrived: dict[str, queue.SimpleQueue[Record | None]] = {
+            kind: queue.SimpleQueue() for kind in ("rendezvous", "start", "go_on")
+        }
+        threading.Thread(target=self._read, name="control", daemon=True).start()
+
+    def wait(self, kind: str, timeout_s: float | None = None) -> Record:
+        record = self._arrived[kind].get(timeout=timeout_s)
+        if record is None:
+            raise PeerLost("the launcher is gone")
+        return record
+
+    def should_stop(self, done_steps: int) -> bool:
+        """Asks after every step: the launcher gives all ranks the same answer for the same step."""
+        self._channel.send("step", done=done_steps)
+        return not self.wait("go_on")["value"]
+
+    def show(self, record: dict[str, Any]) -> None:
+        self._channel.send("progress", record=record)
+
+    def _read(self) -> None:
+        for record in self._channel.records():
+            self._arrived[record["kind"]].put(record)
+        for arrived in self._arrived.values():
+            arrived.put(None)
+
+
+def run(channel: ControlChannel, order: Record) -> None:
+    launcher = LauncherSide(channel)
+    rank = order["rank"]
+    plan = resolve_parts(order["config"]).with_dataset(open_dataset(order["dataset"]))
+    device = plan.backend.device(order["local_rank"])
+    with ExitStack() as stack:
+        store = _join(stack, channel, launcher, order, plan)
+        transport = plan.backend.transport(plan.config.placement.kind)
+        receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
+        released = functools.partial(_released, channel)
+        stream = FeatureStream(plan.work, rank, receiver, plan.schema, plan.config, released)
+        links = RankLinks(store=store, should_stop=launcher.should_stop, show=launcher.show)
+        training = stack.enter_context(training_run(plan, rank, device, stream, links))
+        channel.send("ready", address=receiver.address, done_steps=training.done_steps)
+        launcher.wait("start", plan.config.timeouts.start_s)
+        finish(training, train(training))
+        channel.send("finished")
+
+
+def _join(
+    stack: ExitStack, channel: ControlChannel, launcher: LauncherSide, order: Record, plan: ResolvedRun
+) -> Store:
+    """The trainer's ranks find each other: rank 0 listens, the launcher passes its address on."""
+    rank, world_size = order["rank"], plan.config.train.ranks
+    address = (
+        "127.0.0.1:0" if rank == 0 else launcher.wait("rendezvous", plan.config.timeouts.start_s)["address"]
+    )
+    timeouts = plan.config.timeouts
+    rendezvous = stack.enter_context(Rendezvous(address, rank, world_size, order["token"], timeouts.step_s))
+    if rank == 0:
+        channel.send("rendezvous", address=rendezvous.address)
+    rendezvous.join(timeouts.start_s)
+    return rendezvous.store("trainer")
+
+
+def _released(channel: ControlChannel, rank: int, num_tokens: int) -> None:
+    channel.send("released", rank=rank, num_tokens=num_tokens)

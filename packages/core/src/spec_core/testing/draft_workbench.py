@@ -1,0 +1,152 @@
+"""DraftSuite's workbench: a draft built on the toy target, and what is done with it.
+
+Shapes: K proposed tokens; T, N, H as in toy_target.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.testing.toy_target import (
+    ToySample,
+    toy_batch,
+    toy_features,
+    toy_ops,
+    toy_samples,
+    toy_tensors,
+    toy_tokens,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from spec_core.draft import Draft, Proposal, Proposer
+    from spec_core.ops import AttentionKernel
+    from spec_core.records import DraftBatch, FeatureSchema, StepOutput
+    from spec_core.target import TargetSpec, TargetTensors
+    from spec_core.target_ops import TargetOps
+
+LENGTHS = (11, 1, 7, 19, 5, 2, 13)
+NUM_PROPOSALS = 3
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A draft with its target, built."""
+
+    draft: Draft
+    target: TargetSpec
+    tensors: TargetTensors
+    schema: FeatureSchema
+    module: nn.Module
+    ops: TargetOps
+
+    def samples(self, lengths: Sequence[int] = LENGTHS) -> list[ToySample]:
+        return toy_samples(self.schema, self.target, self.tensors, lengths)
+
+    def denominators(self, samples: Sequence[ToySample]) -> Tensor:
+        return self.draft.denominators([sample.supervision for sample in samples])
+
+    def forward_backward(self, batches: Sequence[DraftBatch], denominators: Tensor) -> StepOutput:
+        """Output summed over the batches; gradients are left in the module, from zero."""
+        self.module.zero_grad()
+        outputs: list[StepOutput] = []
+        for batch in batches:
+            output: StepOutput = self.module(batch, denominators, self.ops)
+            output.loss.backward()
+            outputs.append(output.detached())
+        return sum(outputs[1:], start=outputs[0])
+
+    def gradients(self) -> dict[str, Tensor]:
+        found = {name: parameter.grad for name, parameter in self.module.named_parameters()}
+        missing = [name for name, grad in found.items() if grad is None]
+        assert not missing, f"no gradient reached {', '.join(missing)}"
+        return {name: grad for name, grad in found.items() if grad is not None}
+
+    def with_kernel(self, kernel: AttentionKernel | None) -> Workbench:
+        return replace(self, ops=toy_ops(self.target, self.tensors, kernel))
+
+    def context(self) -> ToySample:
+        """Nine known tokens; the last one has no state yet."""
+        return self.samples([9])[0]
+
+    def propose(self) -> Proposal:
+        proposer = self.draft.proposer(self.module, self.ops)
+        extend(proposer, self.context(), 0, 8)
+        return ask(proposer)
+
+    def judge(self, said: Sequence[int], supervised: Sequence[int]) -> StepOutput:
+        """The module's own pass over the context and a continuation, with a target that says the continuation."""
+        generator = torch.Generator().manual_seed(4)
+        context = self.context()
+        # A little more than needed: no label may be missing because the document ends.
+        tokens = torch.cat([context.input_ids, torch.tensor(list(said)), toy_tokens(3, generator)])
+        hidden_TNH = toy_features(tokens[1:], self.schema, self.target, self.tensors, generator)
+        hidden_TNH[:8] = context.hidden_TNH[:8]
+        mask = torch.zeros(len(tokens) - 1, dtype=torch.bool)
+        mask[list(supervised)] = True
+        sample = ToySample(0, tokens[:-1], hidden_TNH, mask)
+        with torch.no_grad():
+            return self.module(toy_batch([sample], self.schema), self.denominators([sample]), self.ops)
+
+    def export(self, folder: Path) -> Draft:
+        """The draft that ``from_folder`` finds in what ``export`` wrote."""
+        folder.mkdir()
+        self.draft.export(self.module.state_dict(), self.target, folder)
+        draft = type(self.draft).from_folder(folder)
+        assert isinstance(draft, type(self.draft)), "from_folder does not recognise the draft's own export"
+        assert draft.config.init_from == folder
+        return draft
+
+
+def build(draft: Draft, target: TargetSpec, seed: int = 0) -> Workbench:
+    tensors = toy_tensors(target)
+    schema = draft.required_features(target)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = draft.build(target, tensors, token_counts=None)
+    return Workbench(draft, target, tensors, schema, module, toy_ops(target, tensors))
+
+
+def extend(proposer: Proposer, sample: ToySample, start: int, stop: int) -> None:
+    proposer.extend(sample.input_ids[start + 1 : stop + 1].tolist(), sample.hidden_TNH[start:stop])
+
+
+def ask(proposer: Proposer, temperature: float = 0.0) -> Proposal:
+    return proposer.propose(NUM_PROPOSALS, temperature, torch.Generator().manual_seed(3))
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118 (not a mapping)
+    (dtype,) = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    return dtype
+
+
+def round_to(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype).to(value.dtype) if value.is_floating_point() else value
+
+
+def file_bytes(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def damage_folder(folder: Path, damage: str) -> None:
+    tensors, config = folder / "model.safetensors", folder / "config.json"
+    if damage == "no tensors":
+        tensors.unlink()
+    elif damage == "cut tensors":
+        tensors.write_bytes(tensors.read_bytes()[:-8])
+    else:
+        fields = json.loads(config.read_text())
+        del fields["hidden_size"]
+        config.write_text(json.dumps(fields))

@@ -1,0 +1,311 @@
+"""EngineSuite: the contract of spec_core.engine (E1–E6) as tests, against an independent run of the same target.
+
+::
+
+    class TestMyEngine(EngineSuite):
+        @pytest.fixture
+        def new_engine(self, target) -> Callable[[Transport], Engine]:
+            return lambda transport: MyEngine(MyConfig(name="mine"), target, torch.device("cpu"), transport)
+
+        @pytest.fixture
+        def reference(self, target) -> ReferenceTarget: ...
+
+        @pytest.fixture
+        def draft_folder(self, target, tmp_path) -> Path: ...
+
+Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+import torch
+
+from spec_core.cpu.inline_transport import InlineTransport
+from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
+from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
+from spec_core.testing.conformance import ConformanceSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.engine import Engine
+    from spec_core.records import FeatureSample, Generation
+    from spec_core.transport import FeatureReceiver, Transport
+
+LIMIT_S = 120.0
+WINDOW_BYTES = 1 << 24
+TOLERANCE = 1e-4
+"""Of the largest value: float32 rounding in batches of other shapes."""
+GREEDY = SamplingParams(max_new_tokens=12, stop_at_eos=False)
+KOLMOGOROV_LIMIT = 1.95
+"""sqrt(n) times the largest distance of the distribution functions: exceeded by chance once in a thousand."""
+
+
+class ReferenceTarget(Protocol):
+    """The same target, run without anything of the engine's."""
+
+    def hidden(self, token_ids: Sequence[int]) -> Tensor:
+        """[T, N + 1, H]: the residual stream entering each layer; the last one enters the final norm."""
+        ...
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """float32 [T, V]"""
+        ...
+
+
+class EngineSuite(ConformanceSuite):
+    """Needs the fixtures ``new_engine`` and ``reference``, and ``draft_folder`` where the engine speculates.
+
+    The engine computes in float32.
+    """
+
+    @pytest.fixture
+    def new_engine(self) -> Callable[[Transport], Engine]:
+        raise pytest.UsageError("an EngineSuite needs a fixture 'new_engine': transport -> Engine")
+
+    @pytest.fixture
+    def reference(self) -> ReferenceTarget:
+        raise pytest.UsageError("an EngineSuite needs a fixture 'reference': a ReferenceTarget")
+
+    @pytest.fixture
+    def draft_folder(self) -> Path:
+        """An exported draft for the engine's target, of any algorithm that the engine loads."""
+        pytest.skip("no draft_folder fixture: this engine is not tested with a draft")
+
+    @pytest.fixture
+    def transport(self) -> Transport:
+        """What the engine's workers reach the test process by."""
+        return InlineTransport()
+
+    @pytest.fixture
+    def engine(self, new_engine: Callable[[Transport], Engine], transport: Transport) -> Iterator[Engine]:
+        with new_engine(transport) as engine:
+            yield engine
+
+    @pytest.fixture
+    def schema(self, engine: Engine) -> FeatureSchema:
+        """First, middle and last stream that may be asked for."""
+        layers = (0, engine.target.num_layers // 2, engine.target.num_layers)
+        return FeatureSchema(layers=layers, hidden_size=engine.target.hidden_size, dtype="float32")
+
+    @pytest.fixture
+    def receivers(self, transport: Transport, schema: FeatureSchema) -> Iterator[list[FeatureReceiver]]:
+        with transport.listen(schema, WINDOW_BYTES) as one, transport.listen(schema, WINDOW_BYTES) as other:
+            yield [one, other]
+
+    def test_e1_one_sample_per_request_at_its_destination(
+        self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
+    ) -> None:
+        """E1: each request gives one sample, ids echoed, at its destination, and nothing anywhere else."""
+        requests = _requests(engine, [r.address for r in receivers])
+        engine.capture(requests, schema).result(LIMIT_S)
+        for receiver in receivers:
+            wanted = {r.sample_id: r.input_ids for r in requests if r.destination == receiver.address}
+            got = _drain(receiver, len(wanted))
+            assert {s.sample_id: tuple(s.input_ids.tolist()) for s in got} == wanted
+            with pytest.raises(DeadlineExceeded):
+                receiver.receive(0.05)
+
+    def test_e2_states_are_the_targets(
+        self,
+        engine: Engine,
+        schema: FeatureSchema,
+        receivers: list[FeatureReceiver],
+        reference: ReferenceTarget,
+    ) -> None:
+        """E2: layer k enters target layer k, the last one the final norm; batch mates change rounding only."""
+        requests = _requests(engine, [receivers[0].address])
+        engine.capture(requests, schema).result(LIMIT_S)
+        together = {s.sample_id: s.hidden_TNH for s in _drain(receivers[0], len(requests))}
+        engine.capture(requests[:1], schema).result(LIMIT_S)
+        (alone,) = _drain(receivers[0], 1)
+        _assert_close(alone.hidden_TNH, together[requests[0].sample_id])
+        for request in requests:
+            expected_TNH = reference.hidden(request.input_ids)[:, list(schema.layers)]
+            _assert_close(together[request.sample_id], expected_TNH)
+
+    def test_e3_future_is_done_when_all_is_sent(
+        self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
+    ) -> None:
+        """E3: once the future is done, every sample is there without waiting for the engine."""
+        requests = _requests(engine, [receivers[0].address])
+        assert engine.capture(requests, schema).result(LIMIT_S) is None
+        engine.close()
+        assert len(_drain(receivers[0], len(requests))) == len(requests)
+
+    def test_e3_failed_send_ends_in_the_future(
+        self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
+    ) -> None:
+        """E3: a destination that is gone is an error of the future; the engine serves on."""
+        requests = _requests(engine, [receivers[1].address])
+        receivers[1].close()
+        assert isinstance(engine.capture(requests, schema).exception(LIMIT_S), SpecError)
+        engine.capture(_requests(engine, [receivers[0].address]), schema).result(LIMIT_S)
+
+    def test_e3_failed_target_ends_in_the_future(
+        self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
+    ) -> None:
+        """E3: a token that the target does not have is an error of the future; the engine serves on."""
+        impossible = CaptureRequest(
+            sample_id=0, input_ids=(engine.target.vocab_size,), destination=receivers[0].address
+        )
+        assert isinstance(engine.capture([impossible], schema).exception(LIMIT_S), SpecError)
+        engine.capture(_requests(engine, [receivers[0].address]), schema).result(LIMIT_S)
+
+    def test_e4_greedy_is_plain_decoding(self, engine: Engine, reference: ReferenceTarget) -> None:
+        """E4: without a draft each token is the target's arg-max, in the order of the prompts."""
+        prompts = _prompts(engine)
+        for prompt, answer in zip(prompts, engine.generate(prompts, GREEDY), strict=True):
+            assert list(answer.token_ids) == _greedy(reference, prompt)
+
+    def test_e4_greedy_with_a_draft_is_plain_decoding(
+        self, engine: Engine, reference: ReferenceTarget, draft_folder: Path
+    ) -> None:
+        """E4: with a draft the greedy answers stay the same, token by token."""
+        engine.load_draft(draft_folder)
+        prompts = _prompts(engine)
+        answers = engine.generate(prompts, _speculating(GREEDY))
+        assert [list(a.token_ids) for a in answers] == [_greedy(reference, prompt) for prompt in prompts]
+
+    def test_e4_samples_follow_the_targets_law(self, engine: Engine, reference: ReferenceTarget) -> None:
+        """E4: sampled answers follow the target's law."""
+        _assert_follows_law(engine, reference, num_draft_tokens=0)
+
+    def test_e4_samples_with_a_draft_follow_the_targets_law(
+        self, engine: Engine, reference: ReferenceTarget, draft_folder: Path
+    ) -> None:
+        """E4: and they follow it with a draft, whatever it proposes."""
+        engine.load_draft(draft_folder)
+        _assert_follows_law(engine, reference, num_draft_tokens=3)
+
+    def test_e5_refused_draft_changes_nothing(self, engine: Engine, tmp_path: Path) -> None:
+        """E5: a folder that is no draft is an ArtifactError, and the engine answers as before."""
+        prompts = _prompts(engine)
+        before = _tokens(engine.generate(prompts, GREEDY))
+        (tmp_path / "config.json").write_text('{"architectures": ["NotADraft"]}')
+        for folder in (tmp_path, tmp_path / "missing"):
+            with pytest.raises(ArtifactError, match=folder.name):
+                engine.load_draft(folder)
+        assert _tokens(engine.generate(prompts, GREEDY)) == before
+
+    def test_e5_damaged_draft_leaves_the_loaded_one(
+        self, engine: Engine, draft_folder: Path, tmp_path: Path
+    ) -> None:
+        """E5: a damaged folder is refused as a whole; the draft that was loaded, and its counters, stay."""
+        engine.load_draft(draft_folder)
+        engine.generate(_prompts(engine), _speculating(GREEDY))
+        before = engine.acceptance()
+        for file in draft_folder.iterdir():
+            (tmp_path / file.name).write_bytes(
+                file.read_bytes()[: -8 if file.suffix == ".safetensors" else None]
+            )
+        with pytest.raises(ArtifactError):
+            engine.load_draft(tmp_path)
+        assert engine.acceptance() == before
+
+    def test_e5_acceptance_counts_from_the_last_load(self, engine: Engine, draft_folder: Path) -> None:
+        """E5: counters agree with each other, and start anew with a draft."""
+        assert engine.acceptance() == AcceptanceCounters()
+        engine.load_draft(draft_folder)
+        engine.generate(_prompts(engine), _speculating(GREEDY))
+        counted = engine.acceptance()
+        positions = list(counted.accepted_per_position)
+        assert 0 < counted.rounds < counted.drafted
+        assert counted.accepted == sum(positions) <= counted.drafted
+        assert positions == sorted(positions, reverse=True)
+        assert max(positions) <= counted.rounds
+        engine.load_draft(draft_folder)
+        assert engine.acceptance().rounds == 0
+
+    def test_e6_closed_engine_is_not_healthy(self, engine: Engine) -> None:
+        """E6: health says nothing while the engine serves, and raises once it is closed; close is idempotent."""
+        engine.health()
+        engine.close()
+        engine.close()
+        with pytest.raises(EngineError):
+            engine.health()
+
+
+def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:
+    """Samples of many lengths, one token among them, dealt to the destinations."""
+    return [
+        CaptureRequest(
+            sample_id=100 + index, input_ids=tuple(ids), destination=destinations[index % len(destinations)]
+        )
+        for index, ids in enumerate(_token_rows(engine, (5, 1, 17, 9, 3, 30)))
+    ]
+
+
+def _prompts(engine: Engine) -> list[list[int]]:
+    return _token_rows(engine, (4, 9, 2))
+
+
+def _token_rows(engine: Engine, lengths: Sequence[int]) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(engine.target.vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def _drain(receiver: FeatureReceiver, count: int) -> list[FeatureSample]:
+    samples = [receiver.receive(LIMIT_S) for _ in range(count)]
+    for sample in samples:
+        receiver.release(sample)
+    return samples
+
+
+def _speculating(sampling: SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_new_tokens=sampling.max_new_tokens, stop_at_eos=sampling.stop_at_eos, num_draft_tokens=3
+    )
+
+
+def _tokens(answers: Sequence[Generation]) -> list[tuple[int, ...]]:
+    return [answer.token_ids for answer in answers]
+
+
+def _greedy(reference: ReferenceTarget, prompt: Sequence[int]) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(GREEDY.max_new_tokens):
+        tokens.append(int(reference.logits(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def _assert_close(got_TNH: Tensor, expected_TNH: Tensor) -> None:
+    scale = float(expected_TNH.abs().max())
+    torch.testing.assert_close(got_TNH.cpu(), expected_TNH.cpu(), rtol=0, atol=TOLERANCE * scale)
+
+
+def _assert_follows_law(engine: Engine, reference: ReferenceTarget, num_draft_tokens: int) -> None:
+    """Each sampled token, replaced by how much of the law lies above it, must be uniform on [0, 1)."""
+    prompts = _token_rows(engine, [3] * 80)
+    sampling = SamplingParams(
+        max_new_tokens=8, temperature=1.0, seed=1, num_draft_tokens=num_draft_tokens, stop_at_eos=False
+    )
+    answers = engine.generate(prompts, sampling)
+    generator = torch.Generator().manual_seed(5)
+    values = torch.cat(
+        [
+            _rank_in_law(reference, prompt, answer, generator)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+    ).sort()[0]
+    uniform = (torch.arange(len(values)) + 0.5) / len(values)
+    distance = float((values - uniform).abs().max()) * math.sqrt(len(values))
+    assert distance < KOLMOGOROV_LIMIT, f"sampled tokens do not follow the target's law: {distance:.2f}"
+
+
+def _rank_in_law(
+    reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
+) -> Tensor:
+    """[number of new tokens]: probability of all likelier tokens, plus a random part of the token's own."""
+    tokens = [*prompt, *answer.token_ids]
+    laws_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
+    own_T1 = laws_TV.gather(1, torch.tensor(answer.token_ids)[:, None])
+    likelier_T = laws_TV.where(laws_TV > own_T1, 0).sum(-1)
+    return likelier_T + own_T1[:, 0] * torch.rand(len(own_T1), generator=generator)

@@ -1,0 +1,319 @@
+"""The contract of spec_core.rendezvous; docstrings quote its numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
+from spec_core.rendezvous import Rendezvous, parse_address
+from spec_core.rendezvous_relay import JOIN, Frame, Hello
+from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
+
+TOKEN, LONG_S, SHORT_S = "a secret of the run", 15.0, 0.5
+
+
+def meet(me: Rank, address: str = "127.0.0.1:0", timeout_s: float = LONG_S) -> Rendezvous:
+    where = address if me.rank == 0 else me.receive()
+    rendezvous = Rendezvous(where, me.rank, me.world_size, TOKEN, timeout_s)
+    if me.rank == 0:
+        me.publish(rendezvous.address)
+    return rendezvous.join(LONG_S)
+
+
+def exchange(me: Rank, address: str) -> list[object]:
+    with meet(me, address) as rendezvous:
+        rendezvous.barrier()
+        last = me.world_size - 1
+        mine = bytes([me.rank]) * (1 << 20)
+        return [
+            rendezvous.broadcast(b"from the last" if me.rank == last else None, src=last),
+            rendezvous.all_gather_json({"rank": me.rank, "none": None}),
+            rendezvous.all_gather(mine) == [bytes([rank]) * (1 << 20) for rank in range(me.world_size)],
+            rendezvous.broadcast_json([1, "two"], src=0),
+        ]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "localhost:0"])
+def test_all_ranks_get_the_same_records(address):
+    """R1, R4: over IPv4, IPv6 and a name; payloads are arbitrary bytes."""
+    ranks = [{"rank": rank, "none": None} for rank in range(3)]
+    expected = [b"from the last", ranks, True, [1, "two"]]
+    assert run_ranks(exchange, 3, address) == [expected] * 3
+
+
+def test_rank_0_publishes_the_port_and_listens_on_its_interface_only():
+    """R1."""
+    with Rendezvous("127.0.0.1:0", 0, 1, TOKEN, LONG_S) as rendezvous:
+        host, port = parse_address(rendezvous.address)
+        assert (host, port > 0) == ("127.0.0.1", True)
+        assert listening_addresses(port) == {"0100007F"}
+
+
+def listening_addresses(port: int) -> set[str]:
+    """Local addresses, in the kernel's hex, that listen on ``port``."""
+    addresses = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with open(table) as lines:
+            for line in list(lines)[1:]:
+                local, state = line.split()[1], line.split()[3]
+                if state == "0A" and local.endswith(f":{port:04X}"):
+                    addresses.add(local.split(":")[0])
+    return addresses
+
+
+def test_a_group_of_one_needs_nobody():
+    """R3, R4."""
+    with Rendezvous("127.0.0.1:0", 0, 1, TOKEN, LONG_S).join() as rendezvous:
+        rendezvous.barrier()
+        assert rendezvous.all_gather(b"me") == [b"me"]
+
+
+@pytest.fixture
+def waiting_rank_0():
+    """Rank 0 of two, which joins in a thread; and what came of it."""
+    outcome: list[object] = []
+    with Rendezvous("127.0.0.1:0", 0, 2, TOKEN, LONG_S) as rendezvous:
+
+        def join():
+            try:
+                outcome.append(rendezvous.join())
+            except (PeerLost, ProtocolError, DeadlineExceeded) as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=join)
+        thread.start()
+        yield rendezvous, outcome, thread
+        rendezvous.close()
+        thread.join(LONG_S)
+
+
+def stranger_says(address: str, record: bytes) -> bytes:
+    """What the relay answers to a connection with that first record."""
+    with socket.create_connection(parse_address(address), LONG_S) as stranger:
+        stranger.sendall(record)
+        stranger.shutdown(socket.SHUT_WR)
+        answer = b""
+        while chunk := stranger.recv(4096):
+            answer += chunk
+        return answer
+
+
+def hello(**changes: object) -> bytes:
+    fields = {"version": 1, "token": TOKEN, "rank": 1, "world_size": 2, **changes}
+    return Frame(JOIN, 0, 1, json.dumps(fields).encode()).encode()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        hello()[:-5],
+        hello(token="wrong"),
+        hello(token=""),
+        hello(rank=1e999),
+        hello(token="\ud800"),
+        Frame(JOIN, 0, 1, b"[" * 4000).encode(),
+        Frame(JOIN, 0, 1, b"x" * 5000).encode(),
+        Frame("barrier", 1, 1).encode(),
+    ],
+    ids=["nothing", "http", "truncated", "token", "no-token", "inf", "surrogate", "deep", "big", "no-hello"],
+)
+def test_a_stranger_is_refused_and_the_group_does_not_notice(waiting_rank_0, record):
+    """R2: truncated, forged and foreign first records."""
+    rendezvous, outcome, thread = waiting_rank_0
+    answer = stranger_says(rendezvous.address, record)
+    assert JOIN.encode() not in answer
+    assert outcome == []
+    with Rendezvous(rendezvous.address, 1, 2, TOKEN, LONG_S) as other:
+        other.join()
+        thread.join(LONG_S)
+        assert outcome == [rendezvous]
+
+
+def test_a_silent_stranger_does_not_keep_members_out(waiting_rank_0):
+    """R2."""
+    rendezvous, outcome, thread = waiting_rank_0
+    with socket.create_connection(parse_address(rendezvous.address)):
+        with Rendezvous(rendezvous.address, 1, 2, TOKEN, LONG_S) as other:
+            other.join()
+            thread.join(LONG_S)
+        assert outcome == [rendezvous]
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "token", "words"),
+    [
+        (1, 2, "wrong", "token"),
+        (0, 2, TOKEN, "joined already"),
+        (2, 2, TOKEN, "outside"),
+        (1, 3, TOKEN, "expects 3 ranks"),
+    ],
+)
+def test_who_does_not_belong_is_told_why(waiting_rank_0, monkeypatch, rank, world_size, token, words):
+    """R2, R3: ProtocolError in the rank that brings it; the group goes on waiting."""
+    rendezvous, outcome, _ = waiting_rank_0
+    time.sleep(0.1)  # rank 0 has joined
+    # A second rank 0 would listen; here it connects as the others do.
+    monkeypatch.setattr(Rendezvous, "_listen", lambda self: None)
+    with Rendezvous(rendezvous.address, rank, world_size, token, LONG_S) as wrong:
+        with pytest.raises(ProtocolError, match=words):
+            wrong.join()
+    assert outcome == []
+
+
+def test_no_token_is_no_group():
+    """R2."""
+    with pytest.raises(ProtocolError, match="token"):
+        Rendezvous("127.0.0.1:0", 0, 1, "", LONG_S)
+
+
+def different_calls(me: Rank) -> None:
+    with meet(me) as rendezvous, pytest.raises(ProtocolError, match="different calls"):
+        if me.rank == 0:
+            rendezvous.barrier()
+        else:
+            rendezvous.all_gather(b"")
+
+
+def test_ranks_that_make_different_calls_learn_of_it():
+    """R4."""
+    run_ranks(different_calls, 2)
+
+
+def test_a_call_before_join_and_an_oversized_record_are_refused():
+    """R3, R4: and the rendezvous still works."""
+    with Rendezvous("127.0.0.1:0", 0, 1, TOKEN, LONG_S) as rendezvous:
+        with pytest.raises(ProtocolError, match="join"):
+            rendezvous.barrier()
+        rendezvous.join()
+        with pytest.raises(ProtocolError, match="bytes"):
+            rendezvous.all_gather(bytes((64 << 20) + 1))
+        rendezvous.barrier()
+
+
+def test_the_deadline_names_who_did_not_join():
+    """R5."""
+    with Rendezvous("127.0.0.1:0", 0, 3, TOKEN, SHORT_S) as rendezvous:
+        with pytest.raises(DeadlineExceeded, match=r"ranks \[1, 2\]"):
+            rendezvous.join()
+        with pytest.raises(DeadlineExceeded):
+            rendezvous.barrier()
+
+
+def meet_faulty_rank(me: Rank, victim: int) -> tuple[str, str, float] | None:
+    """The error of a barrier to which ``victim`` does not come, and how long it took."""
+    with meet(me, timeout_s=SHORT_S) as rendezvous:
+        if me.rank == victim:
+            time.sleep(0.1)
+            me.reach("fault")
+        started = time.monotonic()
+        with pytest.raises((DeadlineExceeded, PeerLost)) as error:
+            rendezvous.barrier()
+        elapsed = time.monotonic() - started
+        with pytest.raises(error.type):
+            rendezvous.barrier()
+        return error.type.__name__, str(error.value), elapsed
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_dead_rank_is_lost_and_a_silent_one_exceeds_the_deadline(fault, victim):
+    """R5, R6: on every other rank, naming it, within the timeout; rank 0, which serves, is no exception."""
+    outcomes = watch_ranks(meet_faulty_rank, 3, victim, faults={(victim, "fault"): fault})
+    for outcome in outcomes:
+        assert outcome.error is None, outcome.trace
+        if outcome.rank != victim:
+            name, text, elapsed = outcome.value
+            assert name == ("PeerLost" if fault is Fault.KILL else "DeadlineExceeded")
+            assert f"rank {victim}" in text or str(victim) in text.split("[")[1].split("]")[0]
+            assert elapsed < SHORT_S + 2
+
+
+def leave_early(me: Rank) -> str:
+    with meet(me) as rendezvous:
+        rendezvous.barrier()
+        if me.rank == 1:
+            return ""
+        with pytest.raises(PeerLost, match="rank 1") as error:
+            rendezvous.barrier()
+        return error.type.__name__
+
+
+def test_a_rank_that_closes_is_lost_to_the_others_after_what_it_took_part_in():
+    """R6: the last call that all have made succeeds everywhere."""
+    assert run_ranks(leave_early, 3) == ["PeerLost", "", "PeerLost"]
+
+
+def use_stores(me: Rank) -> tuple[bytes, bool]:
+    with meet(me) as rendezvous:
+        first, second = rendezvous.store("x"), rendezvous.store("x")
+        if me.rank == 1:
+            first.set("key", b"\x00value")
+        value = first.get("key")
+        apart = not second.check(["key"])
+        rendezvous.barrier()
+        port = rendezvous.broadcast_json(rendezvous._server.port if rendezvous._server else None, 0)
+        assert listening_addresses(port) == {"0100007F"}
+        rendezvous.barrier()
+        return value, apart
+
+
+def test_stores_are_namespaces_of_their_own_on_the_same_interface():
+    """R7."""
+    assert run_ranks(use_stores, 2) == [(b"\x00value", True)] * 2
+
+
+def come_and_go(me: Rank) -> None:
+    meet(me).close()
+    counts = []
+    for _ in range(2):
+        rendezvous = meet(me)
+        rendezvous.barrier()
+        rendezvous.close()
+        rendezvous.close()
+        with pytest.raises(ProtocolError):
+            rendezvous.barrier()
+        counts.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+    assert counts[0] == counts[1]
+
+
+def test_close_leaves_no_socket_and_no_thread():
+    """R8."""
+    run_ranks(come_and_go, 2)
+
+
+def test_close_unblocks_a_call_of_another_thread():
+    """R8."""
+    rendezvous = Rendezvous("127.0.0.1:0", 0, 2, TOKEN, LONG_S)
+    timer = threading.Timer(0.2, rendezvous.close)
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(PeerLost):
+        rendezvous.join()
+    assert time.monotonic() - started < LONG_S / 2
+    timer.join()
+
+
+def test_a_hello_says_what_it_was_told():
+    greeting = Hello(1, TOKEN, 3, 4)
+    assert Hello.decode(greeting.encode()) == greeting
+
+
+@pytest.mark.parametrize("address", ["", "localhost", ":1", "host:port"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ProtocolError, match="host:port"):
+        parse_address(address)
+
+
+def test_the_module_imports_without_torch():
+    code = "import sys, spec_core.rendezvous; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
