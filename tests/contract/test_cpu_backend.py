@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core.cpu.backend import CpuBackend
-from spec_core.testing.backend_suite import BackendSuite
+from spec_core.testing import BackendSuite
 
 if TYPE_CHECKING:
     from spec_core import Backend

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from spec_draft_eagle3.draft import Eagle3Draft
 
-from spec_core.testing.draft_suite import DraftSuite
+from spec_core.testing import DraftSuite
+from spec_draft_eagle3.draft import Eagle3Draft
 
 if TYPE_CHECKING:
     from spec_core import Draft

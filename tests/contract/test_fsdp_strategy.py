@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.testing.strategy_suite import StrategySuite
+from spec_core.testing import StrategySuite
 from spec_trainer.strategies.fsdp import FsdpStrategy
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import transformers
 from spec_core.draft import Draft
 from spec_core.plugins import load
 from spec_core.target_reader import read_target, read_target_tensors
-from spec_core.testing.engine_suite import EngineSuite
+from spec_core.testing import EngineSuite
 from spec_trainer.engines.hf import HfConfig, HfEngine
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import LlamaConfig
@@ -12,10 +13,12 @@ from spec_core.cpu.attention import FlashAttention
 from spec_core.records import DraftBatch, Span
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.target_ops import TargetOps
-from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
 from .dense_reference import Document, Setting
+
+if TYPE_CHECKING:
+    from spec_draft_eagle3.config import Eagle3Config
 
 CPU = torch.device("cpu")
 
@@ -87,24 +90,27 @@ def random_documents(
     ]
 
 
-def make_batch(documents: list[Document], gaps: list[int], first_id: int = 0) -> DraftBatch:
-    """Lays documents along one axis, ``gaps[i]`` padding tokens behind document i (packed: no gaps)."""
-    ids, states, masks, spans, cursor = [], [], [], [], 0
+def make_batch(documents: list[Document], gaps: list[int], padding: int = 0) -> DraftBatch:
+    """Lays documents along one axis, ``gaps[i]`` padding tokens behind document i (packed: no gaps), then
+    ``padding`` more."""
+    pieces, spans, cursor = [], [], 0
     width = documents[0].states.shape[1:] if documents else (4, 16)
-    for index, (document, gap) in enumerate(zip(documents, gaps, strict=True)):
+    nothing = Document(
+        torch.zeros(0, dtype=torch.int64), torch.zeros(0, *width), torch.zeros(0, dtype=torch.bool)
+    )
+    for document, gap in [*zip(documents, gaps, strict=True), (nothing, padding)]:
         stop = cursor + len(document.ids)
-        spans.append(Span(sample_id=first_id + index, epoch=0, start=cursor, stop=stop))
-        ids += [document.ids, torch.zeros(gap, dtype=torch.int64)]
-        states += [document.states, torch.zeros(gap, *width)]
-        masks += [document.mask, torch.zeros(gap, dtype=torch.bool)]
+        spans.append(Span(sample_id=len(spans), epoch=0, start=cursor, stop=stop))
+        empty = (
+            torch.zeros(gap, dtype=torch.int64),
+            torch.zeros(gap, *width),
+            torch.zeros(gap, dtype=torch.bool),
+        )
+        pieces += [(document.ids, document.states, document.mask), empty]
         cursor = stop + gap
-    empty = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, *width)], [torch.zeros(0, dtype=torch.bool)]
-    ids, states, masks = (found or none for found, none in zip((ids, states, masks), empty, strict=True))
+    ids_T, hidden_TNH, mask_T = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return DraftBatch(
-        input_ids_T=torch.cat(ids),
-        hidden_TNH=torch.cat(states),
-        loss_mask_T=torch.cat(masks),
-        spans=tuple(spans),
+        input_ids_T=ids_T, hidden_TNH=hidden_TNH, loss_mask_T=mask_T, spans=tuple(spans[: len(documents)])
     )
 
 

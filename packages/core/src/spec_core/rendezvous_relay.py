@@ -113,6 +113,7 @@ class Relay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # one turn of the loop, in which aborted connections are closed
 
     async def _flush(self) -> None:
         """Members may still have to read the records of a call that rank 0 has already finished."""
@@ -137,7 +138,7 @@ class Relay:
         except (ProtocolError, OSError, EOFError) as error:
             logger.debug("rendezvous: connection ended: %s", error)
         except asyncio.CancelledError:
-            pass  # Relay.close; the streams machinery would report it as an error
+            writer.transport.abort()  # Relay.close; passed on, the streams machinery would report it as an error
         finally:
             writer.close()
 

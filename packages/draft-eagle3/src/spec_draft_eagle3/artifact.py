@@ -48,7 +48,7 @@ class Artifact:
             folder, shape, {name: tuple(header[stored]["shape"]) for name, stored in names.items()}
         )
         artifact = cls(folder, shape, names)
-        if shape.reduced:
+        if "d2t" in names:
             artifact._read_mapping()
         return artifact
 
@@ -70,16 +70,24 @@ class Artifact:
             raise ArtifactError(
                 f"draft {self.folder}: d2t does not map its rows to different ids below {total}"
             )
+        if not self.shape.reduced and stored["d2t"].any():
+            raise ArtifactError(
+                f"draft {self.folder}: d2t permutes a full vocabulary; it must be 0 or absent"
+            )
         expected = mapping(ids_V, total)
         if "t2d" in stored and not torch.equal(stored["t2d"].bool(), expected["t2d"]):
             raise ArtifactError(f"draft {self.folder}: t2d and d2t do not describe the same vocabulary")
         return expected
 
     def _load(self, names: tuple[str, ...]) -> dict[str, Tensor]:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(self.folder / "model.safetensors", framework="pt") as file:
-            return {name: file.get_tensor(self.stored_names[name]) for name in names}
+        path = self.folder / "model.safetensors"
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(self.stored_names[name]) for name in names}
+        except SafetensorError as error:
+            raise ArtifactError(f"draft tensors {path} cannot be read: {error}") from None
 
 
 def _read_config(folder: Path) -> Json | None:

@@ -77,19 +77,19 @@ class _MergedAttention(torch.autograd.Function):
 
 
 def _merge_diagonals(
-    out: Tensor, lse: Tensor, scores_TKGD: Tensor, values: Sequence[Tensor]
+    out: Tensor, lse: Tensor, scores_TKGS: Tensor, values: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Attention over the causal keys (out, lse) and the diagonal keys (last axis of the scores) together."""
-    lse_TKG = lse.reshape(scores_TKGD.shape[:-1])
-    merged = torch.logaddexp(lse_TKG, scores_TKGD.logsumexp(-1))
-    total = out.reshape(*merged.shape, -1) * (lse_TKG - merged).exp()[..., None]
-    for weight, value in zip((scores_TKGD - merged[..., None]).exp().unbind(-1), values, strict=True):
+    lse_TKG = lse.reshape(scores_TKGS.shape[:-1])
+    merged = torch.logaddexp(lse_TKG, scores_TKGS.logsumexp(-1))
+    total = out.reshape(*merged.shape, out.shape[-1]) * (lse_TKG - merged).exp()[..., None]
+    for weight, value in zip((scores_TKGS - merged[..., None]).exp().unbind(-1), values, strict=True):
         total += weight[..., None] * value[:, :, None]
     return total.reshape(out.shape).to(out.dtype), merged.reshape(lse.shape)
 
 
 def _diagonal_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
-    """[T, kv_heads, group, diagonals] in float32 or wider."""
+    """[T, kv_heads, group, S diagonals] in float32 or wider."""
     q_TKGD = _grouped(q, keys[0])
     scores = [(q_TKGD * key[:, :, None]).sum(-1) for key in keys]
     return torch.stack(scores, dim=-1) * q.shape[-1] ** -0.5
@@ -119,10 +119,11 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
     """Dense attention of a few queries at a time, recomputed in backward: for hardware without a kernel."""
     pieces: list[Tensor] = []
     cursor = 0
-    for start, stop in bounds:
+    # Without a document one row of padding runs, so that every parameter still gets its (zero) gradient.
+    for start, stop in bounds or [(0, min(1, len(q)))]:
         pieces.append(torch.zeros_like(q[cursor:start]))
-        rows = max(1, SCORE_BYTES // (4 * q.shape[1] * (stop - start)))
-        for first in range(start, stop, rows):
+        rows = max(1, SCORE_BYTES // (4 * q.shape[1] * max(1, stop - start)))
+        for first in range(start, max(stop, start + 1), rows):
             last = min(first + rows, stop)
             local = [tensor[first:last] for tensor in (*keys[1:], *values[1:])]
             causal = keys[0][start:last], values[0][start:last]
@@ -150,7 +151,8 @@ def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *diagonals: Tensor) -> T
 def _grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
     """[T, heads, D] -> [T, kv_heads, group, D], float32 or wider: products of bf16 numbers are summed there."""
     wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
-    return wide.reshape(len(wide), like_kv.shape[1], -1, wide.shape[-1])
+    rows, num_heads, head_dim = heads.shape
+    return wide.reshape(rows, like_kv.shape[1], num_heads // like_kv.shape[1], head_dim)
 
 
 def _halves(keys_values: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

@@ -113,9 +113,7 @@ def _open(folder: Path) -> Artifact:
 
 
 def _norm_problem(target: TargetSpec) -> str | None:
-    return (
-        f"its final norm is a {target.norm!r} norm, an RMS norm is needed" if target.norm == "layer" else None
-    )
+    return "its final norm is a layer norm, an RMS norm is needed" if target.norm == "layer" else None
 
 
 def _head_problem(target: TargetSpec) -> str | None:
@@ -136,7 +134,7 @@ def _size_problem(shape: DraftShape, target: TargetSpec) -> str | None:
 
 
 def _layer_problem(shape: DraftShape, target: TargetSpec, wanted: tuple[int, ...] | None) -> str | None:
-    """Ids run from 1 to N − 1: one engine counts them from the layer before, not all can tap the last one's output."""
+    """Ids run from 1 to N − 1: engines count some lists from the layer before, and cannot all tap the last one."""
     if shape.layers is None and target.num_layers < 7:
         return f"it has {target.num_layers} layers, at least 7 are needed unless draft.layers names others"
     layers = shape.layer_ids(target.num_layers)

@@ -113,25 +113,23 @@ class DraftShape:
     def from_json(cls, fields: Json, folder: Path) -> DraftShape:
         """The shape that a served config.json describes. Raises ArtifactError where this draft cannot be it."""
         _refuse_foreign_options(fields, folder)
-        try:
-            heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
-            shape = cls(
-                hidden_size=hidden,
-                target_vocab_size=fields["vocab_size"],
-                vocab_size=fields.get("draft_vocab_size") or fields["vocab_size"],
-                intermediate_size=fields["intermediate_size"],
-                num_heads=heads,
-                num_kv_heads=fields.get("num_key_value_heads", heads),
-                head_dim=fields.get("head_dim") or hidden // heads,
-                layers=_read_layers(fields, folder),
-                fc_norm=bool(fields.get("fc_norm", False)),
-                norm_output=bool(fields.get("norm_output", False)),
-                norm_eps=fields["rms_norm_eps"],
-                rope=_read_rope(fields),
-                max_positions=fields.get("max_position_embeddings", 2048),
-            )
-        except KeyError as error:
-            raise ArtifactError(f"{folder / 'config.json'} lacks the field {error.args[0]!r}") from None
+        read = _Sizes(fields, folder)
+        heads, hidden = read("num_attention_heads"), read("hidden_size")
+        shape = cls(
+            hidden_size=hidden,
+            target_vocab_size=read("vocab_size"),
+            vocab_size=read("draft_vocab_size", read("vocab_size")),
+            intermediate_size=read("intermediate_size"),
+            num_heads=heads,
+            num_kv_heads=read("num_key_value_heads", heads),
+            head_dim=read("head_dim", hidden // heads),
+            layers=_read_layers(fields, folder),
+            fc_norm=bool(fields.get("fc_norm", False)),
+            norm_output=bool(fields.get("norm_output", False)),
+            norm_eps=fields.get("rms_norm_eps", 1e-6),
+            rope=_read_rope(fields),
+            max_positions=read("max_position_embeddings", 2048),
+        )
         if problem := shape.problem():
             raise ArtifactError(f"{folder / 'config.json'}: {problem}")
         return shape
@@ -163,6 +161,23 @@ _FIXED_OPTIONS = (
     "num_kv_heads",
     "head_dim",
 )
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Reads positive integers of a config.json; null counts as absent."""
+
+    fields: Json
+    folder: Path
+
+    def __call__(self, key: str, default: int | None = None) -> int:
+        value = self.fields.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or value < 1:
+            raise ArtifactError(
+                f"{self.folder / 'config.json'}: {key}={value!r}, expected a positive integer"
+            )
+        return value
 
 
 def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:

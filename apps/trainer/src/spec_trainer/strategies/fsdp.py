@@ -29,6 +29,7 @@ class FsdpStrategy(Strategy):
 
     _mesh: DeviceMesh
     _module: FSDPModule
+    _trained: dict[str, nn.Parameter]
     _optimizer: AdamW
 
     @property
@@ -57,7 +58,8 @@ class FsdpStrategy(Strategy):
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
         self._module = module
-        self._optimizer = self._build_optimizer(module)
+        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._optimizer = self._build_optimizer(list(self._trained.values()))
 
     def vocabulary_ops(
         self, target: TargetSpec, tensors: TargetTensors, attention: AttentionKernel | None
@@ -80,7 +82,7 @@ class FsdpStrategy(Strategy):
             output: StepOutput = self._module(batch, denominators, ops)
             output.loss.backward()
             outputs.append(output.detached())
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._module.parameters(), self.config.clip)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.config.clip)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
@@ -94,6 +96,8 @@ class FsdpStrategy(Strategy):
 
         with torch.no_grad():
             outputs = [self._module(batch, denominators, ops) for batch in micro_batches]
+        # Without a backward pass the root stays gathered: its parameters would no longer be the optimizer's.
+        self._module.reshard()
         return self._sum_over_ranks(outputs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,16 +109,15 @@ class FsdpStrategy(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         own = self.state_dict()
-        missing = own["model"].keys() ^ state["model"].keys()
-        if missing:
-            raise ArtifactError(f"checkpoint and draft differ in {', '.join(sorted(missing))}")
         for part in ("model", "optimizer"):
+            different = own[part].keys() ^ state[part].keys()
+            if different:
+                raise ArtifactError(f"checkpoint and draft differ in {part}: {', '.join(sorted(different))}")
             _copy_into(own[part], state[part])
 
-    def _build_optimizer(self, module: nn.Module) -> AdamW:
+    def _build_optimizer(self, parameters: Sequence[nn.Parameter]) -> AdamW:
         import torch
 
-        parameters = [p for p in module.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.config.weight_decay},
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

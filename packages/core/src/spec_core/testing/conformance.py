@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -24,6 +27,14 @@ class ConformanceSuite:
     What an implementation cannot do is overridden with ``@pytest.mark.xfail(reason="…")`` on the override, so
     that the report names it. Anything else is refused when the class is made.
     """
+
+    @pytest.fixture(autouse=True)
+    def one_thread(self) -> Iterator[None]:
+        """Small tensors: beside another process, two threads that wait for each other are 20 times slower."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -17,8 +17,6 @@ Losses are compared in float32: the shares of two cuts of one batch differ by ro
 from __future__ import annotations
 
 import ast
-import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
@@ -26,31 +24,34 @@ import torch
 
 from spec_core import plugins
 from spec_core.config import DraftConfig
-from spec_core.draft import Draft, Proposal, Proposer
+from spec_core.cpu.backend import CpuBackend
+from spec_core.draft import Draft
 from spec_core.errors import ArtifactError, TargetError
 from spec_core.testing.conformance import ConformanceSuite, run_python, sources
-from spec_core.testing.toy_target import (
-    ToySample,
-    toy_batch,
-    toy_features,
-    toy_ops,
-    toy_samples,
-    toy_target,
-    toy_tensors,
-    toy_tokens,
+from spec_core.testing.draft_workbench import (
+    LENGTHS,
+    NUM_PROPOSALS,
+    Workbench,
+    ask,
+    build,
+    damage_folder,
+    extend,
+    file_bytes,
+    round_to,
+    stored_dtype,
 )
+from spec_core.testing.toy_target import ToySample, toy_batch, toy_target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor, nn
 
-    from spec_core.records import DraftBatch, FeatureSchema, StepOutput
-    from spec_core.target import TargetSpec, TargetTensors
-    from spec_core.target_ops import TargetOps
+    from spec_core.ops import AttentionKernel
+    from spec_core.records import StepOutput
+    from spec_core.target import TargetSpec
 
-LENGTHS = (11, 1, 7, 19, 5, 2, 13)
 WIDTH = max(LENGTHS)
 TOLERANCE = 1e-5
 """Of the largest gradient: float32 rounding of sums in another order."""
@@ -63,12 +64,15 @@ FOREIGN: dict[str, dict[str, object]] = {
 }
 
 
+def _cpu_kernel() -> AttentionKernel | None:
+    return CpuBackend(CpuBackend.Config()).attention_kernel()
+
+
 class DraftSuite(ConformanceSuite):
     """Needs the fixture ``draft``: the plugin's class."""
 
     expresses: ClassVar[frozenset[str]] = frozenset()
     """Keys of ``FOREIGN`` that this draft does express, so that it need not refuse such a target."""
-    num_proposals: ClassVar[int] = 3
 
     @pytest.fixture
     def draft(self) -> type[Draft]:
@@ -142,14 +146,17 @@ class DraftSuite(ConformanceSuite):
         dead = [name for name, grad in bench.gradients().items() if not grad.any()]
         assert not dead, f"the gradient of {', '.join(dead)} is zero everywhere"
 
+    @pytest.mark.parametrize("kernel", [None, _cpu_kernel()], ids=["plain", "kernel"])
     @pytest.mark.parametrize("spans", [0, 1, 2])
-    def test_d4_empty_batch_touches_every_parameter(self, bench: Workbench, spans: int) -> None:
+    def test_d4_empty_batch_touches_every_parameter(
+        self, bench: Workbench, spans: int, kernel: AttentionKernel | None
+    ) -> None:
         """D4, D5: a batch without supervised token, or without any document, adds 0 to a running global batch,
         and still gives every parameter its (zero) gradient."""
         samples = bench.samples()
-        denominators = bench.denominators(samples)
         silent = [ToySample(s.sample_id, s.input_ids, s.hidden_TNH, s.loss_mask & False) for s in samples]
-        output = bench.forward_backward([toy_batch(silent[:spans], bench.schema, width=4)], denominators)
+        batch = toy_batch(silent[:spans], bench.schema, width=4)
+        output = bench.with_kernel(kernel).forward_backward([batch], bench.denominators(samples))
         assert output.loss.item() == 0
         assert all(not grad.any() for grad in bench.gradients().values())
 
@@ -174,12 +181,20 @@ class DraftSuite(ConformanceSuite):
         assert whole.loss.isfinite()
         # From the other end, so that no cut is a prefix of the reference.
         cuts = [samples[::-1][i : i + size] for i in range(0, len(samples), size)]
-        batches = [toy_batch(cut, bench.schema, width=width) for cut in cuts]
-        got = bench.forward_backward(batches, denominators)
+        got = bench.forward_backward(
+            [toy_batch(cut, bench.schema, width=width) for cut in cuts], denominators
+        )
         _assert_same_output(got, whole)
-        scale = max(float(grad.abs().max()) for grad in expected.values())
-        for name, grad in bench.gradients().items():
-            torch.testing.assert_close(grad, expected[name], rtol=TOLERANCE, atol=TOLERANCE * scale)
+        _assert_same_gradients(bench.gradients(), expected)
+
+    def test_d5_attention_kernel_changes_rounding_only(self, bench: Workbench) -> None:
+        """D5: with a backend's attention kernel the same loss and the same gradients."""
+        samples = bench.samples()
+        batches, denominators = [toy_batch(samples, bench.schema, width=8)], bench.denominators(samples)
+        plain = bench.forward_backward(batches, denominators)
+        expected = bench.gradients()
+        _assert_same_output(bench.with_kernel(_cpu_kernel()).forward_backward(batches, denominators), plain)
+        _assert_same_gradients(bench.gradients(), expected)
 
     def test_d6_denominators_add_up(self, bench: Workbench) -> None:
         """D6: the global batch's denominators are the sum over its samples, in any order, without a model."""
@@ -223,10 +238,10 @@ class DraftSuite(ConformanceSuite):
         exported again, the same bytes."""
         again = build(bench.export(tmp_path / "first"), bench.target, seed=9)
         stored = stored_dtype(tmp_path / "first")
-        rounded = {name: round_to(value, stored) for name, value in bench.module.state_dict().items()}
-        bench.module.load_state_dict(rounded)
+        state = {name: round_to(value, stored) for name, value in bench.module.state_dict().items()}
+        bench.module.load_state_dict(state)
         _assert_equal_states(again.module, bench.module)
-        assert self._propose(again).token_ids == self._propose(bench).token_ids
+        assert again.propose().token_ids == bench.propose().token_ids
         again.export(tmp_path / "second")
         assert file_bytes(tmp_path / "first") == file_bytes(tmp_path / "second")
 
@@ -243,7 +258,9 @@ class DraftSuite(ConformanceSuite):
         assert type(bench.draft).from_folder(tmp_path) is None
 
     @pytest.mark.parametrize("damage", ["no tensors", "cut tensors", "a field less"])
-    def test_d8_damaged_folder_is_an_artifact_error(self, bench: Workbench, damage: str, tmp_path: Path) -> None:
+    def test_d8_damaged_folder_is_an_artifact_error(
+        self, bench: Workbench, damage: str, tmp_path: Path
+    ) -> None:
         """D8: this algorithm's folder, but damaged, is refused when it is read, in one line."""
         folder = tmp_path / "out"
         bench.export(folder)
@@ -255,40 +272,37 @@ class DraftSuite(ConformanceSuite):
     def test_d9_proposals_are_the_modules_own(self, bench: Workbench) -> None:
         """D9: where the target agrees with proposal k, the module's forward pass counts draft position k as
         accepted; where it says another token, as refused."""
-        context = bench.samples([9])[0]
-        proposals = self._propose(bench, context).token_ids
-        assert len(proposals) == self.num_proposals
+        proposals = bench.propose().token_ids
+        assert len(proposals) == NUM_PROPOSALS
+        last_known = len(bench.context().input_ids) - 1
         for position, token in enumerate(proposals):
             for said, accepted in ((token, 1.0), ((token + 1) % bench.target.vocab_size, 0.0)):
-                tokens = [*proposals[:position], said]
-                output = self._judge(bench, context, tokens, position)
+                supervised = self.supervised(last_known, position)
+                output = bench.judge([*proposals[:position], said], supervised)
                 assert output.counts["accuracy"][position].item() == 1
                 assert output.sums["accuracy"][position].item() == accepted
 
     def test_d9_extending_in_parts_changes_nothing(self, bench: Workbench) -> None:
         """D9: states arrive in any portions, and a proposal leaves no trace."""
-        context = bench.samples([9])[0]
-        whole = self._propose(bench, context)
         proposer = bench.draft.proposer(bench.module, bench.ops)
         for start, stop in ((0, 1), (1, 5), (5, 8)):
-            _extend(proposer, context, start, stop)
-            self._ask(proposer)
-        assert self._ask(proposer).token_ids == self._ask(proposer).token_ids == whole.token_ids
+            extend(proposer, bench.context(), start, stop)
+            ask(proposer)
+        assert ask(proposer).token_ids == ask(proposer).token_ids == bench.propose().token_ids
 
     def test_d9_sampled_proposals_come_with_their_law(self, bench: Workbench) -> None:
         """D9: at a temperature the law of each guess comes along: float32 [K, V], rows sum to 1, and the guess
         is possible under it; the generator alone decides."""
-        context = bench.samples([9])[0]
         proposer = bench.draft.proposer(bench.module, bench.ops)
-        _extend(proposer, context, 0, 8)
-        first, second = self._ask(proposer, temperature=1.0), self._ask(proposer, temperature=1.0)
+        extend(proposer, bench.context(), 0, 8)
+        first, second = ask(proposer, temperature=1.0), ask(proposer, temperature=1.0)
         assert first.token_ids == second.token_ids
         if first.probs_KV is None:
-            assert first.token_ids == self._ask(proposer).token_ids
+            assert first.token_ids == ask(proposer).token_ids
             return
         assert first.probs_KV.dtype == torch.float32
-        assert first.probs_KV.shape == (self.num_proposals, bench.target.vocab_size)
-        torch.testing.assert_close(first.probs_KV.sum(-1), torch.ones(self.num_proposals))
+        assert first.probs_KV.shape == (NUM_PROPOSALS, bench.target.vocab_size)
+        torch.testing.assert_close(first.probs_KV.sum(-1), torch.ones(NUM_PROPOSALS))
         assert all(law_V[token] > 0 for law_V, token in zip(first.probs_KV, first.token_ids, strict=True))
 
 
@@ -303,6 +317,12 @@ def _assert_same_output(got: StepOutput, expected: StepOutput) -> None:
     for name, total in expected.sums.items():
         torch.testing.assert_close(got.sums[name], total, rtol=TOLERANCE, atol=TOLERANCE)
         assert torch.equal(got.counts[name], expected.counts[name])
+
+
+def _assert_same_gradients(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    scale = max(float(grad.abs().max()) for grad in expected.values())
+    for name, grad in expected.items():
+        torch.testing.assert_close(got[name], grad, rtol=TOLERANCE, atol=TOLERANCE * scale)
 
 
 def _assert_equal_states(got: nn.Module, expected: nn.Module) -> None:

@@ -80,9 +80,7 @@ def toy_tensors(target: TargetSpec) -> TargetTensors:
     )
 
 
-def toy_ops(
-    target: TargetSpec, tensors: TargetTensors, kernel: AttentionKernel | None = None
-) -> TargetOps:
+def toy_ops(target: TargetSpec, tensors: TargetTensors, kernel: AttentionKernel | None = None) -> TargetOps:
     return TargetOps(target, tensors, torch.device("cpu"), torch.float32, kernel)
 
 

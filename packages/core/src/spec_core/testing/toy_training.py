@@ -1,0 +1,263 @@
+"""StrategySuite's workbench: a toy module, trained by a strategy in real processes, and by a plain loop.
+
+The reference is a float64 loop over the whole global batch on one device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+from torch.nn import functional as F
+
+from spec_core.records import FeatureSchema, ShardHints, StepOutput
+from spec_core.strategy import OptimizerConfig, Strategy
+from spec_core.testing.processes import run_ranks
+from spec_core.testing.toy_target import ToySample, toy_batch, toy_target, toy_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.backend import Backend
+    from spec_core.ops import VocabularyOps
+    from spec_core.records import DraftBatch
+    from spec_core.testing.processes import Rank
+
+LIMIT_S = 90.0
+SCHEMA = FeatureSchema(layers=(1,), hidden_size=8, dtype="float32")
+LENGTHS = (6, 1, 9, 4, 3, 8)
+OPTIMIZER = {"eps": 1e-4, "clip": 0.05}
+"""A large eps: next to a zero gradient AdamW would turn rounding into whole steps. A small clip: it acts."""
+LR = 0.01
+TOLERANCE = 2e-5
+
+
+class ToyDraft(nn.Module):
+    """Tells odd tokens from even ones by their features: two layers, one buffer, shares of a squared error."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.block = nn.Linear(SCHEMA.hidden_size, 5)
+        self.out = nn.Linear(5, 1)
+        self.register_buffer("mapping", torch.randint(9, (4,), generator=generator))
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps | None) -> StepOutput:
+        dtype = self.out.weight.dtype  # the root's: a block of its own is gathered inside its forward only
+        guess_T = self.out(torch.tanh(self.block(batch.hidden_TNH[:, 0].to(dtype)))).squeeze(-1)
+        # Float64 from here on where the parameters are: the reference loop runs in it.
+        error_T = (guess_T.to(torch.promote_types(dtype, torch.float32)) - batch.input_ids_T % 2) ** 2
+        error = (error_T * batch.loss_mask_T).sum()
+        count = batch.loss_mask_T.sum()
+        return StepOutput(
+            loss=error / denominators[0].to(error.device, error.dtype).clamp(min=1),
+            sums={"error": error.detach(), "itemsize": count * dtype.itemsize},
+            counts={"error": count, "itemsize": count},
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one rank does. ``cut`` says how the global batch is partitioned."""
+
+    strategy: type[Strategy]
+    backend: type[Backend]
+    folder: Path
+    steps: int = 4
+    micro_batches: int = 1
+    seed: int = 0
+    lr: float = LR
+    optimizer: dict[str, object] = field(default_factory=lambda: dict(OPTIMIZER))
+    resume_from: Path | None = None
+    save_to: Path | None = None
+    """A checkpoint written after ``steps``; one more step follows."""
+
+
+@dataclass
+class Report:
+    """What one rank saw."""
+
+    losses: list[float] = field(default_factory=list[float])
+    metrics: list[dict[str, float | list[float]]] = field(
+        default_factory=list[dict[str, float | list[float]]]
+    )
+    grad_norms: list[float] = field(default_factory=list[float])
+    loaded: bytes = b""
+    weights: bytes = b""
+    """Safetensors: a tensor of a rank that has ended could not be read."""
+
+
+def run(world_size: int, *plans: Plan) -> list[list[Report]]:
+    """[rank][plan]"""
+    return spawn(train, world_size, plans)
+
+
+def spawn(act: Callable[[Strategy, Plan], Any], world_size: int, plans: Sequence[Plan]) -> list[list[Any]]:
+    return run_ranks(_rank, world_size, act, plans, f"group-{uuid4().hex}", timeout_s=LIMIT_S)
+
+
+def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan], group: str) -> list[Any]:
+    """One rank's process: plan after plan, each with a strategy of its own, in torch's default group."""
+    plugin = plans[0].backend
+    backend = plugin(plugin.Config(name=plugin.name))
+    device = backend.device(me.rank)
+    torch.distributed.init_process_group(
+        backend.dist_backend, f"file://{plans[0].folder / group}", rank=me.rank, world_size=me.world_size
+    )
+    results: list[Any] = []
+    for plan in plans:
+        config = plan.strategy.Config.model_validate(plan.optimizer)
+        with plan.strategy(config, device) as strategy:
+            strategy.attach(ToyDraft(plan.seed), ShardHints(blocks=("block",)))
+            results.append(act(strategy, plan))
+        strategy.close()  # once more: idempotent
+    torch.distributed.destroy_process_group()
+    return results
+
+
+def train(strategy: Strategy, plan: Plan) -> Report:
+    report = Report()
+    if plan.resume_from is not None:
+        _load(strategy, plan.resume_from)
+        report.loaded = save(strategy.full_weights())
+    for _ in range(plan.steps):
+        _step(strategy, plan, report)
+    if plan.save_to is not None:
+        _save(strategy, plan.save_to)
+        report.loaded = save(strategy.full_weights())
+        _step(strategy, plan, report)
+    report.weights = save(strategy.full_weights())
+    return report
+
+
+def _step(strategy: Strategy, plan: Plan, report: Report) -> None:
+    batches, denominators = _share(strategy, plan.micro_batches)
+    done = strategy.step(batches, denominators, _ops(strategy, plan), plan.lr)
+    report.losses.append(done.output.loss.item())
+    report.metrics.append(done.output.metrics())
+    report.grad_norms.append(done.grad_norm.item())
+
+
+def _save(strategy: Strategy, folder: Path) -> None:
+    from torch.distributed.checkpoint import state_dict_saver
+
+    state_dict_saver.save(
+        strategy.state_dict(), checkpoint_id=folder, process_group=torch.distributed.group.WORLD
+    )
+
+
+def _load(strategy: Strategy, folder: Path) -> None:
+    from torch.distributed.checkpoint import state_dict_loader
+
+    state = strategy.state_dict()
+    state_dict_loader.load(state, checkpoint_id=folder, process_group=torch.distributed.group.WORLD)
+    strategy.load_state_dict(state)
+
+
+def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bool]:
+    before = save(strategy.full_weights())
+    batches, denominators = _share(strategy, 2)
+    evaluated = strategy.evaluate(batches, denominators, _ops(strategy, plan))
+    after = save(strategy.full_weights())
+    done = strategy.step(batches, denominators, _ops(strategy, plan), plan.lr)
+    return evaluated.loss.item(), done.output.loss.item(), before == after
+
+
+def compare_vocabulary_ops(strategy: Strategy, plan: Plan) -> bool:
+    ops, device = _ops(strategy, plan), strategy.device
+    target = toy_target(plan.folder)
+    tensors = toy_tensors(target)
+    ids = torch.tensor([3, 96, 0], device=device)
+    assert torch.equal(ops.embed(ids).cpu(), tensors.embedding_VH[ids.cpu()])
+    hidden_RH = torch.randn(4, target.hidden_size, generator=torch.Generator().manual_seed(0))
+    normed = F.rms_norm(hidden_RH, (target.hidden_size,), tensors.norm_H, target.norm_eps)
+    first, stop = ops.vocab_range
+    logits = ops.teacher_logits(hidden_RH.to(device).requires_grad_())
+    assert not logits.requires_grad
+    torch.testing.assert_close(logits.cpu(), (normed @ tensors.head_VH.T)[:, first:stop])
+    # One process holds the whole vocabulary: nothing to combine.
+    assert torch.equal(ops.reduce_max(logits[:, 0]), logits[:, 0])
+    assert torch.equal(ops.reduce_sum(logits[:, 0]), logits[:, 0])
+    return True
+
+
+def _ops(strategy: Strategy, plan: Plan) -> VocabularyOps:
+    target = toy_target(plan.folder)
+    return strategy.vocabulary_ops(target, toy_tensors(target), attention=None)
+
+
+def _samples() -> list[ToySample]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        ToySample(
+            sample_id,
+            torch.randint(50, (length,), generator=generator),
+            torch.randn(SCHEMA.shape(length), generator=generator),
+            torch.rand(length, generator=generator) < 0.8,
+        )
+        for sample_id, length in enumerate(LENGTHS)
+    ]
+
+
+def _share(strategy: Strategy, micro_batches: int) -> tuple[list[DraftBatch], Tensor]:
+    """This rank's part of the one global batch: every ``size``-th sample, dealt to ``micro_batches``."""
+    rank, size = strategy.data_parallel
+    cuts = [_samples()[rank::size][index::micro_batches] for index in range(micro_batches)]
+    return [_move(toy_batch(cut, SCHEMA, width=2), strategy.device) for cut in cuts], _denominators()
+
+
+def _denominators() -> Tensor:
+    return torch.stack([sample.loss_mask.sum() for sample in _samples()]).sum(0, keepdim=True).double()
+
+
+def _move(batch: DraftBatch, device: torch.device) -> DraftBatch:
+    return replace(
+        batch,
+        input_ids_T=batch.input_ids_T.to(device),
+        hidden_TNH=batch.hidden_TNH.to(device),
+        loss_mask_T=batch.loss_mask_T.to(device),
+    )
+
+
+def reference(plan: Plan) -> Report:
+    """The same training as a plain loop in float64: one batch, one device, torch's own AdamW."""
+    module = ToyDraft(plan.seed).double()
+    config = OptimizerConfig.model_validate(plan.optimizer)
+    optimizer = torch.optim.AdamW(
+        module.parameters(), lr=plan.lr, betas=config.betas, eps=config.eps, weight_decay=0.0
+    )
+    batch, denominators = toy_batch(_samples(), SCHEMA), _denominators()
+    report = Report()
+    for _ in range(plan.steps):
+        optimizer.zero_grad()
+        output: StepOutput = module(batch, denominators, None)
+        output.loss.backward()
+        norm = nn.utils.clip_grad_norm_(module.parameters(), config.clip)
+        optimizer.step()
+        report.losses.append(output.loss.item())
+        report.metrics.append(output.metrics())
+        report.grad_norms.append(norm.item())
+    report.weights = save(module.state_dict())
+    return report
+
+
+def assert_close(got: Report, expected: Report) -> None:
+    last = len(got.losses)
+    assert got.losses == pytest.approx(expected.losses[-last:], rel=TOLERANCE)
+    assert got.grad_norms == pytest.approx(expected.grad_norms[-last:], rel=TOLERANCE)
+    for mine, theirs in zip(got.metrics, expected.metrics[-last:], strict=True):
+        assert mine["error"] == pytest.approx(theirs["error"], rel=TOLERANCE)
+    weights = load(got.weights)
+    for name, value in load(expected.weights).items():
+        torch.testing.assert_close(weights[name].to(value.dtype), value, rtol=TOLERANCE, atol=TOLERANCE)

@@ -1,0 +1,427 @@
+"""Takes away, one at a time, the lines that keep a clause of a contract, and checks that the clause's test fails.
+
+    python tests/mutations/run.py [CLAUSE …]        # e.g. P6 T4; all of them without arguments
+
+Each mutation is applied to a temporary copy of ``spec_core``; the sources stay as they are. Prints a table; exit
+code 1 when a mutation survives, 2 when one does not apply any more or its test fails without it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "packages/core/src/spec_core"
+
+GLOO, INLINE = "cpu/gloo_process_group.py", "cpu/inline_transport.py"
+SENDER, RECEIVER = "cpu/shared_memory_transport.py", "cpu/shared_memory_receiver.py"
+ARENA, WIRE = "cpu/shared_memory.py", "cpu/shared_memory_wire.py"
+RENDEZVOUS, RELAY = "rendezvous.py", "rendezvous_relay.py"
+
+GROUP_TEST = "tests/contract/test_cpu_process_group.py::TestGlooProcessGroup::test_"
+SHM_TEST = "tests/contract/test_cpu_transports.py::TestSharedMemoryTransport::test_"
+INLINE_TEST = "tests/contract/test_cpu_transports.py::TestInlineTransport::test_"
+RENDEZVOUS_TEST = "tests/unit/core/test_rendezvous.py::test_"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``old`` (which occurs once in ``file``) becomes ``new``; then ``test`` must fail."""
+
+    clause: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = [
+    # Process group
+    Mutation(
+        "P1",
+        GLOO,
+        "return tensor.view(-1).view(torch.uint8)",
+        "return tensor.view(-1)",
+        GROUP_TEST + "every_dtype_and_shape_arrives_bit_for_bit",
+    ),
+    Mutation(
+        "P1",
+        GLOO,
+        "options.rootRank, options.rootTensor = src, 0",
+        "options.rootRank, options.rootTensor = 0, 0",
+        GROUP_TEST + "every_dtype_and_shape_arrives_bit_for_bit[broadcast]",
+    ),
+    Mutation(
+        "P2",
+        GLOO,
+        "gloo.allreduce([tensor]).wait()",
+        "gloo.allreduce([tensor.clone()]).wait()",
+        GROUP_TEST + "all_reduce_sums_in_place",
+    ),
+    Mutation(
+        "P2",
+        GLOO,
+        "if tensor.dtype not in SUMMABLE:",
+        "if False:",
+        GROUP_TEST + "all_reduce_refuses_what_it_cannot_sum",
+    ),
+    Mutation(
+        "P3",
+        GLOO,
+        "gloo.allreduce([tensor]).wait()",
+        "self._work = gloo.allreduce([tensor])",
+        GROUP_TEST + "calls_follow_the_work_before_and_precede_the_work_after",
+    ),
+    Mutation(
+        "P4",
+        GLOO,
+        "if tensor.device != self.device or not tensor.is_contiguous():",
+        "if tensor.device != self.device:",
+        GROUP_TEST + "a_tensor_that_cannot_travel_is_refused_before_anything_is_sent",
+    ),
+    Mutation(
+        "P4",
+        GLOO,
+        "if tensor.device != self.device or not tensor.is_contiguous():",
+        "if not tensor.is_contiguous():",
+        GROUP_TEST + "a_tensor_that_cannot_travel_is_refused_before_anything_is_sent",
+    ),
+    Mutation(
+        "P5",
+        GLOO,
+        'store = rendezvous.store("gloo")',
+        'store = rendezvous.store("gloo")\n'
+        '        torch.distributed.init_process_group("gloo", store=store, rank=self.rank, '
+        "world_size=self.world_size)",
+        GROUP_TEST + "the_default_group_is_neither_needed_nor_touched",
+    ),
+    Mutation(
+        "P6",
+        GLOO,
+        "options._timeout = dt.timedelta(seconds=rendezvous.timeout_s)",
+        "options._timeout = dt.timedelta(seconds=60)",
+        GROUP_TEST + "a_stopped_peer_exceeds_the_deadline",
+    ),
+    Mutation(
+        "P6",
+        GLOO,
+        '            raise PeerLost(f"{where}: {error}") from error',
+        "            raise",
+        GROUP_TEST + "a_killed_peer_is_lost",
+    ),
+    Mutation(
+        "P6",
+        GLOO,
+        '            self._end(f"{where} failed")  # so that the peers that wait for this rank learn of it, too\n',
+        "",
+        GROUP_TEST + "a_rank_that_lost_a_peer_is_lost_to_the_others",
+    ),
+    Mutation(
+        "P7",
+        GLOO,
+        "gloo.recv([torch.empty(1)], peer, ABORT_TAG).wait(dt.timedelta(milliseconds=1))",
+        "gloo.abort()",
+        GROUP_TEST + "abort_from_another_thread_unblocks_everybody",
+    ),
+    Mutation(
+        "P8",
+        GLOO,
+        "        if gloo is None:\n            raise PeerLost(",
+        "        if gloo is None:\n            yield None\n            return\n            raise PeerLost(",
+        GROUP_TEST + "no_call_works_after_the_end",
+    ),
+    Mutation(
+        "P8",
+        GLOO,
+        '        store = rendezvous.store("gloo")\n',
+        '        try:\n            store = rendezvous.store("gloo")\n        except Exception:\n            return\n',
+        GROUP_TEST + "a_group_without_its_peers_fails_to_build",
+    ),
+    Mutation(
+        "P9",
+        GLOO,
+        "        gloo, self._gloo = self._gloo, None\n",
+        "        gloo, self._gloo = self._gloo, None\n        KEPT.append(gloo)\n",
+        GROUP_TEST + "close_twice_leaves_no_socket_and_no_thread",
+    ),
+    # Transport
+    Mutation(
+        "T1",
+        RECEIVER,
+        "        if hello.schema != self._schema:\n",
+        "        if False:\n",
+        SHM_TEST + "a_schema_mismatch_fails_at_connect",
+    ),
+    Mutation(
+        "T1",
+        INLINE,
+        "        if schema != receiver.schema:\n",
+        "        if False:\n",
+        INLINE_TEST + "a_schema_mismatch_fails_at_connect",
+    ),
+    Mutation(
+        "T2",
+        SENDER,
+        "            hidden.copy_(sample.hidden_TNH)\n"
+        "            self._tell(Record(Kind.READY, self._number, sample.sample_id), deadline)\n",
+        "            self._tell(Record(Kind.READY, self._number, sample.sample_id), deadline)\n"
+        "            import threading\n"
+        "            threading.Timer(0.05, lambda: hidden.copy_(sample.hidden_TNH)).start()\n",
+        SHM_TEST + "memory_may_be_reused_once_the_ticket_is_done",
+    ),
+    Mutation(
+        "T2",
+        INLINE,
+        "            ticket: Ticket = Future()\n",
+        "            ticket: Ticket = Future()\n            ticket.set_result(None)\n",
+        INLINE_TEST + "memory_may_be_reused_once_the_ticket_is_done",
+    ),
+    Mutation(
+        "T3",
+        RECEIVER,
+        "block = self._arrived.popleft()",
+        "block = self._arrived.pop()",
+        SHM_TEST + "samples_arrive_once_in_order_bit_for_bit",
+    ),
+    Mutation(
+        "T3",
+        INLINE,
+        "sample, ticket = self._arrived.popleft()",
+        "sample, ticket = self._arrived[0]",
+        INLINE_TEST + "samples_arrive_once_in_order_bit_for_bit",
+    ),
+    Mutation(
+        "T4",
+        RECEIVER,
+        "            self._held[id(sample)] = (sample, block)\n",
+        "            self._held[id(sample)] = (sample, block)\n            self._free(block)\n",
+        SHM_TEST + "a_held_sample_stays_as_it_is",
+    ),
+    Mutation(
+        "T4",
+        INLINE,
+        "            self._used_bytes -= sample.num_bytes\n",
+        "",
+        INLINE_TEST + "a_held_sample_stays_as_it_is",
+    ),
+    Mutation(
+        "T4",
+        RECEIVER,
+        "            if held is None:\n                raise ProtocolError(",
+        "            if held is None:\n                return\n                raise ProtocolError(",
+        SHM_TEST + "a_held_sample_stays_as_it_is",
+    ),
+    Mutation(
+        "T5",
+        RECEIVER,
+        "            if self._used_bytes + size > self._window_bytes:\n                return\n",
+        "",
+        SHM_TEST + "a_send_beyond_the_window_waits_for_a_release",
+    ),
+    Mutation(
+        "T5",
+        SENDER,
+        "        if sample.num_bytes > self._window_bytes:\n",
+        "        if False:\n",
+        SHM_TEST + "a_sample_larger_than_the_window_is_refused_at_once",
+    ),
+    Mutation(
+        "T5",
+        ARENA,
+        "size = _page_up(ADDRESS_WINDOWS * max(window_bytes, mmap.PAGESIZE))",
+        "size = aligned(window_bytes) + 4 * ALIGNMENT",
+        SHM_TEST + "a_sample_that_fits_the_window_by_bytes_is_admitted",
+    ),
+    Mutation(
+        "T6",
+        SENDER,
+        "                self._tell(Record(Kind.WITHDRAW, self._number), time.monotonic())\n",
+        "                pass\n",
+        SHM_TEST + "a_send_beyond_the_window_waits_for_a_release",
+    ),
+    Mutation(
+        "T6",
+        SENDER,
+        "            if grant.kind is Kind.GRANT and grant.number == self._number:\n",
+        "            if grant.kind is Kind.GRANT:\n",
+        "tests/unit/core/test_shared_memory_transport.py::test_a_grant_that_came_too_late_is_not_used",
+    ),
+    Mutation(
+        "T6",
+        RECEIVER,
+        "wait_for(self._something_to_say, timeout_s)",
+        "wait_for(self._something_to_say, 4 * timeout_s + 4)",
+        SHM_TEST + "a_receive_that_timed_out_loses_nothing",
+    ),
+    Mutation(
+        "T7",
+        RECEIVER,
+        "            self._arrived.append(loss)\n",
+        "            pass\n",
+        SHM_TEST + "a_sender_killed_while_it_waits_leaves_room_for_the_others",
+    ),
+    Mutation(
+        "T7",
+        RECEIVER,
+        "        self._forget(lambda request: request.peer is peer)\n",
+        "",
+        SHM_TEST + "a_sender_killed_while_it_waits_leaves_room_for_the_others",
+    ),
+    Mutation(
+        "T7",
+        RECEIVER,
+        "return self._closed or bool(self._arrived) or deserted",
+        "return self._closed or bool(self._arrived)",
+        SHM_TEST + "a_closed_sender_is_lost_after_its_last_sample",
+    ),
+    Mutation(
+        "T7",
+        INLINE,
+        '            ticket.set_exception(PeerLost(f"the receiver at {self._address} was closed"))\n',
+        "            pass\n",
+        INLINE_TEST + "a_closed_receiver_completes_tickets_and_unblocks_senders",
+    ),
+    Mutation(
+        "T8",
+        INLINE,
+        "                ticket.result(max(0.0, deadline - time.monotonic()))\n",
+        "                return\n",
+        INLINE_TEST + "flush_returns_when_every_ticket_is_done",
+    ),
+    Mutation(
+        "T9",
+        RECEIVER,
+        "        self._arena.close()\n",
+        "        KEPT.append(self._arena)\n",
+        SHM_TEST + "close_twice_leaves_nothing_behind",
+    ),
+    Mutation(
+        "T9",
+        SENDER,
+        "        if self._closed:\n            return\n        self._closed = True\n",
+        "        self._closed = True\n",
+        SHM_TEST + "close_twice_leaves_nothing_behind",
+    ),
+    # Rendezvous
+    Mutation(
+        "R1",
+        RENDEZVOUS,
+        "        listener.bind(where)\n",
+        '        listener.bind(("", where[1]))\n',
+        RENDEZVOUS_TEST + "rank_0_publishes_the_port_and_listens_on_its_interface_only",
+    ),
+    Mutation(
+        "R2",
+        RELAY,
+        '        if not compare_digest(hello.token.encode(errors="replace"), self._token.encode()):\n',
+        "        if False:\n",
+        RENDEZVOUS_TEST + "who_does_not_belong_is_told_why",
+    ),
+    Mutation(
+        "R3",
+        RELAY,
+        "        if objection := self._objection(hello):\n",
+        '        if objection := "":\n',
+        RENDEZVOUS_TEST + "who_does_not_belong_is_told_why",
+    ),
+    Mutation(
+        "R4",
+        RENDEZVOUS,
+        "            self._compare(frames)\n",
+        "",
+        RENDEZVOUS_TEST + "ranks_that_make_different_calls_learn_of_it",
+    ),
+    Mutation(
+        "R5",
+        RENDEZVOUS,
+        "                self._socket.settimeout(_left(deadline))\n                chunk",
+        "                self._socket.settimeout(60)\n                chunk",
+        RENDEZVOUS_TEST + "the_deadline_names_who_did_not_join",
+    ),
+    Mutation(
+        "R6",
+        RELAY,
+        "            self._pass_on(rank, Frame(LOST, 0, rank))\n",
+        "            pass\n",
+        RENDEZVOUS_TEST + "a_rank_that_closes_is_lost_to_the_others_after_what_it_took_part_in",
+    ),
+    Mutation(
+        "R7",
+        RENDEZVOUS,
+        "        self._stores += 1\n",
+        "",
+        RENDEZVOUS_TEST + "stores_are_namespaces_of_their_own_on_the_same_interface",
+    ),
+    Mutation(
+        "R8",
+        RENDEZVOUS,
+        "            self._relay.close()\n",
+        "            pass\n",
+        RENDEZVOUS_TEST + "close_leaves_no_socket_and_no_thread",
+    ),
+]
+
+
+def survives(mutation: Mutation, sources: Path) -> bool:
+    """Whether the clause's test passes although the mutation is in place."""
+    target = sources / "spec_core" / mutation.file
+    original = target.read_text(encoding="utf-8")
+    kept = "KEPT: list[object] = []\n" if "KEPT" in mutation.new else ""
+    target.write_text(original.replace(mutation.old, mutation.new) + kept, encoding="utf-8")
+    try:
+        return passes(mutation.test, sources)
+    finally:
+        target.write_text(original, encoding="utf-8")
+
+
+def passes(test: str, sources: Path) -> bool:
+    environment = {**os.environ, "PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=60", test]
+    return (
+        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False).returncode == 0
+    )
+
+
+def unfit(mutations: list[Mutation], sources: Path) -> list[str]:
+    """What is wrong with the table itself."""
+    problems = []
+    for mutation in mutations:
+        count = (PACKAGE / mutation.file).read_text(encoding="utf-8").count(mutation.old)
+        if count != 1:
+            problems.append(f"{mutation.clause}: {mutation.old!r} occurs {count} times in {mutation.file}")
+    for test in sorted({mutation.test for mutation in mutations}):
+        if not passes(test, sources):
+            problems.append(f"{test} does not pass without a mutation")
+    return problems
+
+
+def main(clauses: list[str]) -> int:
+    chosen = [mutation for mutation in MUTATIONS if not clauses or mutation.clause in clauses]
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(folder)
+        shutil.copytree(PACKAGE, sources / "spec_core", ignore=shutil.ignore_patterns("__pycache__"))
+        if problems := unfit(chosen, sources):
+            print(*problems, sep="\n")
+            return 2
+        survivors = 0
+        for mutation in chosen:
+            survived = survives(mutation, sources)
+            survivors += survived
+            verdict = "SURVIVED" if survived else "caught"
+            line = mutation.old.strip().splitlines()[0][:56]
+            print(
+                f"{mutation.clause}  {verdict:8}  {mutation.file:32}  {line:56}  {mutation.test.split('::')[-1]}",
+                flush=True,
+            )
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutations caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""What must never exist in memory, and what must be computed once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from spec_core.cpu.attention import FlashAttention
+from spec_core.records import Supervision
+from spec_core.target_ops import TargetOps
+from spec_draft_eagle3 import attention, loss
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.draft import Eagle3Draft
+
+from .cases import CPU, make_batch, make_model, make_ops, make_target, make_tensors, random_documents
+
+NUM_STEPS = 3
+
+
+class LargestOutput(TorchDispatchMode):
+    """Records the largest number of elements that any operator returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.numel = max([self.numel, *sizes])
+        return out
+
+
+def largest_tensor(num_tokens: int, kernel: bool) -> int:
+    target = make_target(vocab_size=509)
+    config = Eagle3Config(num_steps=NUM_STEPS)
+    module, documents = make_model(target, config), random_documents(target, [num_tokens], seed=1)
+    documents[0].mask[:] = True
+    samples = [Supervision(sample_id=0, epoch=0, loss_mask=documents[0].mask)]
+    arguments = (
+        make_batch(documents, [0]),
+        Eagle3Draft(config).denominators(samples),
+        make_ops(target, kernel=kernel),
+    )
+    with LargestOutput() as largest:
+        module(*arguments).loss.backward()
+    return largest.numel
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "chunked"])
+def test_no_tensor_is_as_large_as_tokens_times_vocabulary_or_tokens_squared(kernel, monkeypatch):
+    monkeypatch.setattr(loss, "LOGIT_BYTES", 1 << 14)
+    monkeypatch.setattr(attention, "SCORE_BYTES", 1 << 16)
+    num_tokens = 600
+    largest = largest_tensor(num_tokens, kernel)
+    assert largest < num_tokens * 509 / 4
+    assert largest < num_tokens**2 / 4
+
+
+def test_memory_of_the_largest_tensor_is_linear_in_tokens(monkeypatch):
+    monkeypatch.setattr(loss, "LOGIT_BYTES", 1 << 14)
+    assert largest_tensor(600, kernel=True) == pytest.approx(2 * largest_tensor(300, kernel=True), rel=0.02)
+
+
+class CountingOps(TargetOps):
+    rows = 0
+    largest = 0
+
+    def teacher_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        self.rows += len(hidden_RH)
+        self.largest = max(self.largest, len(hidden_RH))
+        return super().teacher_logits(hidden_RH)
+
+
+def test_teacher_is_computed_once_per_supervised_position(monkeypatch):
+    target, config = make_target(), Eagle3Config(num_steps=4)
+    chunk_rows = 5
+    monkeypatch.setattr(loss, "LOGIT_BYTES", chunk_rows * 4 * (29 + 4 * 29))
+    ops = CountingOps(target, make_tensors(target), CPU, torch.float32, FlashAttention())
+    documents = random_documents(target, [20, 3, 1, 31], seed=7)
+    samples = [Supervision(sample_id=0, epoch=0, loss_mask=document.mask) for document in documents]
+    counts = Eagle3Draft(config).denominators(samples)
+    make_model(target, config)(make_batch(documents, [0, 2, 0, 0]), counts, ops)
+    assert ops.rows == int(counts[0])
+    assert ops.largest == chunk_rows

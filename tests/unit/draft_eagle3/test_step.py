@@ -1,0 +1,240 @@
+"""Loss, every gradient and the metrics of a step against the dense float64 reference."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from spec_core.records import Supervision
+from spec_draft_eagle3 import attention, loss
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.draft import Eagle3Draft
+
+from .cases import make_batch, make_model, make_ops, make_setting, make_target, random_documents
+from .dense_reference import dense_eagle3
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+PARTIAL = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
+
+CASES = {
+    "plain": ({}, {}),
+    "reduced vocabulary": ({"vocab_size": 11}, {}),
+    "one step": ({"num_steps": 1}, {}),
+    "seven steps": ({"num_steps": 7, "step_decay": 0.5}, {}),
+    "fc norm": ({"fc_norm": True}, {}),
+    "norm output": ({"norm_output": True}, {}),
+    "both norms, reduced": ({"fc_norm": True, "norm_output": True, "vocab_size": 11}, {}),
+    "lk alpha": ({"loss": "lk_alpha"}, {}),
+    "lk alpha, reduced": ({"loss": "lk_alpha", "vocab_size": 17}, {}),
+    "lk lambda": ({"loss": "lk_lambda"}, {}),
+    "lk lambda, reduced": ({"loss": "lk_lambda", "vocab_size": 17}, {}),
+    "llama3 rope": ({}, {"rope": LLAMA3}),
+    "yarn rope": ({}, {"rope": YARN}),
+    "partial rope": ({}, {"rope": PARTIAL}),
+    "no groups, scaled logits": ({}, {"num_kv_heads": 4, "logit_scale": 0.3}),
+    "one key head": ({}, {"num_kv_heads": 1, "num_layers": 36}),
+}
+LENGTHS = [9, 1, 14, 2, 3, 23]
+GAPS = [0, 2, 0, 3, 1, 4]
+
+
+def denominators(config, documents):
+    samples = [Supervision(sample_id=0, epoch=0, loss_mask=document.mask) for document in documents]
+    return Eagle3Draft(config).denominators(samples)
+
+
+def gradients(module):
+    return {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+
+
+def run_reference(module, documents, target):
+    """Result and gradients in float64."""
+    weights = {name: p.detach().double().requires_grad_() for name, p in module.named_parameters()}
+    for document in documents:
+        document.states = document.states.double()
+    result = dense_eagle3(weights, documents, make_setting(target, module, torch.float64))
+    # Also without a single label every weight has its (zero) gradient.
+    (result.loss + 0 * sum(weight.sum() for weight in weights.values())).backward()
+    return result, {name: weight.grad for name, weight in weights.items()}
+
+
+def assert_gradients(got, expected, tolerance):
+    assert got.keys() == expected.keys()
+    for name, grad in expected.items():
+        error = (got[name] - grad).abs().max() / grad.abs().max().clamp(min=1e-300)
+        assert error <= tolerance, f"{name}: relative error {error:.1e}"
+
+
+@pytest.fixture(params=["kernel", "chunked"])
+def with_kernel(request, monkeypatch):
+    """Both attentions; the chunked one in chunks of two or three queries."""
+    monkeypatch.setattr(attention, "SCORE_BYTES", 4 * 4 * 23 * 3)
+    return request.param == "kernel"
+
+
+@pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_loss_and_every_gradient_equal_the_dense_reference(
+    options, changes, dtype, tolerance, with_kernel, monkeypatch
+):
+    # Three positions per chunk, so that gradients are summed over several chunks.
+    monkeypatch.setattr(loss, "LOGIT_BYTES", 3 * 4 * (29 + 4 * 29))
+    target, config = make_target(**changes), Eagle3Config(**{"num_steps": 4, **options})
+    module, documents = make_model(target, config, dtype), random_documents(target, LENGTHS, seed=5)
+    for document in documents:
+        document.states = document.states.to(dtype)
+    batch = make_batch(documents, GAPS)
+    output = module(batch, denominators(config, documents), make_ops(target, dtype, with_kernel))
+    output.loss.backward()
+    result, expected = run_reference(module, documents, target)
+    assert float(result.loss) > 0.1
+    assert abs(float(output.loss) - float(result.loss)) <= tolerance * float(result.loss)
+    assert_gradients(gradients(module), expected, tolerance)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_documents_and_layouts_equal_the_dense_reference(seed):
+    draw = random.Random(seed)
+    kind = draw.choice(["ce", "lk_alpha", "lk_lambda"])
+    options = {"vocab_size": draw.choice([None, 5, 20]), "fc_norm": draw.random() < 0.5, "loss": kind}
+    config = Eagle3Config(num_steps=draw.randint(1, 6), norm_output=draw.random() < 0.5, **options)
+    target, lengths = make_target(), [draw.randint(1, 17) for _ in range(draw.randint(1, 5))]
+    module, documents = make_model(target, config, torch.float64), random_documents(target, lengths, seed)
+    documents[0].mask[:] = draw.random() < 0.5
+    for document in documents:
+        document.states = document.states.double()
+    batch = make_batch(documents, [draw.randint(0, 3) for _ in lengths])
+    output = module(batch, denominators(config, documents), make_ops(target, torch.float64))
+    output.loss.backward()
+    result, expected = run_reference(module, documents, target)
+    torch.testing.assert_close(output.loss.detach(), result.loss.detach(), rtol=1e-9, atol=1e-12)
+    for name, grad in gradients(module).items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("vocab_size", [None, 4])
+def test_metrics_equal_the_dense_reference(vocab_size):
+    """Six tokens: arg-maxima agree often enough for chains of every length."""
+    target = make_target(vocab_size=6, eos_token_ids=(0,))
+    config = Eagle3Config(num_steps=3, vocab_size=vocab_size)
+    module, documents = make_model(target, config, torch.float64), random_documents(target, [60, 45, 7], 3)
+    for document in documents:
+        document.states = document.states.double()
+    counts = denominators(config, documents)
+    output = module(make_batch(documents, [0, 1, 0]), counts, make_ops(target, torch.float64))
+    result, _ = run_reference(module, documents, target)
+    assert counts.tolist() == result.labelled == output.counts["accuracy"].tolist()
+    assert sum(result.agreed) > 20
+    assert result.chain_sum > result.labelled[0] + 10
+    metrics = output.metrics()
+    ratios = {
+        "accuracy": result.agreed,
+        "acceptance": result.acceptance,
+        "step_loss": result.step_loss,
+    }
+    for name, sums in ratios.items():
+        expected = [total / count for total, count in zip(sums, result.labelled, strict=True)]
+        assert metrics[name] == pytest.approx(expected, rel=1e-9), name
+    assert metrics["acceptance_length"] == pytest.approx(result.chain_sum / result.labelled[0], rel=1e-12)
+
+
+def test_fully_supervised_chain_that_always_agrees_has_full_length():
+    """The draft's head and states cannot tell tokens apart, nor can the target: all agree, so 1 + S where every
+    later step is labelled too."""
+    target, config = make_target(), Eagle3Config(num_steps=3)
+    module, ops = make_model(target, config), make_ops(target)
+    with torch.no_grad():
+        module.lm_head.weight.zero_()
+        ops._head_VH.zero_()
+    (document,) = random_documents(target, [12], 1)
+    document.mask[:] = True
+    metrics = module(make_batch([document], [0]), denominators(config, [document]), ops).metrics()
+    assert metrics["accuracy"] == [1.0, 1.0, 1.0]
+    # Ten rows are labelled at step 0; the last two of them at one and two steps only.
+    assert metrics["acceptance_length"] == pytest.approx((8 * 4 + 3 + 2) / 10)
+
+
+@pytest.mark.parametrize(
+    "cut", [[[0], [1], [2], [3], [4], [5]], [[0, 1], [2, 3], [4, 5]], [[5, 3, 0], [4, 1, 2]]]
+)
+@pytest.mark.parametrize("gap", [0, 6])
+def test_any_cut_into_micro_batches_gives_the_same_step(cut, gap):
+    target, config = make_target(), Eagle3Config(num_steps=4, vocab_size=20)
+    module, documents = make_model(target, config, torch.float64), random_documents(target, LENGTHS, seed=5)
+    for document in documents:
+        document.states = document.states.double()
+    counts, ops = denominators(config, documents), make_ops(target, torch.float64)
+    whole = module(make_batch(documents, GAPS), counts, ops)
+    whole.loss.backward()
+    expected = gradients(module)
+    module.zero_grad()
+    shares = [
+        module(make_batch([documents[i] for i in part], [gap] * len(part)), counts, ops) for part in cut
+    ]
+    total = sum(shares[1:], shares[0])
+    total.loss.backward()
+    torch.testing.assert_close(total.loss, whole.loss, rtol=1e-12, atol=0)
+    assert_gradients(gradients(module), expected, 1e-12)
+    for name, value in whole.sums.items():
+        torch.testing.assert_close(total.sums[name].double(), value.double(), rtol=1e-12, atol=1e-12)
+        assert torch.equal(total.counts[name], whole.counts[name])
+
+
+@pytest.mark.parametrize("lengths", [[], [1], [2, 1], [9, 4]], ids=str)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_batch_without_labels_gives_zero_loss_and_zero_gradients(lengths, padding, with_kernel):
+    target, config = make_target(), Eagle3Config(num_steps=4, fc_norm=True, vocab_size=20)
+    module, documents = make_model(target, config), random_documents(target, lengths, seed=1)
+    for document in documents:
+        document.mask[:] = False
+    batch = make_batch(documents, [0] * len(documents), padding=padding)
+    for counts in (torch.zeros(4, dtype=torch.float64), torch.full((4,), 7.0, dtype=torch.float64)):
+        output = module(batch, counts, make_ops(target, kernel=with_kernel))
+        output.loss.backward()
+        assert float(output.loss) == 0
+        assert output.metrics()["acceptance_length"] == 0
+        assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
+
+
+def test_bfloat16_stays_close_to_float32():
+    target, config = make_target(), Eagle3Config(num_steps=4, vocab_size=20)
+    module, documents = make_model(target, config), random_documents(target, [40, 30], seed=5)
+    batch, counts = make_batch(documents, [0, 0]), denominators(config, documents)
+    expected = module(batch, counts, make_ops(target)).loss
+    half = module.to(torch.bfloat16)
+    output = half(batch, counts, make_ops(target, torch.bfloat16))
+    output.loss.backward()
+    assert output.loss.dtype == torch.float32
+    assert float(output.loss) == pytest.approx(float(expected), rel=0.03)
+    assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in half.parameters())
+
+
+def test_evaluation_without_gradients_gives_the_same_numbers():
+    target, config = make_target(), Eagle3Config(num_steps=3)
+    module, documents = make_model(target, config), random_documents(target, LENGTHS, seed=5)
+    arguments = make_batch(documents, GAPS), denominators(config, documents), make_ops(target)
+    trained = module(*arguments)
+    with torch.no_grad():
+        evaluated = module(*arguments)
+    assert not evaluated.loss.requires_grad
+    assert torch.equal(evaluated.loss, trained.loss.detach())
+    assert evaluated.metrics() == trained.metrics()
+
+
+def test_denominators_count_supervised_tokens_with_enough_tokens_before_them():
+    mask = torch.tensor([True, True, True, False, True, True])
+    sample = Supervision(sample_id=0, epoch=0, loss_mask=mask)
+    short = Supervision(sample_id=1, epoch=0, loss_mask=torch.tensor([True]))
+    got = Eagle3Draft(Eagle3Config(num_steps=5)).denominators([sample, short])
+    assert got.dtype == torch.float64
+    assert got.tolist() == [3, 2, 2, 1, 0]
