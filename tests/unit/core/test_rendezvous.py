@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.rendezvous import Rendezvous, parse_address
 from spec_core.rendezvous_relay import JOIN, Frame, Hello
 from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
+from spec_core.testing.resources import settled_resources
 
 TOKEN, LONG_S, SHORT_S = "a secret of the run", 15.0, 0.5
 
@@ -283,7 +283,7 @@ def come_and_go(me: Rank) -> None:
         rendezvous.close()
         with pytest.raises(ProtocolError):
             rendezvous.barrier()
-        counts.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+        counts.append(settled_resources())
     assert counts[0] == counts[1]
 
 

@@ -97,8 +97,8 @@ def test_loss_and_every_gradient_equal_the_dense_reference(
     output = module(batch, denominators(config, documents), make_ops(target, dtype, with_kernel))
     output.loss.backward()
     result, expected = run_reference(module, documents, target)
-    assert float(result.loss) > 0.1
-    assert abs(float(output.loss) - float(result.loss)) <= tolerance * float(result.loss)
+    assert result.loss.item() > 0.1
+    assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
     assert_gradients(gradients(module), expected, tolerance)
 
 
@@ -201,7 +201,7 @@ def test_batch_without_labels_gives_zero_loss_and_zero_gradients(lengths, paddin
     for counts in (torch.zeros(4, dtype=torch.float64), torch.full((4,), 7.0, dtype=torch.float64)):
         output = module(batch, counts, make_ops(target, kernel=with_kernel))
         output.loss.backward()
-        assert float(output.loss) == 0
+        assert output.loss.item() == 0
         assert output.metrics()["acceptance_length"] == 0
         assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
 
@@ -215,7 +215,7 @@ def test_bfloat16_stays_close_to_float32():
     output = half(batch, counts, make_ops(target, torch.bfloat16))
     output.loss.backward()
     assert output.loss.dtype == torch.float32
-    assert float(output.loss) == pytest.approx(float(expected), rel=0.03)
+    assert output.loss.item() == pytest.approx(expected.item(), rel=0.03)
     assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in half.parameters())
 
 

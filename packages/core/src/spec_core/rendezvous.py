@@ -200,7 +200,6 @@ class Rendezvous:
         if self._broken is not None:
             raise type(self._broken)(str(self._broken))
         frames = self._received.setdefault(mine.number, {})
-        frames[self.rank] = mine
         try:
             self._send(mine, deadline)
             while len(frames) < self.world_size:
@@ -211,6 +210,7 @@ class Rendezvous:
             raise
         self._calls += 1
         del self._received[mine.number]
+        frames[self.rank] = mine  # what came back is only the receipt
         return [frames[rank].payload for rank in range(self.world_size)]
 
     def _accept(self, frame: Frame) -> None:
@@ -261,7 +261,8 @@ class Rendezvous:
         return f"rank {self.rank} lost rank 0, which serves the rendezvous at {self.address}"
 
     def _late(self) -> DeadlineExceeded:
-        missing = sorted(set(range(self.world_size)) - set(self._received.get(self._calls, {})))
+        others = set(range(self.world_size)) - {self.rank}
+        missing = sorted(others - set(self._received.get(self._calls, {})))
         return DeadlineExceeded(f"rank {self.rank} waited in vain for ranks {missing} at {self.address}")
 
 

@@ -172,7 +172,7 @@ class Relay:
         return ""
 
     def _admit(self, rank: int, writer: asyncio.StreamWriter) -> None:
-        """The new member learns who is there and who has left; the others learn of the new member."""
+        """The new member learns who is there and who has left; all learn of the new member."""
         for other in (*self._writers, *self._left):
             writer.write(Frame(JOIN, 0, other).encode())
         for other in self._left:
@@ -181,10 +181,12 @@ class Relay:
         self._pass_on(rank, Frame(JOIN, 0, rank))
 
     def _pass_on(self, rank: int, frame: Frame) -> None:
-        record = Frame(frame.call, frame.number, rank, frame.payload).encode()
+        """To all in one go. The member that it comes from gets it back without the payload, and knows by it that
+        the others will get it whatever happens to this member next."""
+        receipt = Frame(frame.call, frame.number, rank)
+        record = receipt.holding(frame.payload).encode()
         for other, writer in self._writers.items():
-            if other != rank:
-                writer.write(record)
+            writer.write(receipt.encode() if other == rank else record)
 
     def _forget(self, rank: int) -> None:
         if self._writers.pop(rank, None) is not None:

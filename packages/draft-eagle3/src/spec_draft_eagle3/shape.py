@@ -112,7 +112,6 @@ class DraftShape:
     @classmethod
     def from_json(cls, fields: Json, folder: Path) -> DraftShape:
         """The shape that a served config.json describes. Raises ArtifactError where this draft cannot be it."""
-        _refuse_foreign_options(fields, folder)
         read = _Sizes(fields, folder)
         heads, hidden = read("num_attention_heads"), read("hidden_size")
         shape = cls(
@@ -130,6 +129,7 @@ class DraftShape:
             rope=_read_rope(fields),
             max_positions=read("max_position_embeddings", 2048),
         )
+        _refuse_foreign_options(fields, folder)
         if problem := shape.problem():
             raise ArtifactError(f"{folder / 'config.json'}: {problem}")
         return shape

@@ -59,6 +59,12 @@ class ChatRenderer:
         first = self._marks_before(chat, turns[0]) if turns else 0
         return Rendering(text, marks[first:] if last_turn_only else marks)
 
+    def prompt(self, chat: Chat) -> str:
+        """What the assistant's last answer answers: everything before it, and its header. Raises BadRow."""
+        answers = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
+        before = chat.messages[: answers[-1]] if answers else chat.messages
+        return self._render(chat, before, prompt=True)[0]
+
     def _marks_before(self, chat: Chat, index: int) -> int:
         """How many marks the template sets before message ``index``."""
         return len(self._render(chat, chat.messages[:index], marked=True)[1]) if index > 0 else 0

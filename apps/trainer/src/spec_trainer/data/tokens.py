@@ -44,11 +44,27 @@ class Encoder:
         else:
             last = last_turn_only if row.last_turn_only is None else row.last_turn_only
             ids, mask = self._chat(row, last) if isinstance(row, Chat) else _tokens(row, last)
+        return Encoded(self._checked(ids), mask)
+
+    def prompt(self, row: Chat | Text | Tokens) -> list[int]:
+        """Of a conversation what comes before its last answer, with that answer's header; of tokens what comes
+        before the last supervised run (all of them, if that is nothing); a text as a whole. Raises BadRow."""
+        if isinstance(row, Text):
+            ids, _ = self._text(row)
+        elif isinstance(row, Chat):
+            text = _unicode(self._renderer.prompt(row))
+            ids = np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        else:
+            start = int(last_run(row.loss_mask).argmax())
+            ids = row.input_ids[: start or None]
+        return self._checked(ids).tolist()
+
+    def _checked(self, ids: np.ndarray) -> np.ndarray:
         outside = (ids < 0) | (ids >= self._vocab_size)
         if outside.any():
             detail = f"id {ids[outside][0]}, the target's vocabulary has {self._vocab_size}"
             raise BadRow("token outside the vocabulary", detail)
-        return Encoded(ids.astype(np.int32), mask)
+        return ids.astype(np.int32)
 
     def _text(self, row: Text) -> tuple[np.ndarray, np.ndarray]:
         """With the special tokens that the tokenizer puts around a text; all of it is supervised."""

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError
 from spec_core.rendezvous import Rendezvous
 from spec_core.testing.conformance import ConformanceSuite
 from spec_core.testing.processes import Fault, Outcome, Rank, run_ranks, watch_ranks
+from spec_core.testing.resources import settled_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -339,12 +339,10 @@ def _call_after_end(me: Rank, build: Build, end: str) -> None:
 def _come_and_go(me: Rank, build: Build) -> None:
     with joined(me) as rendezvous:
         _live_once(rendezvous, build)
-        before = _resources()
+        before = settled_resources()
         _live_once(rendezvous, build)
-        deadline = time.monotonic() + GRACE_S
-        while _resources() != before and time.monotonic() < deadline:
-            time.sleep(0.05)  # the kernel takes a moment to end a thread
-        assert _resources() == before
+        after = settled_resources()
+        assert after == before, f"{before} -> {after}"
 
 
 def _live_once(rendezvous: Rendezvous, build: Build) -> None:
@@ -353,12 +351,5 @@ def _live_once(rendezvous: Rendezvous, build: Build) -> None:
     rendezvous.barrier()
     group.close()
     group.close()
-
-
-def _resources() -> tuple[int, int]:
-    """Sockets and threads of this process."""
-    sockets = 0
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            sockets += os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
-    return sockets, len(os.listdir("/proc/self/task"))
+    del group
+    rendezvous.barrier()  # counting starts when all have closed: a peer's end shows here, too

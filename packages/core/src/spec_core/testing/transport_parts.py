@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from concurrent.futures import wait
@@ -15,6 +14,7 @@ import torch
 
 from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, RunError, SchemaMismatch
 from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.testing.resources import Resources, settled_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -431,7 +431,7 @@ def flush(me: Rank, stage: Stage) -> None:
 
 def come_and_go(me: Rank, stage: Stage) -> None:
     """Two lives; both ranks count between them and after the second, when the other end is closed, too."""
-    counts: list[tuple[int, int, int]] = []
+    counts: list[Resources] = []
     for _ in range(2):
         if me.rank == 0:
             with stage.receiver(me) as receiver:
@@ -446,8 +446,7 @@ def come_and_go(me: Rank, stage: Stage) -> None:
             sender.close()
             me.publish("closed")
         _meet(me)
-        time.sleep(0.2)  # the kernel takes a moment to end a thread
-        counts.append(_resources())
+        counts.append(settled_resources())
         _meet(me)
     assert counts[1] == counts[0]
 
@@ -456,10 +455,3 @@ def _meet(me: Rank) -> None:
     """Both ranks, because in one process each also counts what the other has."""
     me.publish("here")
     me.receive()
-
-
-def _resources() -> tuple[int, int, int]:
-    """Descriptors, threads and shared mappings of this process."""
-    with open("/proc/self/maps") as maps:
-        shared = sum(line.split()[1].endswith("s") for line in maps)
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), shared

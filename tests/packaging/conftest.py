@@ -1,0 +1,68 @@
+"""Wheels of every distribution, and an environment that has them instead of the working tree."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+ECHO = ROOT / "tests" / "plugins" / "spec-backend-echo"
+LIMIT_S = 120
+
+
+def run(*command: object, **options: object) -> str:
+    """Output of a command that must succeed; what it said is in the failure otherwise."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, **options)
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session", name="run")
+def run_fixture() -> Callable[..., str]:
+    return run
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Distribution name -> wheel, of our six and of the stranger's."""
+    folder = tmp_path_factory.mktemp("wheels")
+    members = sorted(file.parent for file in ROOT.glob("*/*/pyproject.toml"))
+    # The environment's own build backend where it has one: nothing to fetch then.
+    own = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    run(*pip, *own, "--wheel-dir", folder, *members, ECHO)
+    return {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in folder.glob("*.whl")}
+
+
+@pytest.fixture(scope="session")
+def clean_python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of a fresh environment with the wheels installed.
+
+    Everything of others (torch above all) is lent from this environment, by links: nothing is downloaded, and the
+    working tree is out of sight.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not _is_ours(entry.name):
+            (site / entry.name).symlink_to(entry)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run(*pip, "--no-deps", "--no-index", *wheels.values())
+    return python
+
+
+def _is_ours(name: str) -> bool:
+    """Our packages, and whatever points at the working tree (editable installs)."""
+    return name == "__pycache__" or name.startswith("spec_") or "editable" in name

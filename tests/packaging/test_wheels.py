@@ -1,0 +1,129 @@
+"""What a user installs: metadata and contents of the wheels, and the wheels at work in a clean environment."""
+
+from __future__ import annotations
+
+import configparser
+import email
+import json
+import re
+import shutil
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from email.message import Message
+
+OURS = {
+    "spec-backend-ascend",
+    "spec-backend-cuda",
+    "spec-core",
+    "spec-draft-dflash",
+    "spec-draft-eagle3",
+    "spec-trainer",
+}
+ROOT = Path(__file__).parents[2]
+
+
+def metadata_of(wheel: Path) -> Message:
+    return email.message_from_string(read(wheel, "METADATA"))
+
+
+def read(wheel: Path, name: str) -> str:
+    """A file of the wheel's .dist-info; empty where there is none."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = [entry for entry in archive.namelist() if entry.endswith(f".dist-info/{name}")]
+        return archive.read(found[0]).decode() if found else ""
+
+
+def entry_points_of(wheel: Path) -> dict[str, dict[str, str]]:
+    parser = configparser.ConfigParser(delimiters=("=",))
+    parser.read_string(read(wheel, "entry_points.txt"))
+    return {section: dict(parser[section]) for section in parser.sections()}
+
+
+def requirements_of(wheel: Path) -> set[str]:
+    """Names of the required distributions, extras left out."""
+    required = metadata_of(wheel).get_all("Requires-Dist") or []
+    return {re.match(r"[\w-]+", word)[0] for word in required if "extra ==" not in word}
+
+
+def declared_entry_points(name: str) -> dict[str, dict[str, str]]:
+    """What the distribution's own pyproject says."""
+    for file in ROOT.glob("*/*/pyproject.toml"):
+        project = tomllib.loads(file.read_text())["project"]
+        if project["name"] == name:
+            scripts = {"console_scripts": project["scripts"]} if "scripts" in project else {}
+            return {**project.get("entry-points", {}), **scripts}
+    raise AssertionError(f"no member of the workspace is called {name}")
+
+
+def test_there_are_six_distributions_of_one_version(wheels):
+    assert wheels.keys() == OURS | {"spec-backend-echo"}
+    assert len({metadata_of(wheels[name])["Version"] for name in OURS}) == 1
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_wheel_is_typed_and_licensed_and_holds_only_its_package(wheels, name):
+    package = name.replace("-", "_")
+    with zipfile.ZipFile(wheels[name]) as archive:
+        files = archive.namelist()
+    assert f"{package}/py.typed" in files
+    assert {file.partition("/")[0].split("-")[0] for file in files} == {package}
+    assert not [file for file in files if "__pycache__" in file]
+    assert metadata_of(wheels[name])["License-Expression"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_entry_points_are_those_that_the_sources_declare(wheels, name):
+    assert entry_points_of(wheels[name]) == declared_entry_points(name)
+
+
+def test_built_ins_take_the_same_road_as_a_stranger(wheels):
+    groups = {group: set(names) for name in OURS for group, names in entry_points_of(wheels[name]).items()}
+    assert groups.keys() >= {
+        "spec_core.backends",
+        "spec_core.drafts",
+        "spec_core.engines",
+        "spec_core.strategies",
+    }
+    assert entry_points_of(wheels["spec-backend-echo"]).keys() == {"spec_core.backends"}
+    assert requirements_of(wheels["spec-backend-echo"]) == {"spec-core"}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in OURS if name.startswith("spec-backend")))
+def test_backend_brings_the_command(wheels, name):
+    assert {"spec-core", "spec-trainer"} <= requirements_of(wheels[name])
+
+
+def test_command_brings_the_drafts(wheels):
+    drafts = {name for name in OURS if name.startswith("spec-draft")}
+    assert drafts | {"spec-core"} <= requirements_of(wheels["spec-trainer"])
+    assert not [name for name in requirements_of(wheels["spec-trainer"]) if name.startswith("spec-backend")]
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_torch_is_required_without_a_vendor(wheels, name):
+    required = metadata_of(wheels[name]).get_all("Requires-Dist")
+    assert "torch>=2.11" in required
+    assert not [word for word in required if word.startswith(("nvidia", "torch-npu", "triton"))]
+
+
+def test_stranger_passes_the_suites_in_a_clean_environment(run, clean_python, tmp_path):
+    shutil.copytree(ROOT / "tests" / "plugins" / "spec-backend-echo" / "tests", tmp_path / "tests")
+    pytest_options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", "-n", "2"]
+    report = run(clean_python, "-m", "pytest", *pytest_options, tmp_path / "tests", cwd=tmp_path)
+    assert " passed" in report
+    assert str(ROOT) not in run(clean_python, "-c", "import spec_core; print(spec_core.__file__)")
+
+
+def test_command_of_a_clean_environment_lists_the_stranger(run, clean_python, tmp_path):
+    command = clean_python.parent / "spec-trainer"
+    rows = json.loads(run(command, "plugins", "--json", cwd=tmp_path))
+    found = {(row["kind"], row["name"], row["distribution"], row["status"]) for row in rows}
+    assert ("backend", "echo", "spec-backend-echo", "ok") in found
+    assert ("backend", "cpu", "spec-core", "ok") in found
+    assert {status for *_, status in found} == {"ok"}

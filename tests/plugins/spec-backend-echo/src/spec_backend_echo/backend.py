@@ -1,0 +1,93 @@
+"""EchoBackend: computes on the CPU, lends its parts from core's cpu backend, and remembers what it was asked for."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from spec_core import Backend, BackendConfig
+from spec_core.cpu.backend import CpuBackend
+from spec_core.errors import ConfigError
+from spec_core.records import Availability, Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from spec_core import ProcessGroup, Transport
+    from spec_core.backend import Placement, Role
+    from spec_core.rendezvous import Rendezvous
+
+logger = logging.getLogger(__name__)
+
+
+class EchoConfig(BackendConfig):
+    """Section ``backend`` of a run that names this backend: ``backend.threads=4`` works on the command line."""
+
+    threads: int = Field(1, ge=1)
+    """OpenMP threads of each child process."""
+
+
+class EchoBackend(Backend):
+    name: ClassVar[str] = "echo"
+    api_version: ClassVar[int] = 1
+    Config: ClassVar[type[BackendConfig]] = EchoConfig
+    dist_backend: ClassVar[str] = "gloo"
+
+    def __init__(self, config: BackendConfig) -> None:
+        super().__init__(config)
+        assert isinstance(config, EchoConfig)
+        self.threads = config.threads
+        self.calls: list[str] = []
+        """What this backend was asked for, in order."""
+        self._cpu = CpuBackend(CpuBackend.Config())
+
+    @classmethod
+    def probe(cls) -> Availability:
+        try:
+            return Availability(ok=True, versions={"torch": metadata.version("torch")})
+        except metadata.PackageNotFoundError:
+            return Availability(ok=False, reason="torch is not installed; pip install torch")
+
+    @classmethod
+    def capabilities(cls) -> Capabilities:
+        return Capabilities(shared_device=True)
+
+    def child_env(self, role: Role, share: float, local_rank: int) -> Mapping[str, str]:
+        self._echo(f"child_env {role} {share:g} {local_rank}")
+        return {"OMP_NUM_THREADS": str(self.threads)}
+
+    @contextmanager
+    def prepare_host(self, placement: Placement) -> Iterator[None]:
+        """Where a vendor would start its daemon, this one makes a directory; leaving the block removes it."""
+        self._echo(f"prepare_host {placement}")
+        with tempfile.TemporaryDirectory(prefix="echo-") as folder:
+            (Path(folder) / "placement").write_text(placement)
+            yield
+
+    def device(self, local_rank: int) -> torch.device:
+        self._echo(f"device {local_rank}")
+        return self._cpu.device(local_rank)
+
+    def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
+        self._echo(f"process_group {rendezvous.rank} of {rendezvous.world_size}")
+        return self._cpu.process_group(rendezvous, device)
+
+    def transport(self, placement: Placement) -> Transport:
+        self._echo(f"transport {placement}")
+        if placement == "disaggregated":
+            raise ConfigError(
+                "backend 'echo' has one host: set placement.kind to inline or colocated, not disaggregated"
+            )
+        return self._cpu.transport(placement)
+
+    def _echo(self, call: str) -> None:
+        logger.info("echo: %s", call)
+        self.calls.append(call)

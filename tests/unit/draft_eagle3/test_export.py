@@ -1,0 +1,285 @@
+"""The exported folder: fields and names of the serving format, the way back, and damaged or foreign folders."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.draft import Eagle3Draft
+
+from .cases import make_batch, make_model, make_ops, make_target, make_tensors, random_documents
+from .test_step import LLAMA3, denominators
+
+LAYER = [
+    "midlayer.hidden_norm.weight",
+    "midlayer.input_layernorm.weight",
+    "midlayer.mlp.down_proj.weight",
+    "midlayer.mlp.gate_proj.weight",
+    "midlayer.mlp.up_proj.weight",
+    "midlayer.post_attention_layernorm.weight",
+    "midlayer.self_attn.k_proj.weight",
+    "midlayer.self_attn.o_proj.weight",
+    "midlayer.self_attn.q_proj.weight",
+    "midlayer.self_attn.v_proj.weight",
+]
+REDUCED = {"vocab_size": 11, "num_steps": 3}
+EVERY_OPTION = {"fc_norm": True, "norm_output": True, "layers": (1, 3, 4, 6), "head_dim": 6, **REDUCED}
+
+
+def export(folder, target=None, **options):
+    """Trains nothing: writes a random draft; returns it."""
+    target, config = target or make_target(), Eagle3Config(**options)
+    module = make_model(target, config)
+    folder.mkdir(exist_ok=True)
+    Eagle3Draft(config).export(module.state_dict(), target, folder)
+    return module
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def edit_tensors(folder, edit):
+    """``edit`` changes the dictionary of tensors in place."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_folder_holds_exactly_the_serving_formats_files_and_tensors(tmp_path):
+    export(tmp_path, **REDUCED)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert sorted(tensors) == sorted([*LAYER, "fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"])
+    assert (tensors["d2t"].dtype, tensors["d2t"].shape) == (torch.int64, (11,))
+    assert (tensors["t2d"].dtype, tensors["t2d"].shape) == (torch.bool, (29,))
+    assert tensors["lm_head.weight"].shape == (11, 16)
+    assert tensors["fc.weight"].shape == (16, 48)
+
+
+def test_full_vocabulary_has_no_mapping(tmp_path):
+    export(tmp_path)
+    assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert fields["draft_vocab_size"] == fields["vocab_size"] == 29
+
+
+def test_config_fields_satisfy_both_engines(tmp_path):
+    export(tmp_path, make_target(num_layers=12), **REDUCED)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    expected = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "vocab_size": 29,
+        "draft_vocab_size": 11,
+        "hidden_size": 16,
+        "target_hidden_size": 16,
+        "norm_before_residual": False,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "fc_norm": False,
+        "norm_output": False,
+        "torch_dtype": "float32",
+        "eos_token_id": 3,
+        "max_position_embeddings": 64,
+        "rope_theta": 100.0,
+        "rope_scaling": None,
+        # One list counts streams entering a layer, the other the layer before.
+        "eagle_aux_hidden_state_layer_ids": [2, 6, 9],
+        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 5, 8]},
+    }
+    assert {key: fields[key] for key in expected} == expected
+
+
+def test_transformers_reads_the_same_rotary_embeddings(tmp_path):
+    export(tmp_path, make_target(rope={**LLAMA3, "partial_rotary_factor": 0.5}))
+    config = AutoConfig.from_pretrained(tmp_path)
+    found = {key: config.rope_parameters[key] for key in LLAMA3}
+    assert found == LLAMA3
+    assert config.rope_parameters["partial_rotary_factor"] == 0.5
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert fields["rope_scaling"]["rope_type"] == "llama3"
+    assert "rope_theta" not in fields["rope_scaling"]
+
+
+@pytest.mark.parametrize("options", [{}, REDUCED, EVERY_OPTION], ids=["full", "reduced", "every option"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_round_trip_is_exact_in_the_stored_dtype(tmp_path, options, dtype):
+    target = make_target(dtype=dtype, rope=LLAMA3)
+    module = export(tmp_path, target, **options)
+    again = Eagle3Draft.from_folder(tmp_path).build(target, make_tensors(target), None)
+    assert again.shape.layer_ids(8) == module.shape.layer_ids(8)
+    assert_same_angles(again, module)
+    expected = module.state_dict()
+    assert again.state_dict().keys() == expected.keys()
+    for name, tensor in again.state_dict().items():
+        stored = (
+            expected[name].to(getattr(torch, dtype)).float() if tensor.is_floating_point() else expected[name]
+        )
+        assert torch.equal(tensor, stored), name
+
+
+def test_init_from_continues_with_the_same_loss(tmp_path):
+    target = make_target()
+    module = export(tmp_path, target, **EVERY_OPTION)
+    config = Eagle3Config(init_from=tmp_path, num_steps=3)
+    draft = Eagle3Draft(config)
+    again = draft.build(target, make_tensors(target), torch.ones(29, dtype=torch.int64))
+    documents = random_documents(target, [12, 9], seed=1, num_captured=4)
+    arguments = make_batch(documents, [0, 0]), denominators(config, documents), make_ops(target)
+    assert torch.equal(again(*arguments).loss, module(*arguments).loss)
+    assert draft.required_features(target).layers == (1, 3, 4, 6, 8)
+    second = tmp_path / "second"
+    second.mkdir()
+    draft.export(again.state_dict(), target, second)
+    for name in ("config.json", "model.safetensors"):
+        assert (second / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("vocab_size", 12), ("fc_norm", True), ("norm_output", True), ("num_heads", 2)]
+)
+def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
+    export(tmp_path, **REDUCED)
+    with pytest.raises(ConfigError, match=f"draft.{option}="):
+        Eagle3Draft(Eagle3Config(init_from=tmp_path, **{option: value}))
+
+
+def test_init_from_refuses_other_layers_and_other_targets(tmp_path):
+    export(tmp_path, **REDUCED)
+    with pytest.raises(TargetError, match="contradicts"):
+        Eagle3Draft(Eagle3Config(init_from=tmp_path, layers=(1, 2, 3))).check_target(make_target())
+    Eagle3Draft(Eagle3Config(init_from=tmp_path, layers=(2, 4, 5))).check_target(make_target())
+    with pytest.raises(TargetError, match="29 tokens"):
+        Eagle3Draft.from_folder(tmp_path).check_target(make_target(vocab_size=31))
+
+
+@pytest.mark.parametrize(
+    "variant", ["layers.0", "prefix", "no t2d", "own embedding", "old fields", "eagle's own"]
+)
+def test_published_variants_are_read(tmp_path, caplog, variant):
+    target = make_target(rope=LLAMA3)
+    module = export(tmp_path, target, **REDUCED)
+    renamed = {
+        "layers.0": lambda name: name.replace("midlayer.", "layers.0."),
+        "prefix": lambda name: name if name in ("d2t", "t2d", "lm_head.weight") else f"model.{name}",
+    }
+
+    def edit(tensors):
+        stored = {renamed.get(variant, str)(name): tensor for name, tensor in tensors.items()}
+        tensors.clear()
+        tensors.update(stored)
+        if variant == "no t2d":
+            del tensors["t2d"]
+        if variant == "own embedding":
+            tensors["embed_tokens.weight"] = torch.zeros(29, 16)
+
+    edit_tensors(tmp_path, edit)
+    if variant == "old fields":
+        scaling = {
+            "type": "llama3",
+            **{k: v for k, v in LLAMA3.items() if k not in ("rope_type", "rope_theta")},
+        }
+        edit_config(
+            tmp_path, rope_parameters=None, rope_scaling=scaling, eagle_aux_hidden_state_layer_ids=None
+        )
+    if variant == "eagle's own":
+        fields = {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": None, "fc_norm": None}
+        edit_config(tmp_path, architectures=["LlamaForCausalLM"], **fields)
+    with caplog.at_level(logging.INFO):
+        draft = Eagle3Draft.from_folder(tmp_path)
+    again = draft.build(target, make_tensors(target), None)
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in module.state_dict().items())
+    assert_same_angles(again, module)
+    assert draft.required_features(target).layers == (2, 4, 5, 8)
+    assert ("embed_tokens" in caplog.text) == (variant == "own embedding")
+
+
+def test_other_folders_are_not_recognised(tmp_path):
+    assert Eagle3Draft.from_folder(tmp_path) is None
+    assert Eagle3Draft.from_folder(tmp_path / "absent") is None
+    for architectures in (["DFlashDraftModel"], ["LlamaForCausalLM"], None):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+        assert Eagle3Draft.from_folder(tmp_path) is None
+    with pytest.raises(ArtifactError, match="is not an Eagle3 draft"):
+        Eagle3Draft(Eagle3Config(init_from=tmp_path))
+
+
+TENSOR_DAMAGE = {
+    "missing": (lambda t: t.pop("fc.weight"), "lacks fc.weight"),
+    "extra": (lambda t: t.update({"fc.bias": torch.zeros(16)}), "unknown tensors fc.bias"),
+    "shape": (lambda t: t.update({"norm.weight": torch.zeros(8)}), r"norm.weight has shape \[8\]"),
+    "no mapping": (lambda t: t.pop("d2t"), "lacks d2t"),
+    "id too large": (lambda t: t["d2t"].fill_(25), "does not map"),
+    "id twice": (lambda t: t["d2t"].copy_(-torch.arange(11)), "does not map"),
+    "other t2d": (lambda t: t["t2d"].logical_not_(), "do not describe the same vocabulary"),
+}
+
+
+@pytest.mark.parametrize(("edit", "reason"), TENSOR_DAMAGE.values(), ids=TENSOR_DAMAGE.keys())
+def test_damaged_tensors_are_an_artifact_error(tmp_path, edit, reason):
+    export(tmp_path, **REDUCED)
+    edit_tensors(tmp_path, edit)
+    assert_damaged(tmp_path, reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"hidden_size": "wide"}, "hidden_size='wide'"),
+        ({"draft_vocab_size": 12}, "config.json says"),
+        ({"draft_vocab_size": 30}, "exceeds"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers=2"),
+        ({"norm_before_residual": True}, "norm_before_residual=True"),
+        ({"target_hidden_size": 32}, "target_hidden_size=32"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, "do not name the same layers"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+    ],
+)
+def test_config_that_cannot_be_followed_is_an_artifact_error(tmp_path, changes, reason):
+    export(tmp_path, **REDUCED)
+    edit_config(tmp_path, **changes)
+    assert_damaged(tmp_path, reason)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff" * 100, "cut"], ids=str)
+def test_unreadable_tensor_file_is_an_artifact_error(tmp_path, content):
+    export(tmp_path, **REDUCED)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    file.unlink()
+    if content is not None:
+        file.write_bytes(whole[:-10] if content == "cut" else content)
+    assert_damaged(tmp_path, re.escape(str(file)))
+
+
+def test_config_that_is_not_json_is_an_artifact_error(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    assert_damaged(tmp_path, "cannot be read as JSON")
+
+
+def assert_same_angles(module, expected):
+    position_T = torch.arange(60)
+    pairs = zip(
+        module.rope.angles(position_T, torch.float32),
+        expected.rope.angles(position_T, torch.float32),
+        strict=True,
+    )
+    assert all(torch.equal(got, wanted) for got, wanted in pairs)
+
+
+def assert_damaged(folder, reason):
+    with pytest.raises(ArtifactError, match=reason) as caught:
+        Eagle3Draft.from_folder(folder)
+    assert "\n" not in str(caught.value)
