@@ -25,49 +25,63 @@ class TrainConfig(OptimizerConfig):
     """Section ``train``: optimizer, schedule, batch and how often things happen (in optimizer steps)."""
 
     strategy: str = "fsdp"
+    """How the trainer is parallel; a strategy plugin."""
     ranks: PositiveInt = 1
     """Trainer processes."""
     steps: PositiveInt | None = None
     """Optimizer steps in all; overrides ``epochs``."""
     epochs: PositiveInt = 1
+    """Passes over the training data."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute dtype of the draft; masters and optimizer are float32 in any case."""
     lr: PositiveFloat = 1e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """What follows the warm-up; wsd holds the peak and decays linearly at the end."""
     warmup_steps: NonNegativeInt = 20
+    """Steps of linear warm-up."""
     decay_share: Fraction = 0.2
     """Share of all steps that ``wsd`` spends decaying at the end."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the end, as a share of the peak."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    """Of AdamW."""
     eps: PositiveFloat = 1e-8
+    """Of AdamW."""
     weight_decay: NonNegativeFloat = 0.0
+    """Of AdamW, on matrices only."""
     clip: PositiveFloat = 1.0
+    """Largest global gradient norm."""
     accumulation: PositiveInt = 1
     """Forward/backward passes that each rank cuts its share of a global batch into."""
     global_batch_tokens: PositiveInt = 16384
     """Real tokens of one optimizer step, over all ranks and passes."""
     save_every: PositiveInt = 500
+    """Steps between checkpoints; the last step and a new best are saved besides."""
     keep: PositiveInt = 2
     """Newest checkpoints kept, besides the best one."""
     eval_every: NonNegativeInt = 0
     """Steps between held-out evaluations; 0 evaluates only at the end."""
     push_every: NonNegativeInt = 0
+    """Steps between pushes into a live engine. Not part of this version."""
 
 
 class PlacementConfig(Config):
     """Section ``placement``: where engine and trainer run."""
 
     kind: Literal["inline", "colocated", "disaggregated"] = "inline"
+    """inline: one process; colocated: engine and trainer processes share devices; disaggregated: own devices."""
     trainer_fraction: Fraction | None = None
     """Share of each device that the trainer gets; colocated only."""
     engine_fraction: Fraction | None = None
+    """Likewise of the engine."""
     window_bytes: PositiveInt | None = None
     """Features in flight per trainer rank; by default twice the features of one global batch."""
 
 
 class LauncherConfig(Config):
     name: Literal["local", "ray"] = "local"
+    """Who starts the processes. ray is not part of this version."""
 
 
 class TimeoutsConfig(Config):
@@ -85,6 +99,7 @@ class TrackConfig(Config):
     """Section ``track``: trackers beside metrics.jsonl."""
 
     tensorboard: bool = False
+    """Writes event files into the run directory; needs tensorboard installed."""
     wandb: str | None = None
     """Weights & Biases project name."""
 
@@ -100,7 +115,9 @@ class RunConfig(Config, Generic[B, D, E]):
     target: str
     """Folder or hub id of the target."""
     output: Path
+    """Run directory; by default runs/ and the stem of the configuration file or the name of the target."""
     seed: NonNegativeInt = 0
+    """Of initial weights, data order, and whatever a draft draws."""
     backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     data: DataConfig
     draft: D = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]

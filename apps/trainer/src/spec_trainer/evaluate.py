@@ -30,6 +30,10 @@ _ENOUGH_TOKENS = 5000
 """Generated tokens under which an acceptance length is noise (maths.md, Decoding)."""
 
 
+_GREEDY_PROMPTS = 12
+"""Prompts whose greedy texts are compared when the evaluation itself samples."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
     """What ``spec-trainer evaluate`` was asked for."""

@@ -23,7 +23,9 @@ C = TypeVar("C", bound="Config")
 class Config(pydantic.BaseModel):
     """Base of every configuration section: frozen, strict types, unknown keys are errors."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     def was_set(self, key: str) -> bool:
         """True if the user wrote the key, whatever its value."""
@@ -34,12 +36,14 @@ class BackendConfig(Config):
     """Section ``backend``; a plugin's own options are fields of its subclass."""
 
     name: str = "cpu"
+    """Hardware; a backend plugin."""
 
 
 class DraftConfig(Config):
     """Section ``draft``; a draft's own options are fields of its subclass."""
 
     name: str = "eagle3"
+    """Drafting algorithm; a draft plugin."""
     init_from: Path | None = None
     """Folder of a published draft to start from."""
 
@@ -48,8 +52,11 @@ class EngineConfig(Config):
     """Section ``engine``; an engine's own options are fields of its subclass."""
 
     name: str = "hf"
+    """What runs the target; an engine plugin."""
     replicas: int = pydantic.Field(1, ge=1)
+    """Engines side by side, each with the whole target."""
     tensor_parallel: int = pydantic.Field(1, ge=1)
+    """Devices that one replica spreads over."""
     batch_tokens: int = pydantic.Field(8192, ge=1)
     """Most tokens that one forward pass of the target takes (padding included)."""
 
@@ -116,9 +123,11 @@ def _read_yaml(file: Path) -> DictConfig:
 def _parse_value(word: str, text: str) -> object:
     try:
         # OmegaConf's YAML rules, so that 1e-4 is a number on the command line as in a file.
-        return OmegaConf.from_dotlist([f"value={text}"])["value"]
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"override {word!r}: the value is not YAML: {first_line(error)}") from error
+    assert isinstance(parsed, dict)
+    return parsed["value"]
 
 
 def _assign(layer: DictConfig, key: str, value: object, word: str) -> None:
@@ -129,7 +138,8 @@ def _assign(layer: DictConfig, key: str, value: object, word: str) -> None:
 
 
 def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
+    # An unknown key first: a misspelt one is also why another is missing.
+    problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     path = [str(part) for part in problem["loc"] if isinstance(part, str)]
     key = ".".join(str(part) for part in problem["loc"]) or "configuration"
     if problem["type"] == "extra_forbidden":

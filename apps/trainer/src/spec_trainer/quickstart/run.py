@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from spec_core.records import SamplingParams
 from spec_trainer.evaluate import decode, export_untrained, measure
 from spec_trainer.job import run_training
-from spec_trainer.quickstart.corpus import python_documents, split_by_file
+from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by_file
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, tiny_target_cache_key
 from spec_trainer.report import write_report
 from spec_trainer.resolve import resolve
+from spec_trainer.run_directory import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from spec_core import Engine
     from spec_trainer.quickstart.corpus import Document
@@ -32,16 +33,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HELD_OUT_SHARE = 0.06
-NUM_PROMPTS = 56
+PIECE_CHARS = 700
+NUM_PROMPTS = 41
 PROMPT_TOKENS = 48
 SAMPLING = SamplingParams(max_new_tokens=128, temperature=1.0, seed=0, num_draft_tokens=4, stop_at_eos=False)
 OVERRIDES = (
-    "train.epochs=2",
-    "train.lr=2e-3",
+    "train.steps=200",
+    "train.lr=5e-3",
     "train.global_batch_tokens=4096",
     "train.warmup_steps=20",
     "train.eval_every=100",
-    "train.save_every=200",
+    "train.save_every=100",
     "data.max_length=256",
     "draft.num_steps=4",
     "placement.kind=inline",
@@ -81,6 +83,7 @@ def run_quickstart(draft: str, engine: str, output: Path, overrides: Sequence[st
     }
     run = resolve(None, flags, [*OVERRIDES, *overrides])
     summary = run_training(run)
+    _link(run.directory.root / "inputs", files.folder)
     log.info("measuring acceptance on held-out prompts")
     summary |= _measure_all(run, _prompts(run))
     summary["description"] += ", sampling at temperature 1, four draft tokens"
@@ -145,11 +148,30 @@ def _cache_folder() -> Path:
     return Path(root) / "spec-trainer"
 
 
+def _link(link: Path, folder: Path) -> None:
+    """Shows target and data next to what was made of them."""
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.resolve(), target_is_directory=True)
+
+
 def _write_rows(file: Path, documents: Sequence[Document]) -> None:
     if not file.exists():
-        scratch = file.with_suffix(f".{os.getpid()}")
-        scratch.write_text("".join(json.dumps({"text": document.text}) + "\n" for document in documents))
-        scratch.replace(file)
+        rows = [{"text": piece} for document in documents for piece in _pieces(document.text)]
+        write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A document cut at line ends into samples of a few hundred tokens: long ones would be cut off, and lost."""
+    piece: list[str] = []
+    size = 0
+    for line in text.splitlines(keepends=True):
+        if piece and size + len(line) > PIECE_CHARS:
+            yield "".join(piece)
+            piece, size = [], 0
+        piece.append(line)
+        size += len(line)
+    if size >= MIN_CHARS:
+        yield "".join(piece)
 
 
 def _log_progress(step: int, num_steps: int, loss: float) -> None:
