@@ -77,7 +77,7 @@ class HeadLoss:
         with torch.no_grad():
             for chunk in rows.chunks(self._chunk_rows(len(states))):
                 tally.add(chunk, hidden_TH[chunk.teacher_R])
-        return tally.output(len(rows.teacher_R))
+        return tally.output()
 
     def _chunk_rows(self, num_steps: int) -> int:
         """Positions per chunk. The logits may take as much memory as the target's head in the draft's dtype, so
@@ -108,7 +108,7 @@ class _Tally:
         """Scores the S rows of every position of a chunk."""
         head, step_S = self.head, torch.arange(len(self.states), device=self.weight_S.device)
         labelled_RS = step_S < chunk.depth_R[:, None]
-        # A row before the document's start stands on row 0 with weight 0.
+        # A row before the document's start is some other row, with weight 0.
         row_RS = (chunk.teacher_R[:, None] - 1 - step_S).clamp(min=0)
         input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)
         logits_RSV = F.linear(input_RSH, head.head_VH).to(self.weight_S.dtype)
@@ -135,9 +135,9 @@ class _Tally:
         self.grad_states_XH.index_add_(0, row_X, grad_XH)
         self.grad_head_VH += grad_XV.T @ input_RSH.flatten(0, 1)
 
-    def output(self, num_first_rows: int) -> StepOutput:
-        """``num_first_rows``: rows labelled at step 0; there is one per supervised position."""
-        first_rows = torch.tensor(num_first_rows, device=self.labelled_S.device)
+    def output(self) -> StepOutput:
+        """The acceptance length of a row is 1 + its agreements from step 0 on, up to the first disagreement."""
+        first_rows = self.labelled_S[0]
         chains_ST = self.agreed_X.view(len(self.states), -1).cumprod(0)
         loss = self.loss
         if self.grad_states_XH is not None:
