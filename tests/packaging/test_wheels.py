@@ -17,6 +17,8 @@ import pytest
 if TYPE_CHECKING:
     from email.message import Message
 
+pytestmark = pytest.mark.xdist_group("packaging")  # one worker: the environment is made once
+
 OURS = {
     "spec-backend-ascend",
     "spec-backend-cuda",

@@ -148,7 +148,8 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     if problem["type"] == "missing":
         return f"{key} is required"
     if problem["type"] == "value_error":
-        return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
+        message = problem["msg"].removeprefix("Value error, ")
+        return f"{key}: {message}" if path else message
     return f"{key}={problem['input']!r}: {problem['msg']}"
 
 

@@ -12,7 +12,7 @@
     │       ├── PluginNotFound      no distribution provides that name
     │       ├── PluginConflict      two distributions provide the same name
     │       ├── PluginImportFailed  its module does not import
-    │       ├── PluginInvalid       not a subclass of the interface, or abstract methods are left
+    │       ├── PluginInvalid       breaks the interface: base class, abstract methods, name, Config, probe
     │       ├── PluginApiMismatch   written for another version of the interface
     │       └── PluginUnavailable   its probe says that this machine cannot run it
     └── RunError                    the run failed after it had started (exit code 1)

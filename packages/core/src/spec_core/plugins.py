@@ -91,7 +91,7 @@ def load_available(interface: type[P], name: str) -> type[P]:
     """Like ``load``, and raises PluginUnavailable where ``probe`` says that this machine cannot run it."""
     record = find(interface, name)
     plugin = load_record(interface, record)
-    availability: Availability = plugin.probe()
+    availability = _probe(plugin, record)
     if not availability.ok:
         raise PluginUnavailable(
             f"{record.kind} {name!r} ({record.owner}) cannot run here: {availability.reason}"
@@ -113,29 +113,23 @@ def find(interface: type[P], name: str) -> PluginRecord:
 
 def load_record(interface: type[P], record: PluginRecord) -> type[P]:
     what = f"{record.kind} {record.name!r} of {record.owner}"
+    source = record.entry_point.value
     try:
         plugin: Any = record.entry_point.load()
-    except (
-        Exception
-    ) as error:  # a stranger's module may raise anything; it is re-raised with its owner's name
+    except Exception as error:  # a stranger's module may raise anything
         cause = f"{type(error).__name__}: {first_line(error)}"
-        raise PluginImportFailed(f"{what} does not import ({record.entry_point.value}): {cause}") from error
+        raise PluginImportFailed(f"{what} does not import ({source}): {cause}") from error
     if not (inspect.isclass(plugin) and issubclass(plugin, interface)):
-        raise PluginInvalid(
-            f"{what}: {record.entry_point.value} is not a subclass of spec_core.{interface.__name__}"
-        )
-    left = sorted(getattr(plugin, "__abstractmethods__", ()))
-    if left:
-        raise PluginInvalid(f"{what}: {plugin.__name__} leaves abstract methods undefined: {', '.join(left)}")
-    if plugin.api_version != API_VERSION:
+        raise PluginInvalid(f"{what}: {source} is not a subclass of spec_core.{interface.__name__}")
+    # Before all else: what another version of the interface asks for is no fault of the plugin.
+    version = getattr(plugin, "api_version", None)
+    if version != API_VERSION:
+        stated = "states no api_version" if version is None else f"was written for plugin API {version}"
         raise PluginApiMismatch(
-            f"{what} was written for plugin API {plugin.api_version}, this spec-core has {API_VERSION}; "
-            f"install a matching version of {record.distribution}"
+            f"{what} {stated}, this spec-core has {API_VERSION}; install a matching version of {record.distribution}"
         )
-    if not (inspect.isclass(plugin.Config) and issubclass(plugin.Config, interface.Config)):
-        raise PluginInvalid(
-            f"{what}: {plugin.__name__}.Config is not a subclass of {interface.Config.__name__}"
-        )
+    if problem := _problem(interface, plugin, record.name):
+        raise PluginInvalid(f"{what}: {plugin.__name__}{problem}")
     return plugin
 
 
@@ -144,10 +138,31 @@ def status(interface: type[P], record: PluginRecord) -> tuple[str, str, int | No
     try:
         find(interface, record.name)
         plugin = load_record(interface, record)
+        availability = _probe(plugin, record)
     except PluginError as error:
         return "broken", str(error), None
-    availability = plugin.probe()
     return ("ok" if availability.ok else "unavailable"), availability.reason, plugin.api_version
+
+
+def _problem(interface: type[P], plugin: type[P], name: str) -> str | None:
+    """What the class lacks, to be read after its name."""
+    if left := sorted(getattr(plugin, "__abstractmethods__", ())):
+        return f" leaves abstract methods undefined: {', '.join(left)}"
+    if getattr(plugin, "name", None) != name:
+        return f".name is {getattr(plugin, 'name', None)!r}, its entry point is called {name!r}"
+    if not (inspect.isclass(plugin.Config) and issubclass(plugin.Config, interface.Config)):
+        return f".Config is not a subclass of {interface.Config.__name__}"
+    return None
+
+
+def _probe(plugin: type[P], record: PluginRecord) -> Availability:
+    try:
+        return plugin.probe()
+    except Exception as error:  # it must not, but it is a stranger's
+        raise PluginInvalid(
+            f"{record.kind} {record.name!r} of {record.owner}: its probe raised {type(error).__name__}: "
+            f"{first_line(error)}"
+        ) from error
 
 
 def _not_found(kind: str, name: str, names: list[str]) -> str:

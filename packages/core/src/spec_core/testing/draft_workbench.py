@@ -73,23 +73,33 @@ class Workbench:
     def with_kernel(self, kernel: AttentionKernel | None) -> Workbench:
         return replace(self, ops=toy_ops(self.target, self.tensors, kernel))
 
-    def context(self) -> ToySample:
-        """Nine known tokens; the last one has no state yet."""
-        return self.samples([9])[0]
+    def enlivened(self) -> Workbench:
+        """Itself, with weights as large as trained ones: at their start many drafts hardly look at the context, and
+        a wrong position or a lost key would change no arg-max."""
+        generator = torch.Generator().manual_seed(6)
+        with torch.no_grad():
+            for parameter in self.module.parameters():
+                scale = 2 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1
+                parameter += scale * torch.randn(parameter.shape, generator=generator)
+        return self
 
-    def propose(self) -> Proposal:
+    def contexts(self) -> list[ToySample]:
+        """Each nine known tokens, of which the last one has no state yet."""
+        return self.samples([9] * 12)
+
+    def propose(self, context: ToySample) -> Proposal:
         proposer = self.draft.proposer(self.module, self.ops)
-        extend(proposer, self.context(), 0, 8)
+        extend(proposer, context, 0, len(context.input_ids) - 1)
         return ask(proposer)
 
-    def judge(self, said: Sequence[int], supervised: Sequence[int]) -> StepOutput:
+    def judge(self, context: ToySample, said: Sequence[int], supervised: Sequence[int]) -> StepOutput:
         """The module's own pass over the context and a continuation, with a target that says the continuation."""
         generator = torch.Generator().manual_seed(4)
-        context = self.context()
+        known = len(context.input_ids) - 1
         # A little more than needed: no label may be missing because the document ends.
         tokens = torch.cat([context.input_ids, torch.tensor(list(said)), toy_tokens(3, generator)])
         hidden_TNH = toy_features(tokens[1:], self.schema, self.target, self.tensors, generator)
-        hidden_TNH[:8] = context.hidden_TNH[:8]
+        hidden_TNH[:known] = context.hidden_TNH[:known]
         mask = torch.zeros(len(tokens) - 1, dtype=torch.bool)
         mask[list(supervised)] = True
         sample = ToySample(0, tokens[:-1], hidden_TNH, mask)

@@ -160,9 +160,14 @@ def _save(strategy: Strategy, folder: Path) -> None:
 def _load(strategy: Strategy, folder: Path) -> None:
     from torch.distributed.checkpoint import state_dict_loader
 
-    state = strategy.state_dict()
+    # A copy: loaded into the strategy's own tensors, load_state_dict would have nothing left to do.
+    state = _cloned(strategy.state_dict())
     state_dict_loader.load(state, checkpoint_id=folder, process_group=torch.distributed.group.WORLD)
     strategy.load_state_dict(state)
+
+
+def _cloned(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: _cloned(value) if isinstance(value, dict) else value.clone() for key, value in state.items()}
 
 
 def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bool]:

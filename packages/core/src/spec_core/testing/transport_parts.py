@@ -156,6 +156,8 @@ def stream(me: Rank, stage: Stage, dtype: str) -> None:
     lengths = [1, 7, UNIT, 3 * UNIT, 0, 64]
     if me.rank > 0:
         with stage.sender(me, schema) as sender:
+            me.publish("connected")
+            me.receive()  # the other sender is, too
             for number in range(samples):
                 sample_id = me.rank * samples + number
                 sample = stage.sample(sample_id, lengths[sample_id % len(lengths)], schema)
@@ -342,9 +344,11 @@ def fault_in_one_of_two(me: Rank, stage: Stage) -> str | None:
             threading.Thread(target=sender.send, args=(stage.sample(1), LONG_S), daemon=True).start()
             time.sleep(0.2)
             me.publish("the window is full, and one sample waits")
+            me.receive()  # the other sender is connected
             me.reach(FAULT)
     elif me.rank == 2:
         with stage.sender(me) as sender:
+            me.publish("connected")
             me.receive()
             sender.send(stage.sample(2), LONG_S)
             sender.send(stage.sample(3), LONG_S)
@@ -357,7 +361,8 @@ def fault_in_one_of_two(me: Rank, stage: Stage) -> str | None:
 def _outlive_a_sender(me: Rank, stage: Stage) -> str:
     with stage.receiver(me, UNIT_BYTES) as receiver:
         me.receive()
-        time.sleep(0.2)
+        me.receive()
+        time.sleep(0.3)
         seen: list[int | str] = []
         while 3 not in seen:
             try:

@@ -1,0 +1,131 @@
+"""The import law, and what importing costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60
+
+INTERFACES = [
+    "spec_core",
+    *(
+        f"spec_core.{name}"
+        for name in (
+            "backend", "config", "draft", "engine", "errors", "ops", "plugins", "process_group", "records",
+            "rendezvous", "strategy", "target", "trainer", "transport", "weight_sync",
+        )
+    ),
+]  # fmt: skip
+
+
+def entry_point_modules() -> list[str]:
+    """Modules that the workspace's entry points and commands name."""
+    modules: set[str] = set()
+    for file in ROOT.glob("*/*/pyproject.toml"):
+        project = tomllib.loads(file.read_text())["project"]
+        groups = [*project.get("entry-points", {}).values(), project.get("scripts", {})]
+        modules |= {value.partition(":")[0] for group in groups for value in group.values()}
+    return sorted(modules)
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """lint-imports with the configuration and the packages of ``folder``."""
+    sources = [str(path) for path in sorted(folder.glob("*/*/src"))]
+    return subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sources), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def workspace(tmp_path) -> Path:
+    """A copy of the root configuration and of every package's sources."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for source in ROOT.glob("*/*/src"):
+        shutil.copytree(
+            source, tmp_path / source.relative_to(ROOT), ignore=shutil.ignore_patterns("__pycache__")
+        )
+    return tmp_path
+
+
+def test_import_law_holds():
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 kept, 0 broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("spec_core.errors", "spec_trainer"),
+        ("spec_core.errors", "spec_draft_eagle3"),
+        ("spec_trainer", "spec_draft_eagle3"),
+        ("spec_trainer", "spec_backend_cuda"),
+        ("spec_draft_eagle3", "spec_trainer"),
+        ("spec_draft_dflash", "spec_draft_eagle3"),
+        ("spec_backend_cuda", "spec_backend_ascend"),
+    ],
+)
+def test_planted_violation_is_named(workspace, importer, imported):
+    (file,) = [
+        *workspace.glob(f"*/*/src/{importer.replace('.', '/')}.py"),
+        *workspace.glob(f"*/*/src/{importer.replace('.', '/')}/__init__.py"),
+    ]
+    file.write_text(f"{file.read_text()}\nimport {imported}\n")
+    done = lint(workspace)
+    assert done.returncode == 1, done.stderr
+    assert f"{importer} -> {imported}" in done.stdout
+
+
+def test_interfaces_and_entry_points_import_without_torch():
+    modules = [*INTERFACES, *entry_point_modules()]
+    assert len(modules) > len(INTERFACES) + 4
+    done = python(
+        "import importlib, sys\n"
+        "sys.modules['torch'] = None\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins", "--json"]])
+def test_command_answers_without_torch(arguments):
+    done = python(
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from spec_trainer.cli import main\n"
+        f"sys.argv = ['spec-trainer', *{arguments!r}]\n"
+        "sys.exit(main())\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_importing_the_core_has_no_effects():
+    done = python(
+        "import logging, os, sys, threading\n"
+        "before = (dict(os.environ), len(logging.getLogger().handlers), threading.active_count())\n"
+        f"for name in {[*INTERFACES, *entry_point_modules()]!r}: __import__(name)\n"
+        "assert before == (dict(os.environ), len(logging.getLogger().handlers), threading.active_count())\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""

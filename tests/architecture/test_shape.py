@@ -1,0 +1,142 @@
+"""Rules about the sources that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import spec_core
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(ROOT.glob("*/*/src/**/*.py"))
+TREES = {file.relative_to(ROOT): ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES}
+PUBLIC_NAMES = Path(__file__).with_name("public_names.txt")
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_ABSTRACT_METHODS = 7
+
+PLUGIN_NAMES = "cuda|ascend|npu|cpu|eagle3|dflash|vllm|sglang|hf|fsdp|megatron|nccl|hccl"
+BRANCH_ON_A_NAME = re.compile(rf"[=!]= ?['\"]({PLUGIN_NAMES})['\"]|['\"]({PLUGIN_NAMES})['\"] ?[=!]=")
+
+
+def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines without the docstring."""
+    doc = ast.get_docstring(function, clean=False)
+    return function.end_lineno - function.lineno + 1 - (doc.count("\n") + 1 if doc else 0)
+
+
+def writes_environment(node: ast.AST) -> bool:
+    """``os.environ[…] = …``, ``del os.environ[…]``, ``os.environ.update(…)`` and their like."""
+    if isinstance(node, ast.Subscript):
+        return ast.unparse(node.value) == "os.environ" and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.Call):
+        return (
+            re.fullmatch(
+                r"os\.(environ\.(update|setdefault|pop|clear|popitem)|putenv|unsetenv)",
+                ast.unparse(node.func),
+            )
+            is not None
+        )
+    return False
+
+
+def interfaces() -> list[type]:
+    public = [getattr(spec_core, name) for name in spec_core.__all__]
+    return [member for member in public if getattr(member, "__abstractmethods__", None)]
+
+
+def public_names() -> list[str]:
+    """What a plugin may rely on: the names of the public modules, and the members of the interfaces."""
+    names = []
+    for module in ("spec_core", "spec_core.errors", "spec_core.records", "spec_core.testing"):
+        loaded = importlib.import_module(module)
+        own = {name for name, member in vars(loaded).items() if getattr(member, "__module__", None) == module}
+        names += [f"{module}.{name}" for name in getattr(loaded, "__all__", own) if not name.startswith("_")]
+    for interface in interfaces():
+        names += [
+            f"spec_core.{interface.__name__}.{name}" for name in vars(interface) if not name.startswith("_")
+        ]
+    return sorted(names)
+
+
+def test_the_sources_are_found():
+    assert len(SOURCES) > 40
+
+
+def test_no_module_is_too_long():
+    lengths = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8").count("\n") for file in SOURCES}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_MODULE_LINES} == {}
+
+
+def test_no_function_is_too_long():
+    sizes = {
+        f"{file}:{function.lineno} {function.name}": code_lines(function)
+        for file, tree in TREES.items()
+        for function in functions(tree)
+    }
+    assert {name: lines for name, lines in sizes.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def test_nobody_branches_on_a_plugins_name():
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in SOURCES
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if BRANCH_ON_A_NAME.search(line)
+    ]
+    assert found == []
+
+
+def test_nobody_writes_the_environment():
+    """A child's environment is computed by Backend.child_env and handed over when the child starts."""
+    found = [
+        f"{file}:{node.lineno}"
+        for file, tree in TREES.items()
+        for node in ast.walk(tree)
+        if writes_environment(node)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["os.environ['A'] = 'b'", "del os.environ['A']", "os.environ.update(A='b')", "os.putenv('A', 'b')"],
+)
+def test_writing_the_environment_would_be_found(line):
+    assert any(writes_environment(node) for node in ast.walk(ast.parse(line)))
+
+
+@pytest.mark.parametrize("line", ["os.environ['A']", "os.environ.get('A')", "{**os.environ}"])
+def test_reading_the_environment_is_no_writing(line):
+    assert not any(writes_environment(node) for node in ast.walk(ast.parse(line)))
+
+
+@pytest.mark.parametrize("interface", interfaces(), ids=lambda interface: interface.__name__)
+def test_interfaces_are_small(interface):
+    counted = [
+        name
+        for name in interface.__abstractmethods__
+        if name != "close" and not isinstance(inspect.getattr_static(interface, name), property)
+    ]
+    assert len(counted) <= MAX_ABSTRACT_METHODS
+
+
+def test_public_names_change_on_purpose():
+    """To change them: edit public_names.txt, and write the change into CHANGELOG.md."""
+    assert public_names() == PUBLIC_NAMES.read_text().splitlines()
+
+
+def test_public_members_are_documented():
+    """Every public class of spec_core says what it is."""
+    bare = [name for name in spec_core.__all__ if not inspect.getdoc(getattr(spec_core, name))]
+    assert bare == []

@@ -1,0 +1,190 @@
+"""Strict configuration: what is wrong is named with its key, its value and what to do, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from spec_core.config import Config, DraftConfig, EngineConfig, dump_yaml, read_layers, validate
+from spec_core.errors import ConfigError
+
+
+class Train(Config):
+    lr: float = 1e-3
+    steps: int | None = None
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: bool = True
+
+    @pydantic.field_validator("lr")
+    @classmethod
+    def _positive(cls, value: float) -> float:
+        if value <= 0:
+            raise ValueError(f"{value} is not positive; leave it out for the default")
+        return value
+
+
+class Run(Config):
+    target: str
+    output: Path = Path("runs/run")
+    train: Train = Train()
+    draft: DraftConfig = DraftConfig()
+
+
+def resolve(tmp_path: Path, text: str | None = None, *words: str, **flags: object) -> Run:
+    file = None
+    if text is not None:
+        file = tmp_path / "run.yaml"
+        file.write_text(text)
+    return validate(Run, read_layers(file, flags, words), "run.yaml")
+
+
+def refusal(tmp_path: Path, text: str | None = None, *words: str, **flags: object) -> str:
+    with pytest.raises(ConfigError) as raised:
+        resolve(tmp_path, text, *words, **flags)
+    assert len(str(raised.value).splitlines()) == 1
+    return str(raised.value)
+
+
+def test_file_then_flags_then_overrides(tmp_path):
+    text = "target: file\noutput: file\ntrain: {lr: 0.5, steps: 5, clip: false}\n"
+    run = resolve(tmp_path, text, "train.lr=0.25", **{"output": Path("flag"), "train.lr": 0.125})
+    assert run == Run(target="file", output=Path("flag"), train=Train(lr=0.25, steps=5, clip=False))
+
+
+def test_defaults_are_in_the_fields(tmp_path):
+    assert resolve(tmp_path, None, "target=t") == Run(target="t")
+
+
+def test_user_set_keys_are_known(tmp_path):
+    train = resolve(tmp_path, None, "target=t", "train.lr=0.001").train
+    assert train.was_set("lr")
+    assert not train.was_set("steps")
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1.0e-4", "0.0001", "1E-4"])
+def test_a_number_is_a_number_however_it_is_written(tmp_path, text):
+    assert resolve(tmp_path, None, "target=t", f"train.lr={text}").train.lr == 1e-4
+    assert resolve(tmp_path, f"target: t\ntrain:\n  lr: {text}\n").train.lr == 1e-4
+
+
+def test_override_takes_lists_null_paths_and_equals_signs(tmp_path):
+    words = ["target=a=b", "train.betas=[0.5, 0.75]", "train.steps=null", "draft.init_from=some/folder"]
+    run = resolve(tmp_path, None, *words)
+    assert run.target == "a=b"
+    assert run.train.betas == (0.5, 0.75)
+    assert run.train.steps is None
+    assert run.draft.init_from == Path("some/folder")
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("trian.lr=1", "unknown section or key 'trian' (did you mean 'train'?)"),
+        ("train.step=1", "unknown key 'train.step' (did you mean 'steps'?)"),
+        ("train.wumpus=1", "unknown key 'train.wumpus' (known: betas, clip, lr, steps)"),
+        ("draft.init_form=x", "unknown key 'draft.init_form' (did you mean 'init_from'?)"),
+        ("outptu=x", "unknown section or key 'outptu' (did you mean 'output'?)"),
+    ],
+)
+def test_unknown_key_comes_with_a_suggestion(tmp_path, word, expected):
+    assert refusal(tmp_path, None, "target=t", word) == f"run.yaml: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("train.steps=5.5", "train.steps=5.5: Input should be a valid integer"),
+        ("train.steps='5'", "train.steps='5': Input should be a valid integer"),
+        ("train.clip=1", "train.clip=1: Input should be a valid boolean"),
+        ("train.lr=fast", "train.lr='fast': Input should be a valid number"),
+        ("target=5", "target=5: Input should be a valid string"),
+        ("train.lr=.inf", "train.lr"),
+        ("train.lr=.nan", "train.lr"),
+        ("train.betas=[0.5]", "train.betas"),
+        ("train=5", "train=5: Input should be"),
+        ("target.lr=5", "target={'lr': 5}: Input should be a valid string"),
+        ("train.lr=-1", "train.lr: -1.0 is not positive; leave it out for the default"),
+    ],
+)
+def test_wrong_type_names_key_value_and_expectation(tmp_path, word, expected):
+    assert refusal(tmp_path, None, "target=t", word).startswith(f"run.yaml: {expected}")
+
+
+def test_unknown_key_is_said_before_the_missing_one_that_it_stands_for(tmp_path):
+    assert refusal(tmp_path, None, "tarrget=t") == (
+        "run.yaml: unknown section or key 'tarrget' (did you mean 'target'?)"
+    )
+
+
+def test_override_may_refer_to_another_key(tmp_path):
+    assert resolve(tmp_path, "target: t\n", "output=runs/${target}").output == Path("runs/t")
+
+
+def test_required_key_is_named(tmp_path):
+    assert refusal(tmp_path) == "run.yaml: target is required"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("train.lr", "override 'train.lr' is not of the form section.key=value"),
+        ("=5", "override '=5' is not of the form section.key=value"),
+        ("train.betas=[1,", "override 'train.betas=[1,': the value is not YAML: "),
+        ("target=${nowhere}", "configuration does not merge: "),
+    ],
+)
+def test_malformed_override_is_quoted(tmp_path, word, expected):
+    assert refusal(tmp_path, None, "target=t", word).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("target: [1,\n", "is not YAML"),
+        ("target: a\ntarget: b\n", "is not YAML"),
+        ("- a\n- b\n", "holds no mapping of sections"),
+    ],
+)
+def test_file_that_is_no_mapping_is_named(tmp_path, text, expected):
+    assert refusal(tmp_path, text).startswith(f"config file {tmp_path / 'run.yaml'} {expected}")
+
+
+def test_malformed_file_gives_its_line(tmp_path):
+    assert "line 3" in refusal(tmp_path, "target: t\ntrain:\n  lr: [1\nsteps: 2\n")
+
+
+def test_binary_file_is_not_yaml(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_bytes(b"\xff\xfe\x00target")
+    with pytest.raises(ConfigError, match=r"run\.yaml is not YAML"):
+        read_layers(file, {}, [])
+
+
+@pytest.mark.parametrize(("name", "reason"), [("missing.yaml", "No such file"), (".", "Is a directory")])
+def test_file_that_cannot_be_read_is_named(tmp_path, name, reason):
+    with pytest.raises(ConfigError, match=f"config file .* cannot be read: {reason}"):
+        read_layers(tmp_path / name, {}, [])
+
+
+def test_empty_file_is_an_empty_mapping(tmp_path):
+    assert resolve(tmp_path, "", "target=t") == Run(target="t")
+
+
+def test_configuration_is_frozen():
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        Run(target="t").target = "u"  # type: ignore[misc]
+
+
+def test_dumped_yaml_reads_back_equal(tmp_path):
+    run = Run(
+        target="ü: [x]", train=Train(lr=1e-7, betas=(0.1, 0.2)), draft=DraftConfig(init_from=Path("a/b"))
+    )
+    assert resolve(tmp_path, dump_yaml(run)) == run
+    assert dump_yaml(resolve(tmp_path, dump_yaml(run))) == dump_yaml(run)
+
+
+def test_bounds_of_the_engines_keys_hold():
+    with pytest.raises(ConfigError, match=r"replicas=0: Input should be greater than or equal to 1"):
+        validate(EngineConfig, {"replicas": 0}, "flags")

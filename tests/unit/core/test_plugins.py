@@ -1,0 +1,273 @@
+"""Every way in which a plugin can be wrong has its own error and its own words."""
+
+from __future__ import annotations
+
+import sys
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_core import Backend, Draft, Engine, Strategy, plugins
+from spec_core.cpu.backend import CpuBackend
+from spec_core.errors import (
+    PluginApiMismatch,
+    PluginConflict,
+    PluginError,
+    PluginImportFailed,
+    PluginInvalid,
+    PluginNotFound,
+    PluginUnavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+GOOD = """
+    from spec_core.cpu.backend import CpuBackend
+
+    class Planted(CpuBackend):
+        name = "planted"
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch) -> Callable[..., Path]:
+    """``install(distribution, source)``: makes a distribution of one module whose class ``Planted`` is the backend
+    ``planted``, and puts it on the path. The module is called like the distribution."""
+
+    def install(
+        distribution: str, source: str = GOOD, name: str = "planted", group: str = "backends"
+    ) -> Path:
+        module = distribution.replace("-", "_")
+        folder = tmp_path / distribution
+        info = folder / f"{module}-3.1.dist-info"
+        info.mkdir(parents=True)
+        (folder / f"{module}.py").write_text(dedent(source))
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 3.1\n")
+        (info / "entry_points.txt").write_text(f"[spec_core.{group}]\n{name} = {module}:Planted\n")
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        return folder
+
+    return install
+
+
+def refusal(error: type[PluginError], interface=Backend, name: str = "planted") -> str:
+    """The one line that says why the plugin cannot be used."""
+    with pytest.raises(error) as raised:
+        plugins.load_available(interface, name)
+    assert type(raised.value) is error
+    assert len(str(raised.value).splitlines()) == 1
+    return str(raised.value)
+
+
+def test_plugin_that_keeps_the_rules_loads(install):
+    install("spec-planted")
+    plugin = plugins.load_available(Backend, "planted")
+    assert issubclass(plugin, CpuBackend)
+    assert plugins.find(Backend, "planted").owner == "spec-planted 3.1"
+
+
+def test_unknown_name_lists_what_is_installed_and_suggests(install):
+    install("spec-planted")
+    message = refusal(PluginNotFound, name="plantde")
+    assert "no backend plugin is called 'plantde' (did you mean 'planted'?)" in message
+    assert "installed: cpu, planted" in message
+
+
+@pytest.mark.parametrize(
+    ("interface", "name", "package"),
+    [
+        (Backend, "cuda", "spec-backend-cuda"),
+        (Backend, "ascend", "spec-backend-ascend"),
+        (Draft, "eagle3", "spec-draft-eagle3"),
+        (Draft, "dflash", "spec-draft-dflash"),
+    ],
+)
+def test_missing_built_in_comes_with_the_pip_line(monkeypatch, interface, name, package):
+    monkeypatch.setattr(sys, "path", [])  # no distribution is installed
+    message = refusal(PluginNotFound, interface, name)
+    assert message.endswith(f"installed: none; pip install {package}")
+    assert "(none is installed)" in message
+
+
+def test_package_without_the_plugin_yet_is_said_to_be_too_old(tmp_path, monkeypatch):
+    info = tmp_path / "spec_backend_cuda-0.0.7.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-backend-cuda\nVersion: 0.0.7\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    message = refusal(PluginNotFound, name="cuda")
+    assert "spec-backend-cuda 0.0.7 is installed but does not provide it yet" in message
+    assert message.endswith("pip install --upgrade spec-backend-cuda")
+
+
+@pytest.mark.parametrize(
+    ("interface", "kind"), [(Draft, "draft"), (Engine, "engine"), (Strategy, "strategy")]
+)
+def test_unknown_name_of_each_kind_names_the_kind(interface, kind):
+    assert f"no {kind} plugin is called 'no-such-thing' (known: " in refusal(
+        PluginNotFound, interface, "no-such-thing"
+    )
+
+
+def test_two_distributions_with_one_name_are_both_named(install):
+    install("spec-planted")
+    install("another-planted")
+    message = refusal(PluginConflict)
+    assert message == (
+        "backend 'planted' is provided by another-planted 3.1 and spec-planted 3.1; uninstall one of them"
+    )
+
+
+def test_one_distribution_seen_twice_is_no_conflict(install, monkeypatch):
+    folder = install("spec-planted")
+    (folder.parent / "again").symlink_to(folder)
+    monkeypatch.syspath_prepend(folder.parent / "again")
+    assert plugins.load(Backend, "planted").name == "planted"
+
+
+def test_module_that_does_not_import_is_quoted(install):
+    install("spec-planted", "import a_vendors_sdk_that_nobody_has")
+    message = refusal(PluginImportFailed)
+    assert message.startswith(
+        "backend 'planted' of spec-planted 3.1 does not import (spec_planted:Planted): "
+    )
+    assert message.endswith("ModuleNotFoundError: No module named 'a_vendors_sdk_that_nobody_has'")
+
+
+def test_module_may_fail_with_any_error_of_many_lines(install):
+    install("spec-planted", "raise RuntimeError('no driver\\nsee the manual')")
+    assert refusal(PluginImportFailed).endswith("RuntimeError: no driver")
+
+
+def test_cause_of_a_failed_import_is_kept(install):
+    install("spec-planted", "1 / 0")
+    with pytest.raises(PluginImportFailed) as raised:
+        plugins.load(Backend, "planted")
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_missing_class_is_a_failed_import(install):
+    install("spec-planted", "Plantd = 1")
+    assert "AttributeError" in refusal(PluginImportFailed)
+
+
+@pytest.mark.parametrize("source", ["class Planted: ...", "Planted = 7", "def Planted(): ..."])
+def test_wrong_base_class_is_named(install, source):
+    install("spec-planted", source)
+    message = refusal(PluginInvalid)
+    assert message.endswith("spec_planted:Planted is not a subclass of spec_core.Backend")
+
+
+def test_plugin_of_another_kind_is_the_wrong_base_class(install):
+    install("spec-planted", GOOD, group="drafts")
+    assert refusal(PluginInvalid, Draft).endswith("is not a subclass of spec_core.Draft")
+
+
+def test_abstract_methods_that_are_left_are_listed(install):
+    source = """
+        from spec_core import Backend
+
+        class Planted(Backend):
+            name, api_version = "planted", 1
+            probe = classmethod(lambda cls: None)
+    """
+    install("spec-planted", source)
+    message = refusal(PluginInvalid)
+    assert "Planted leaves abstract methods undefined: capabilities, child_env, device, " in message
+    assert "probe" not in message
+
+
+def test_other_api_version_names_both_and_the_package(install):
+    install("spec-planted", GOOD + "        api_version = 7\n")
+    message = refusal(PluginApiMismatch)
+    assert "was written for plugin API 7, this spec-core has 1" in message
+    assert "install a matching version of spec-planted" in message
+
+
+def test_missing_api_version_is_a_mismatch(install):
+    source = """
+        from spec_core import Draft
+
+        class Planted(Draft):
+            name = "planted"
+            build = check_target = denominators = export = from_folder = proposer = required_features = None
+    """
+    install("spec-planted", source, group="drafts")
+    assert "states no api_version" in refusal(PluginApiMismatch, Draft)
+
+
+def test_name_must_be_the_entry_points(install):
+    install("spec-planted", GOOD.replace('"planted"', '"else"'))
+    message = refusal(PluginInvalid)
+    assert "Planted.name is 'else'" in message
+
+
+@pytest.mark.parametrize("config", ["dict", "EngineConfig", "BackendConfig()"])
+def test_config_must_be_a_subclass_of_the_kinds_own(install, config):
+    source = "    from spec_core import BackendConfig, EngineConfig\n" + GOOD + f"        Config = {config}\n"
+    install("spec-planted", source)
+    assert refusal(PluginInvalid).endswith("Planted.Config is not a subclass of BackendConfig")
+
+
+def test_probe_that_raises_is_the_plugins_fault(install):
+    install("spec-planted", GOOD + "        probe = classmethod(lambda cls: 1 / 0)\n")
+    assert refusal(PluginInvalid).endswith("its probe raised ZeroDivisionError: division by zero")
+
+
+def test_probe_that_says_no_is_quoted(install):
+    source = (
+        GOOD
+        + """
+        @classmethod
+        def probe(cls):
+            from spec_core.records import Availability
+            return Availability(ok=False, reason="no device; plug one in")
+    """
+    )
+    install("spec-planted", source)
+    assert plugins.load(Backend, "planted").name == "planted"
+    message = refusal(PluginUnavailable)
+    assert message == "backend 'planted' (spec-planted 3.1) cannot run here: no device; plug one in"
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "reason", "api"),
+    [
+        (GOOD, "ok", "", 1),
+        (GOOD + "        probe = classmethod(lambda cls: UNAVAILABLE)\n", "unavailable", "no device", 1),
+        (
+            GOOD + "        probe = classmethod(lambda cls: 1 / 0)\n",
+            "broken",
+            "probe raised ZeroDivisionError",
+            None,
+        ),
+        (GOOD + "        api_version = 7\n", "broken", "plugin API 7", None),
+        ("1 / 0", "broken", "ZeroDivisionError", None),
+    ],
+)
+def test_status_never_raises(install, source, status, reason, api):
+    no_device = "UNAVAILABLE = Availability(ok=False, reason='no device')\n"
+    install("spec-planted", "from spec_core.records import Availability\n" + no_device + dedent(source))
+    found = plugins.status(Backend, plugins.find(Backend, "planted"))
+    assert found[0] == status
+    assert reason in found[1]
+    assert found[2] == api
+
+
+def test_status_of_both_sides_of_a_conflict_is_broken(install):
+    install("spec-planted")
+    install("another-planted")
+    records = [record for record in plugins.installed(Backend) if record.name == "planted"]
+    assert {record.distribution for record in records} == {"spec-planted", "another-planted"}
+    for record in records:
+        status, reason, _ = plugins.status(Backend, record)
+        assert status == "broken"
+        assert "uninstall one of them" in reason
+
+
+def test_every_plugin_error_is_bad_usage():
+    assert {error.exit_code for error in PluginError.__subclasses__()} == {2}
+    assert len(PluginError.__subclasses__()) == 6

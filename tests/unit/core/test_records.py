@@ -1,0 +1,107 @@
+"""Records: what follows from their fields, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from spec_core import records
+from spec_core.records import (
+    AcceptanceCounters,
+    DraftBatch,
+    FeatureSample,
+    FeatureSchema,
+    Span,
+    StepOutput,
+)
+
+
+def batch(length: int, *bounds: tuple[int, int]) -> DraftBatch:
+    spans = tuple(Span(sample_id=i, epoch=0, start=a, stop=b) for i, (a, b) in enumerate(bounds))
+    return DraftBatch(
+        input_ids_T=torch.zeros(length, dtype=torch.int64),
+        hidden_TNH=torch.zeros(length, 1, 2),
+        loss_mask_T=torch.zeros(length, dtype=torch.bool),
+        spans=spans,
+    )
+
+
+def output(loss: float, hits: list[float], tries: list[float]) -> StepOutput:
+    return StepOutput(
+        loss=torch.tensor(loss, requires_grad=True),
+        sums={"accuracy": torch.tensor(hits)},
+        counts={"accuracy": torch.tensor(tries)},
+    )
+
+
+def test_every_record_is_frozen():
+    found = [member for member in vars(records).values() if dataclasses.is_dataclass(member)]
+    assert len(found) > 8
+    assert all(member.__dataclass_params__.frozen for member in found)
+
+
+def test_packed_documents_touch():
+    packed = batch(7, (0, 3), (3, 4), (4, 7))
+    assert packed.end_T.tolist() == [3, 3, 3, 4, 7, 7, 7]
+    assert packed.position_T.tolist() == [0, 1, 2, 0, 0, 1, 2]
+
+
+def test_padding_has_no_document_and_no_position():
+    padded = batch(8, (0, 2), (4, 7))
+    assert padded.end_T.tolist() == [2, 2, 0, 0, 7, 7, 7, 0]
+    assert padded.position_T.tolist() == [0, 1, 0, 0, 0, 1, 2, 0]
+
+
+def test_batch_without_documents_is_all_padding():
+    assert batch(3).end_T.tolist() == [0, 0, 0]
+    assert batch(0).position_T.tolist() == []
+
+
+def test_schema_knows_its_shape_and_size():
+    schema = FeatureSchema(layers=(0, 4, 8), hidden_size=16, dtype="bfloat16")
+    assert schema.shape(5) == (5, 3, 16)
+    assert schema.torch_dtype() is torch.bfloat16
+    assert schema.bytes_per_token() == 3 * 16 * 2
+
+
+@pytest.mark.parametrize("layers", [(), (2, 1), (1, 1), (-1, 2)])
+def test_schema_wants_unique_ascending_layers(layers):
+    with pytest.raises(ValueError, match="unique, ascending"):
+        FeatureSchema(layers=layers, hidden_size=8, dtype="float32")
+
+
+def test_sample_counts_ids_and_states():
+    ids, hidden_TNH = torch.zeros(5, dtype=torch.int64), torch.zeros(5, 2, 4)
+    assert FeatureSample(sample_id=1, input_ids=ids, hidden_TNH=hidden_TNH).num_bytes == 5 * 8 + 5 * 2 * 4 * 4
+
+
+def test_outputs_add_up_before_they_are_divided():
+    total = output(1.0, [1, 0], [1, 3]) + output(0.5, [0, 2], [3, 1])
+    assert total.loss.item() == 1.5
+    assert total.metrics() == {"accuracy": [0.25, 0.5]}
+
+
+def test_metric_without_a_count_is_zero():
+    assert output(0.0, [0, 0], [0, 0]).metrics() == {"accuracy": [0.0, 0.0]}
+
+
+def test_detached_output_keeps_its_values_and_no_graph():
+    before = output(1.5, [1], [2])
+    after = before.detached()
+    assert before.loss.requires_grad
+    assert not after.loss.requires_grad
+    assert after.loss.item() == 1.5
+    assert after.metrics() == {"accuracy": [0.5]}
+
+
+def test_acceptance_length_counts_the_bonus_token():
+    counters = AcceptanceCounters(rounds=4, drafted=12, accepted=6, accepted_per_position=(3, 2, 1))
+    assert counters.acceptance_length == 2.5
+    assert counters.acceptance_per_position == [0.75, 0.5, 0.25]
+
+
+def test_nothing_decoded_is_an_acceptance_length_of_one():
+    assert AcceptanceCounters().acceptance_length == 1.0
+    assert AcceptanceCounters(accepted_per_position=(0, 0)).acceptance_per_position == [0.0, 0.0]
