@@ -1,0 +1,106 @@
+"""Every command of the README and every example is run as it stands, or shown to be runnable."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from spec_trainer import cli
+from spec_trainer.quickstart.corpus import Document
+from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, continuation_chat
+
+ROOT = Path(__file__).parents[2]
+TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n\n" for n in range(40))
+
+
+def commands(page: str) -> list[list[str]]:
+    """Words of every command in the page's shell blocks."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+COMMANDS = commands("README.md")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder in which the README's placeholders exist: a target, chats, prompts, run.yaml."""
+    folder = tmp_path_factory.mktemp("workplace")
+    config = TinyTargetConfig(
+        vocab_size=300,
+        hidden_size=32,
+        num_heads=1,
+        num_kv_heads=1,
+        intermediate_size=32,
+        batch_size=2,
+        steps=2,
+    )
+    (folder / "path/to").mkdir(parents=True)
+    build_tiny_target(folder / "path/to/target", [Document("a.py", TEXT)], config)
+    chats = [{"messages": continuation_chat(TEXT[start : start + 300])} for start in range(0, 600, 30)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    prompts = [{"messages": chat["messages"][:1]} for chat in chats[:2]]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    (folder / "run.yaml").write_text(
+        "target: path/to/target\ndata: {path: chats.jsonl}\ndraft: {num_steps: 2}\n"
+        "train: {steps: 2, global_batch_tokens: 512}\n"
+    )
+    return folder
+
+
+def test_the_readme_commands_run_in_order(workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    ran = [words for words in COMMANDS if words[0] == "spec-trainer"]
+    for words in ran:
+        code = cli.run(words[1:])
+        assert code == 0, (words, capsys.readouterr().err)
+    assert len(ran) >= 5
+    assert (workplace / "runs/mine/draft/model.safetensors").is_file()
+
+
+def test_the_readme_names_make_targets_that_exist():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {words[1] for words in COMMANDS if words[0] == "make"}
+    assert {"quickstart", "test"} <= named <= targets
+
+
+def test_the_readme_installs_the_command_with_all_that_it_needs_from_here():
+    install = next(
+        words for words in COMMANDS if words[:2] == ["pip", "install"] and "./apps/trainer" in words
+    )
+    folders = [ROOT / word for word in install[2:]]
+    assert all((folder / "pyproject.toml").is_file() for folder in folders)
+    # tests/packaging installs them; here: none of the command's own requirements is left to an index.
+    needed = re.findall(r'"(spec-[a-z0-9-]+)>=', (ROOT / "apps/trainer/pyproject.toml").read_text())
+    named = {
+        re.search(r'^name = "(.*)"', (folder / "pyproject.toml").read_text(), re.MULTILINE)[1]
+        for folder in folders
+    }
+    assert set(needed) <= named
+
+
+def test_the_readme_links_lead_somewhere():
+    for page in ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "examples/README.md"):
+        links = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text())
+        assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_are_valid_configurations(example):
+    from spec_trainer.resolve import resolve_config
+
+    config, _ = resolve_config(example, {}, [])
+    assert config.train.lr > 0
+
+
+def test_the_configuration_page_is_what_its_generator_prints(capsys):
+    import runpy
+
+    runpy.run_path(str(ROOT / "docs/generate_configuration.py"), run_name="__main__")
+    assert capsys.readouterr().out == (ROOT / "docs/configuration.md").read_text()
