@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 from cyclopts.exceptions import CycloptsError
 
 from spec_core.errors import ConfigError, SpecError
+from spec_trainer.evaluation_request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,55 +141,10 @@ def export(*, checkpoint: Path, output: Path) -> None:
 
 
 @app.command
-def evaluate(
-    *,
-    target: str,
-    draft_model: Path,
-    prompts: Path,
-    engine: str = "hf",
-    backend: str = "cpu",
-    num_draft_tokens: int = 4,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    seed: int = 0,
-    as_json: Json = False,
-) -> None:
-    """Measure acceptance length and speed of an exported draft on prompts.
+def evaluate(*, request: Annotated[EvaluationRequest, Parameter(name="*")], as_json: Json = False) -> None:
+    """Measure acceptance length and speed of an exported draft on prompts."""
+    from spec_trainer.evaluate import evaluate_draft
 
-    Parameters
-    ----------
-    target
-        Folder or hub id of the target.
-    draft_model
-        Exported draft folder.
-    prompts
-        Data file; of each row, what comes before the (last) answer is the prompt.
-    engine
-        What runs the target.
-    backend
-        Hardware.
-    num_draft_tokens
-        Tokens that the draft proposes per round.
-    max_new_tokens
-        Length of each answer.
-    temperature
-        0 is greedy.
-    seed
-        Seed of sampling.
-    """
-    from spec_trainer.evaluate import EvaluationRequest, evaluate_draft
-
-    request = EvaluationRequest(
-        target=target,
-        draft_model=draft_model,
-        prompts=prompts,
-        engine=engine,
-        backend=backend,
-        num_draft_tokens=num_draft_tokens,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-    )
     _print_document(evaluate_draft(request), as_json)
 
 
@@ -211,10 +167,10 @@ def quickstart(
     output
         Run directory.
     """
-    from spec_trainer.quickstart.run import run_quickstart
+    from spec_trainer.quickstart.run import highlights, run_quickstart
 
     summary = run_quickstart(draft=draft, engine=engine, output=output)
-    _print_document(summary, as_json)
+    _print_document(summary if as_json else highlights(summary, output), as_json)
 
 
 def main() -> None:
@@ -231,9 +187,11 @@ def run(words: Sequence[str]) -> int:
     try:
         app(list(words), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        return _fail(" ".join(str(error).split()), 2)
+        return _fail(str(error), 2)
     except SpecError as error:
         return _fail(str(error), error.exit_code)
+    except OSError as error:  # a full disk, a folder that vanished: the system says it best
+        return _fail(str(error), 1)
     except Interrupted as stopped:
         return _fail(str(stopped), 130)
     except KeyboardInterrupt:
@@ -263,5 +221,6 @@ def _print_document(document: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"spec-trainer: {'' if code == 130 else 'error: '}{message}", file=sys.stderr)
+    line = " ".join(message.split())  # of other people's messages too
+    print(f"spec-trainer: {'' if code == 130 else 'error: '}{line}", file=sys.stderr)
     return code

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend, Engine, plugins
-from spec_core.errors import ConfigError
 from spec_core.records import SamplingParams
 from spec_trainer.draft_trainer import export_draft
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from spec_core import Draft, TargetSpec
     from spec_core.records import Generation
+    from spec_trainer.evaluation_request import EvaluationRequest
 
 log = logging.getLogger(__name__)
 
@@ -34,21 +34,6 @@ _GREEDY_PROMPTS = 12
 """Prompts whose greedy texts are compared when the evaluation itself samples."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationRequest:
-    """What ``spec-trainer evaluate`` was asked for."""
-
-    target: str
-    draft_model: Path
-    prompts: Path
-    engine: str
-    backend: str
-    num_draft_tokens: int
-    max_new_tokens: int
-    temperature: float
-    seed: int
-
-
 def evaluate_draft(request: EvaluationRequest) -> dict[str, Any]:
     """The document of ``evaluate --json``."""
     from spec_core.target_reader import read_target
@@ -56,7 +41,6 @@ def evaluate_draft(request: EvaluationRequest) -> dict[str, Any]:
     from spec_trainer.engines.draft_folder import recognise
     from spec_trainer.resolve import resolve_target
 
-    _check(request)
     backend_type = plugins.load_available(Backend, request.backend)
     engine_type = plugins.load_available(Engine, request.engine)
     target = read_target(resolve_target(request.target))
@@ -167,10 +151,3 @@ def _first_difference(plain: Generation, drafted: Generation) -> float | None:
         if one != other:
             return plain.top_two_gap[index] if plain.top_two_gap else float("inf")
     return None if len(plain.token_ids) == len(drafted.token_ids) else float("inf")
-
-
-def _check(request: EvaluationRequest) -> None:
-    for name, least in (("num_draft_tokens", 1), ("max_new_tokens", 1), ("temperature", 0)):
-        value = getattr(request, name)
-        if value < least:
-            raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_core import Draft, Engine, plugins
 from spec_core.records import SamplingParams
 from spec_trainer.evaluate import decode, export_untrained, measure
 from spec_trainer.job import run_training
@@ -26,7 +27,6 @@ from spec_trainer.run_directory import write_atomically
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spec_core import Engine
     from spec_trainer.quickstart.corpus import Document
     from spec_trainer.resolve import ResolvedRun
 
@@ -72,6 +72,8 @@ class QuickstartFiles:
 
 def run_quickstart(draft: str, engine: str, output: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the run's summary; see the module's docstring."""
+    plugins.load_available(Draft, draft)  # a name that is wrong fails before minutes of training
+    plugins.load_available(Engine, engine)
     files = prepare_files(TinyTargetConfig())
     flags = {
         "target": str(files.target),
@@ -90,6 +92,22 @@ def run_quickstart(draft: str, engine: str, output: Path, overrides: Sequence[st
     run.directory.write_summary(summary)
     write_report(run.directory, "Quickstart: a draft for a tiny target", summary)
     return summary
+
+
+def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
+    """What a person wants to read at the end."""
+    lengths = {
+        "untrained draft": "acceptance_length_before",
+        "prompt lookup": "acceptance_length_prompt_lookup",
+        "bigram draft": "acceptance_length_bigram",
+        "trained draft": "acceptance_length",
+    }
+    return {
+        **{f"acceptance length, {name}": f"{summary[key]:.2f}" for name, key in lengths.items()},
+        "greedy output equal to plain decoding": "yes" if summary["outputs_equal"] else "no",
+        "draft": output / "draft",
+        "report": output / "report.html",
+    }
 
 
 def prepare_files(config: TinyTargetConfig) -> QuickstartFiles:
