@@ -26,7 +26,7 @@ check: install ## lint, format, types, import law
 
 bench: install ## benchmarks at toy size
 	$(BIN)/python benchmarks/trainer_step.py --toy
-	$(BIN)/python benchmarks/transport.py --toy
+	$(BIN)/python benchmarks/transport.py --sizes-mb 0.25 1 4 --repeats 3
 
 mutations: install ## delete each contract's implementation, one line at a time: a test must fail
 	$(BIN)/python tests/mutations/run.py

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch
     from spec_draft_eagle3.config import LossKind
 
-LOGIT_BYTES = 64 << 20
-"""Least size of a chunk's float32 logits, teacher's and draft's together."""
+LOGIT_BYTES = 4 << 20
+"""Least size of a chunk's float32 logits, teacher's and draft's together. Some ten passes go over them: on a CPU they
+should stay in cache (64 MiB cost a quarter more per step); large targets are ruled by the size of their head."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,200 @@
+"""Time and memory of a draft's training step: forward, backward and AdamW through the real strategy.
+
+    python benchmarks/trainer_step.py            # JSON on stdout, about three minutes on two idle cores
+    python benchmarks/trainer_step.py --toy      # seconds, for the tests
+
+Every row is a process of its own, so that its peak memory is its own. The command itself does not import torch.
+Exit code 1: a limit in ``checks`` was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from measure import growth, line, machine, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger("trainer_step")
+
+PACKAGES = ("torch", "spec-core", "spec-draft-eagle3", "spec-trainer")
+PARTS = ("dense", "tokens", "sequences", "num_steps")
+# Cost grows as size to the power of: attention over step 0 is quadratic, everything else linear.
+TIME_LIMITS = {"tokens": 1.3, "sequences": 1.1, "num_steps": 1.1}
+MEMORY_LIMIT = 1.1
+LOSS_LIMIT = 1e-4
+TOY: dict[str, Any] = {
+    "hidden_size": 32,
+    "head_dim": 16,
+    "vocab_size": 96,
+    "draft_vocab_size": 64,
+    "num_steps": 2,
+    "tokens": 24,
+    "repeats": 2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One process: what it runs and at which shapes."""
+
+    implementation: str = "strategy"
+    draft: str = "eagle3"
+    backend: str = "cpu"
+    hidden_size: int = 256
+    head_dim: int = 64
+    vocab_size: int = 8192
+    draft_vocab_size: int = 4096
+    num_steps: int = 5
+    tokens: int = 1024
+    """Per sequence."""
+    sequences: int = 1
+    dtype: str = "float32"
+    threads: int = 1
+    """Of the processor. One: CPU time is then free of threads that spin while they wait."""
+    repeats: int = 5
+    peak_tflops: float | None = None
+    """Of the device in ``dtype``: gives the model FLOP utilisation."""
+
+
+class Runner:
+    """Runs each case once, however many parts of the document ask for it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Case, dict[str, Any]] = {}
+
+    def __call__(self, case: Case) -> dict[str, Any]:
+        if case not in self._rows:
+            self._rows[case] = _run(case)
+        return self._rows[case]
+
+    def compare(self, case: Case) -> dict[str, Any]:
+        """The same steps by the plain dense implementation."""
+        ours, dense = self(case), self(replace(case, implementation="dense"))
+        pairs = zip(ours["losses"], dense["losses"], strict=True)
+        return {
+            "row": dense,
+            "cpu_time_ratio": dense["cpu_ms"] / ours["cpu_ms"],
+            "wall_time_ratio": dense["wall_ms"] / ours["wall_ms"],
+            "memory_ratio": dense["peak_mib"] / ours["peak_mib"],
+            "loss_difference": max(abs(own - other) / abs(other) for own, other in pairs),
+        }
+
+    def scale(self, case: Case, axis: str, sizes: Sequence[int]) -> dict[str, Any]:
+        """Exponents of growth along one axis. ``step_mib`` leaves out what is there before the first step."""
+        # Shorter sequences where there are many: attention must not hide what grows with their number.
+        base = replace(case, tokens=case.tokens // 2) if axis == "sequences" else case
+        rows = [self(replace(base, **{axis: size})) for size in sizes]
+        costs = ("cpu_ms", "wall_ms", "peak_mib", "step_mib")
+        return {
+            "sizes": list(sizes),
+            "rows": rows,
+            "exponents": {cost: growth(sizes, [row[cost] for row in rows]) for cost in costs},
+            "cpu_ms_line": line(sizes, [row["cpu_ms"] for row in rows]),
+        }
+
+
+def main() -> int:
+    started, options = time.monotonic(), _parse()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if options.case:
+        from trainer_step_case import run_case
+
+        print(json.dumps(run_case(Case(**json.loads(options.case)))))
+        return 0
+    case, runner = _case(options), Runner()
+    document: dict[str, Any] = {
+        "benchmark": "trainer_step",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(*PACKAGES),
+        "shapes": asdict(case),
+        "step": runner(case),
+    }
+    if "dense" in options.parts:
+        document["dense"] = runner.compare(case)
+    axes = [(axis, sizes) for axis, sizes in _axes(options.toy).items() if axis in options.parts]
+    document["scaling"] = {axis: runner.scale(case, axis, sizes) for axis, sizes in axes}
+    document["checks"] = checks = _checks(document, slopes=not options.toy)
+    document["seconds"] = round(time.monotonic() - started, 1)
+    print(json.dumps(document, indent=2))
+    return 0 if all(check["ok"] for check in checks) else 1
+
+
+def _axes(toy: bool) -> dict[str, tuple[int, ...]]:
+    if toy:
+        return {"tokens": (12, 24), "sequences": (1, 2), "num_steps": (1, 2)}
+    return {"tokens": (512, 1024, 2048, 4096), "sequences": (1, 2, 4, 8), "num_steps": (1, 3, 5, 7)}
+
+
+def _checks(document: dict[str, Any], slopes: bool) -> list[dict[str, Any]]:
+    """Toy shapes are all overhead: there, slopes say nothing."""
+    found: list[tuple[str, float, float]] = []
+    if "dense" in document:
+        found.append(("loss difference from dense", document["dense"]["loss_difference"], LOSS_LIMIT))
+    for axis, part in document["scaling"].items() if slopes else ():
+        found.append((f"time exponent over {axis}", part["exponents"]["cpu_ms"], TIME_LIMITS[axis]))
+        found.append((f"memory exponent over {axis}", part["exponents"]["step_mib"], MEMORY_LIMIT))
+    return [
+        {"check": name, "value": value, "limit": limit, "ok": value <= limit} for name, value, limit in found
+    ]
+
+
+def _run(case: Case) -> dict[str, Any]:
+    threads = str(case.threads)
+    command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"case {case} ended with exit code {done.returncode}")
+    row = json.loads(done.stdout)
+    log.info(
+        "%-8s %5d tokens x %d, %d steps: %8.1f ms CPU, %8.1f ms wall, %6.0f MiB",
+        *(case.implementation, case.tokens, case.sequences, case.num_steps),
+        *(row["cpu_ms"], row["wall_ms"], row["peak_mib"]),
+    )
+    return row
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--toy", action="store_true", help="tiny shapes; exponents are not judged")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="what to add to the step")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    for name, default in asdict(Case()).items():
+        if name == "implementation":
+            continue
+        kind = float if name == "peak_tflops" else type(default)
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=kind, help=f"default {default}; toy {TOY.get(name, default)}")
+    options = parser.parse_args()
+    dense_runs = options.dtype in (None, "float32") and options.backend in (None, "cpu")
+    if "dense" in options.parts and not dense_runs:
+        parser.error("the dense implementation runs in float32 on the cpu backend; leave it out with --parts")
+    return options
+
+
+def _case(options: argparse.Namespace) -> Case:
+    given = {name: getattr(options, name, None) for name in asdict(Case())}
+    return Case(
+        **(TOY if options.toy else {}) | {name: value for name, value in given.items() if value is not None}
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""One row of ``trainer_step``: builds target, draft and batch in this process, and steps.
+
+Shapes: T tokens of all sequences end to end (packed), N captured layers, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from dense_eagle3 import DenseEagle3
+from measure import MIB, peak_rss_mib, timed
+from torch.distributed.fsdp import fully_shard  # noqa: F401 (here, so that the memory of imports holds it)
+
+from spec_core import Backend, Draft, OptimizerConfig, Strategy, TargetSpec, TargetTensors, plugins
+from spec_core.records import DraftBatch, Span, Supervision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from trainer_step import Case
+
+    from spec_core.records import FeatureSchema
+
+    Step = Callable[[], float]
+
+LR = 1e-4
+WARMUP = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Everything that both implementations start from."""
+
+    case: Case
+    draft: Draft
+    target: TargetSpec
+    tensors: TargetTensors
+    token_counts: Tensor
+    batch: DraftBatch
+    denominators: Tensor
+
+    def build(self) -> torch.nn.Module:
+        torch.manual_seed(1)
+        return self.draft.build(self.target, self.tensors, self.token_counts)
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    torch.set_num_threads(case.threads)
+    plugin = plugins.load_available(Backend, case.backend)
+    backend = plugin(plugin.Config(name=case.backend))
+    with TemporaryDirectory() as folder:
+        dist.init_process_group(
+            backend.dist_backend, init_method=f"file://{folder}/group", rank=0, world_size=1
+        )
+        try:
+            return _measure(case, backend)
+        finally:
+            dist.destroy_process_group()
+
+
+def _measure(case: Case, backend: Backend) -> dict[str, Any]:
+    """``peak_mib``: above what the imports take. ``step_mib``: above what is there before the first step."""
+    device = backend.device(0)
+    imported, _ = _memory_mib(device)
+    problem = make_problem(case, device)
+    step = IMPLEMENTATIONS[case.implementation](problem, backend)
+    ready, _ = _memory_mib(device)
+    losses: list[float] = []
+
+    def run() -> None:
+        losses.append(step())  # a number: the loss is there, and then the optimizer's work is waited for
+        torch.get_device_module(device).synchronize()
+
+    timed(run, WARMUP)
+    timing = timed(run, case.repeats).summary()
+    _, peak = _memory_mib(device)
+    shape = {"tokens": case.tokens, "sequences": case.sequences, "num_steps": case.num_steps}
+    memory = {"peak_mib": peak - imported, "step_mib": peak - ready}
+    rates = _rates(problem, timing["wall_ms"])
+    return {
+        "implementation": case.implementation,
+        "device": _name(device),
+        **shape,
+        **timing,
+        **memory,
+        **rates,
+        "losses": losses,
+    }
+
+
+def _name(device: torch.device) -> str:
+    module = torch.get_device_module(device)
+    return module.get_device_name(device) if hasattr(module, "get_device_name") else str(device)
+
+
+def _memory_mib(device: torch.device) -> tuple[float, float]:
+    """(now, largest so far): the device allocator's numbers where there is one, else the process's."""
+    module = torch.get_device_module(device)
+    if hasattr(module, "max_memory_allocated"):
+        return module.memory_allocated(device) / MIB, module.max_memory_allocated(device) / MIB
+    return psutil.Process().memory_info().rss / MIB, peak_rss_mib()
+
+
+def _rates(problem: Problem, wall_ms: float) -> dict[str, float]:
+    case = problem.case
+    rates = {"tokens_per_s": 1e3 * case.sequences * case.tokens / wall_ms}
+    if case.draft in NECESSARY_FLOPS:
+        flops = NECESSARY_FLOPS[case.draft](problem)
+        rates["gflop"] = flops / 1e9
+        if case.peak_tflops:
+            rates["mfu"] = flops / (wall_ms * 1e9 * case.peak_tflops)
+    return rates
+
+
+def make_problem(case: Case, device: torch.device) -> Problem:
+    target = make_target(case)
+    plugin = plugins.load_available(Draft, case.draft)
+    options = {"num_steps": case.num_steps, "vocab_size": case.draft_vocab_size}
+    draft = plugin(plugin.Config.model_validate({"name": case.draft, **options}))
+    generator = torch.Generator().manual_seed(0)
+    tensors = make_tensors(target, generator)
+    # Zipf's law, its ranks spread over the ids: most supervised tokens have a row in the draft's head.
+    frequency_V = (1 / torch.arange(1.0, case.vocab_size + 1))[
+        torch.randperm(case.vocab_size, generator=generator)
+    ]
+    next_ids = torch.multinomial(
+        frequency_V, case.sequences * case.tokens + 1, replacement=True, generator=generator
+    )
+    batch = make_batch(case, draft.required_features(target), tensors, next_ids, generator)
+    masks = [batch.loss_mask_T[span.start : span.stop] for span in batch.spans]
+    supervision = [Supervision(sample_id=i, epoch=0, loss_mask=mask) for i, mask in enumerate(masks)]
+    return Problem(
+        case=case,
+        draft=draft,
+        target=target,
+        tensors=tensors,
+        token_counts=(frequency_V * 1e6).long(),
+        batch=replace(
+            batch,
+            input_ids_T=batch.input_ids_T.to(device),
+            hidden_TNH=batch.hidden_TNH.to(device),
+            loss_mask_T=batch.loss_mask_T.to(device),
+        ),
+        denominators=draft.denominators(supervision),
+    )
+
+
+def make_target(case: Case) -> TargetSpec:
+    """Proportions of Qwen3-8B: four queries per key head, an MLP of three times the width."""
+    heads = case.hidden_size // case.head_dim
+    return TargetSpec(
+        folder=Path("target"),
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        digest="0" * 64,
+        num_layers=36,
+        hidden_size=case.hidden_size,
+        intermediate_size=3 * case.hidden_size,
+        num_heads=heads,
+        num_kv_heads=max(1, heads // 4),
+        head_dim=case.head_dim,
+        vocab_size=case.vocab_size,
+        max_positions=case.tokens,
+        dtype=case.dtype,
+        embedding_name="model.embed_tokens.weight",
+        head_name="lm_head.weight",
+        norm_name="model.norm.weight",
+        rope={"rope_type": "default", "rope_theta": 10_000.0},
+        eos_token_ids=(0,),
+    )
+
+
+def make_tensors(target: TargetSpec, generator: torch.Generator) -> TargetTensors:
+    """Head rows so long that a state made of one of them gives its token most of the probability."""
+    shape, dtype = (target.vocab_size, target.hidden_size), getattr(torch, target.dtype)
+    embedding_VH = torch.randn(shape, generator=generator) * 0.02
+    head_VH = torch.randn(shape, generator=generator) * (16 / target.hidden_size)
+    norm_H = 1 + 0.1 * torch.randn(target.hidden_size, generator=generator)
+    return TargetTensors(
+        embedding_VH=embedding_VH.to(dtype), head_VH=head_VH.to(dtype), norm_H=norm_H.to(dtype)
+    )
+
+
+def make_batch(
+    case: Case, schema: FeatureSchema, tensors: TargetTensors, ids: Tensor, generator: torch.Generator
+) -> DraftBatch:
+    """Random states, except that the final norm's input says the next of ``ids``, under as much noise."""
+    hidden_TNH = torch.randn(schema.shape(len(ids) - 1), generator=generator)
+    signal_TH = tensors.head_VH[ids[1:]].float()
+    hidden_TNH[:, -1] += signal_TH / signal_TH.std()
+    starts = range(0, len(ids) - 1, case.tokens)
+    return DraftBatch(
+        input_ids_T=ids[:-1],
+        hidden_TNH=hidden_TNH.to(schema.torch_dtype()),
+        loss_mask_T=torch.cat([_turns(case.tokens, generator) for _ in starts]),
+        spans=tuple(
+            Span(sample_id=i, epoch=0, start=start, stop=start + case.tokens)
+            for i, start in enumerate(starts)
+        ),
+    )
+
+
+def _turns(num_tokens: int, generator: torch.Generator) -> Tensor:
+    """bool [T]: a dialogue of random turns, questions of up to 60 tokens, answers (supervised) of up to 140."""
+    longest = torch.tensor([60.0, 140.0]) * min(1.0, num_tokens / 1000)
+    mask = torch.zeros(num_tokens, dtype=torch.bool)
+    start = 0
+    while start < num_tokens:
+        question, answer = (torch.rand(2, generator=generator) * longest).long().tolist()
+        mask[start + question : start + question + answer] = True
+        start += question + answer + 1
+    return mask
+
+
+def strategy_step(problem: Problem, backend: Backend) -> Step:
+    """What the trainer runs."""
+    plugin = plugins.load_available(Strategy, "fsdp")
+    strategy = plugin(plugin.Config(dtype=problem.case.dtype), backend.device(0))
+    kernel = backend.attention_kernel()
+    ops = strategy.vocabulary_ops(problem.target, problem.tensors, kernel)
+    strategy.attach(problem.build(), problem.draft.shard_hints())
+    return lambda: strategy.step([problem.batch], problem.denominators, ops, LR).output.loss.item()
+
+
+def dense_step(problem: Problem, backend: Backend) -> Step:
+    """The same parameters, batch and optimizer around ``DenseEagle3``; the backend is the CPU."""
+    module, options = problem.build(), OptimizerConfig()
+    weights = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}
+    dense = DenseEagle3(
+        weights=weights,
+        ids_V=module.ids_V,
+        target=problem.target,
+        tensors=problem.tensors,
+        num_steps=problem.case.num_steps,
+        step_decay=problem.draft.config.step_decay,
+    )
+    optimizer = torch.optim.AdamW(
+        weights.values(), LR, options.betas, options.eps, options.weight_decay, fused=True
+    )
+    shape, batch = (problem.case.sequences, problem.case.tokens), problem.batch
+    flat = batch.input_ids_T, batch.hidden_TNH, batch.loss_mask_T
+    arguments = [tensor.unflatten(0, shape) for tensor in flat]
+
+    def step() -> float:
+        loss = dense.loss(*arguments)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights.values(), options.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+IMPLEMENTATIONS = {"strategy": strategy_step, "dense": dense_step}
+
+
+def eagle3_flops(problem: Problem) -> float:
+    """Matrix products that a step cannot do without: three times the forward pass for what is trained, once for the
+    teacher, causal attention at half its square, heads on labelled rows only. What does not depend on the unrolled
+    step (fusing the features; the embedding's half of q, k, v) counts once."""
+    case, target = problem.case, problem.target
+    width, queries = target.hidden_size, target.num_heads * target.head_dim
+    total, keys = case.sequences * case.tokens, target.num_kv_heads * target.head_dim
+    once = 3 * width**2 + width * (queries + 2 * keys)
+    per_step = width * (2 * queries + 2 * keys) + 3 * width * target.intermediate_size
+    attention = queries * case.tokens  # 2 products of 2 · queries per pair, over half the pairs: per token
+    labelled_S = problem.denominators.tolist()
+    trained = total * (2 * once + case.num_steps * (2 * per_step + 2 * attention))
+    trained += 2 * sum(labelled_S) * case.draft_vocab_size * width
+    return 3 * trained + 2 * labelled_S[0] * case.vocab_size * width
+
+
+NECESSARY_FLOPS = {"eagle3": eagle3_flops}

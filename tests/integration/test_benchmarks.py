@@ -1,0 +1,60 @@
+"""The benchmark commands run at toy size and print one JSON document."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(__file__).parents[2] / "benchmarks" / "trainer_step.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", str(COMMAND), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def document():
+    done = run("--toy", "--peak-tflops", "0.1")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_trainer_step_names_machine_versions_and_shapes(document):
+    assert {"torch", "python", "spec-core", "spec-draft-eagle3"} <= document["versions"].keys()
+    assert document["machine"]["cores"] >= 1
+    assert document["shapes"]["num_steps"] == 2
+
+
+def test_trainer_step_trains_and_reports_time_memory_and_utilisation(document):
+    row = document["step"]
+    assert row["losses"][0] > row["losses"][-1] > 0
+    for measured in ("wall_ms", "cpu_ms", "peak_mib", "step_mib", "tokens_per_s", "gflop", "mfu"):
+        assert row[measured] > 0, measured
+
+
+def test_trainer_step_agrees_with_the_dense_implementation(document):
+    dense = document["dense"]
+    assert dense["loss_difference"] < 1e-4
+    assert dense["cpu_time_ratio"] > 0
+    assert dense["memory_ratio"] > 0
+    assert dense["row"]["losses"] != document["step"]["losses"]
+    assert [check["check"] for check in document["checks"]] == ["loss difference from dense"]
+
+
+def test_trainer_step_scales_along_three_axes(document):
+    assert document["scaling"].keys() == {"tokens", "sequences", "num_steps"}
+    for axis, part in document["scaling"].items():
+        assert [row[axis] for row in part["rows"]] == part["sizes"]
+        assert part["exponents"].keys() == {"cpu_ms", "wall_ms", "peak_mib", "step_mib"}
+
+
+def test_trainer_step_refuses_the_dense_part_in_another_dtype():
+    done = run("--toy", "--dtype", "bfloat16")
+    assert done.returncode == 2
+    assert "float32" in done.stderr.splitlines()[-1]
+    assert done.stdout == ""
