@@ -67,8 +67,12 @@ class FeatureSchema:
         return getattr(torch, self.dtype)
 
     def bytes_per_token(self) -> int:
-        """Bytes of the hidden states of one token (its id comes on top: 8 bytes)."""
-        return len(self.layers) * self.hidden_size * self.torch_dtype().itemsize
+        """Bytes of the hidden states of one token (its id comes on top: 8 bytes). Needs no torch, so that a launcher
+        does not: a dtype's name has its bits, as in bfloat16 or float8_e4m3fn."""
+        bits = re.search(r"\d+", self.dtype)
+        if bits is None:
+            raise ValueError(f"dtype {self.dtype!r} does not say its bits")
+        return len(self.layers) * self.hidden_size * (int(bits[0]) // 8)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,9 +102,11 @@ class Rendezvous:
         return format_address(self._host, self._port)
 
     @property
-    def host(self) -> str:
-        """The interface that rank 0 listens on."""
-        return self._host
+    def interface(self) -> str:
+        """This process's own address on the network that the members share; known once it has joined."""
+        if self._socket is None:
+            raise ProtocolError("join the rendezvous first")
+        return self._socket.getsockname()[0]
 
     def join(self, timeout_s: float | None = None) -> Self:
         """R3. The first call on every rank."""

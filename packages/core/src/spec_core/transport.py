@@ -11,8 +11,8 @@ T3  ``receive`` returns samples exactly once, bit for bit, in the order of each 
 T4  A received sample's tensors are valid on the current stream until ``release``; then its bytes are free for
     another sample. Releasing twice raises ProtocolError.
 T5  Memory is bounded: at most ``window_bytes`` of samples (``FeatureSample.num_bytes``) of all senders together
-    are between ``send`` and ``release``. A ``send`` beyond that waits, first come, first served; a ``send``
-    within it does not. A sample larger than the window raises ConfigError at once.
+    are between ``send`` and ``release``. A ``send`` beyond that waits, a ``send`` within it does not. A sample
+    larger than the window raises ConfigError at once.
 T6  Every call that can block takes ``timeout_s`` and raises DeadlineExceeded; nothing is lost by it: a later
     call goes on where it stopped. A peer that is silent, stopped for one, is not dead: this is how it shows.
 T7  A dead or closed peer raises PeerLost within the timeout, on both sides, and completes the tickets with it.

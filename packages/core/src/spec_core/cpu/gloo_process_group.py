@@ -40,7 +40,7 @@ TAG, ABORT_TAG = 0, 1
 
 
 class GlooProcessGroup(ProcessGroup):
-    """Collective to build. Listens on the rendezvous' interface only."""
+    """Collective to build. Listens on this process's interface to the rendezvous only."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rank, self.world_size = rendezvous.rank, rendezvous.world_size
@@ -145,6 +145,6 @@ class GlooProcessGroup(ProcessGroup):
 def _options(rendezvous: Rendezvous) -> Any:
     options: Any = ProcessGroupGloo._Options()  # pyright: ignore
     # Connected when it is built, so that a group that cannot work raises there (P8).
-    options._devices = [ProcessGroupGloo.create_device(hostname=rendezvous.host, lazy_init=False)]
+    options._devices = [ProcessGroupGloo.create_device(hostname=rendezvous.interface, lazy_init=False)]
     options._timeout = dt.timedelta(seconds=rendezvous.timeout_s)
     return options

@@ -12,7 +12,9 @@ pytest.register_assert_rewrite(
     "spec_core.testing.process_group_suite",
     "spec_core.testing.strategy_suite",
     "spec_core.testing.toy_training",
+    "spec_core.testing.transport_endings",
     "spec_core.testing.transport_parts",
+    "spec_core.testing.transport_stage",
     "spec_core.testing.transport_suite",
 )
 

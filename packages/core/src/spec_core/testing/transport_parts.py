@@ -1,99 +1,31 @@
-"""What the ranks of TransportSuite do. Rank 0 receives, the others send; in one process they are threads."""
+"""What the ranks of TransportSuite do while all goes well (T1-T6, T8). Rank 0 receives, the others send; in one
+process they are threads."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from concurrent.futures import wait
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, RunError, SchemaMismatch
-from spec_core.records import FeatureSample, FeatureSchema
-from spec_core.testing.resources import Resources, settled_resources
+from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
+from spec_core.records import FeatureSchema
+from spec_core.testing.transport_stage import (
+    GRACE_S,
+    LONG_S,
+    SCHEMA,
+    SHORT_S,
+    UNIT,
+    UNIT_BYTES,
+    Stage,
+    expect_deadline,
+    same,
+    take,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from spec_core.testing.processes import Fault, Rank
-    from spec_core.transport import FeatureReceiver, FeatureSender, Transport
-
-SCHEMA = FeatureSchema(layers=(1, 3, 8), hidden_size=16, dtype="float32")
-UNIT = 10
-"""Tokens of an ordinary sample."""
-UNIT_BYTES = UNIT * (8 + 3 * 16 * 4)
-LONG_S, SHORT_S, GRACE_S = 15.0, 0.4, 3.0
-"""A timeout that nothing should reach, one that is waited for, and what a busy machine may add to it."""
-FAULT = "the fault"
-
-
-class Play(Protocol):
-    def __call__(self, part: Callable[..., Any], world_size: int, /, *args: Any) -> list[Any]: ...
-
-
-class Fail(Protocol):
-    def __call__(
-        self, part: Callable[..., Any], fault: Fault, victim: int, world_size: int = 2, /
-    ) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What every part is given."""
-
-    build: Callable[[], Transport]
-    device: str
-
-    @contextlib.contextmanager
-    def receiver(
-        self, me: Rank, window_bytes: int = 8 * UNIT_BYTES, schema: FeatureSchema = SCHEMA
-    ) -> Generator[FeatureReceiver]:
-        with self.build().listen(schema, window_bytes) as receiver:
-            me.publish(receiver.address)
-            yield receiver
-
-    def sender(self, me: Rank, schema: FeatureSchema = SCHEMA) -> FeatureSender:
-        return self.build().connect(me.receive(), schema, LONG_S)
-
-    def sample(self, sample_id: int, num_tokens: int = UNIT, schema: FeatureSchema = SCHEMA) -> FeatureSample:
-        """The same bits for the same arguments in every process; NaNs among them."""
-        generator = torch.Generator().manual_seed(sample_id)
-        ids = torch.randint(0, 1 << 40, (num_tokens,), generator=generator)
-        size = num_tokens * schema.bytes_per_token()
-        raw = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
-        hidden = raw.view(schema.torch_dtype()).view(schema.shape(num_tokens))
-        return FeatureSample(
-            sample_id=sample_id, input_ids=ids.to(self.device), hidden_TNH=hidden.to(self.device)
-        )
-
-    def check(self, got: FeatureSample, sample_id: int, num_tokens: int = UNIT) -> None:
-        """``got`` is that sample of the default schema, bit for bit."""
-        assert got.sample_id == sample_id
-        assert same(got, self.sample(sample_id, num_tokens))
-
-
-def same(left: FeatureSample, right: FeatureSample) -> bool:
-    return (
-        left.input_ids.dtype == right.input_ids.dtype
-        and left.hidden_TNH.dtype == right.hidden_TNH.dtype
-        and left.hidden_TNH.shape == right.hidden_TNH.shape
-        and left.hidden_TNH.device.type == right.hidden_TNH.device.type
-        and torch.equal(left.input_ids, right.input_ids)
-        and torch.equal(
-            left.hidden_TNH.reshape(-1).view(torch.uint8), right.hidden_TNH.reshape(-1).view(torch.uint8)
-        )
-    )
-
-
-def take(stage: Stage, receiver: FeatureReceiver, sample_id: int, num_tokens: int = UNIT) -> None:
-    """Receives one sample, checks it, releases it."""
-    got = receiver.receive(LONG_S)
-    stage.check(got, sample_id, num_tokens)
-    receiver.release(got)
+    from spec_core.testing.processes import Rank
 
 
 def connect_and_part(me: Rank, stage: Stage) -> str | None:
@@ -212,14 +144,6 @@ def fill_window(me: Rank, stage: Stage) -> None:
             receiver.receive(LONG_S)
 
 
-def expect_deadline(call: Callable[[], object], timeout_s: float) -> None:
-    """T6: ``call`` raises DeadlineExceeded, neither early nor late."""
-    started = time.monotonic()
-    with pytest.raises(DeadlineExceeded):
-        call()
-    assert timeout_s * 0.9 <= time.monotonic() - started < timeout_s + GRACE_S
-
-
 def share_window(me: Rank, stage: Stage) -> None:
     if me.rank == 0:
         with stage.receiver(me, 2 * UNIT_BYTES) as receiver:
@@ -288,135 +212,6 @@ def receive_early(me: Rank, stage: Stage) -> None:
         take(stage, receiver, 0)
 
 
-def fault_in_sender(me: Rank, stage: Stage) -> str | None:
-    if me.rank > 0:
-        with stage.sender(me) as sender:
-            sender.send(stage.sample(0), LONG_S)
-            sender.send(stage.sample(1), LONG_S)
-            me.publish("sent")
-            me.reach(FAULT)
-        return None
-    with stage.receiver(me) as receiver:
-        me.receive()
-        take(stage, receiver, 0)
-        take(stage, receiver, 1)
-        return error_of(lambda: receiver.receive(2 * SHORT_S), 2 * SHORT_S)
-
-
-def error_of(call: Callable[[], object], timeout_s: float) -> str:
-    """Name of the error that ``call`` raises within its timeout."""
-    started = time.monotonic()
-    with pytest.raises(RunError) as error:
-        call()
-    assert time.monotonic() - started < timeout_s + GRACE_S
-    return error.type.__name__
-
-
-def fault_in_receiver(me: Rank, stage: Stage) -> str | None:
-    if me.rank == 0:
-        with stage.receiver(me, UNIT_BYTES):
-            me.receive()
-            time.sleep(0.2)
-            me.reach(FAULT)
-        return None
-    sender = stage.sender(me)
-    sender.send(stage.sample(0), LONG_S)
-    me.publish("the window is full")
-    name = error_of(lambda: sender.send(stage.sample(1), 2 * SHORT_S), 2 * SHORT_S)
-    sender.close()
-    return name
-
-
-def fault_before_connect(me: Rank, stage: Stage) -> str | None:
-    if me.rank == 0:
-        with stage.receiver(me):
-            me.reach(FAULT)
-        return None
-    address = me.receive()
-    time.sleep(0.2)
-    return error_of(lambda: stage.build().connect(address, SCHEMA, SHORT_S), SHORT_S)
-
-
-def fault_in_one_of_two(me: Rank, stage: Stage) -> str | None:
-    if me.rank == 1:
-        with stage.sender(me) as sender:
-            sender.send(stage.sample(0), LONG_S)
-            threading.Thread(target=sender.send, args=(stage.sample(1), LONG_S), daemon=True).start()
-            time.sleep(0.2)
-            me.publish("the window is full, and one sample waits")
-            me.receive()  # the other sender is connected
-            me.reach(FAULT)
-    elif me.rank == 2:
-        with stage.sender(me) as sender:
-            me.publish("connected")
-            me.receive()
-            sender.send(stage.sample(2), LONG_S)
-            sender.send(stage.sample(3), LONG_S)
-            sender.flush(LONG_S)
-    else:
-        return _outlive_a_sender(me, stage)
-    return None
-
-
-def _outlive_a_sender(me: Rank, stage: Stage) -> str:
-    with stage.receiver(me, UNIT_BYTES) as receiver:
-        me.receive()
-        me.receive()
-        time.sleep(0.3)
-        seen: list[int | str] = []
-        while 3 not in seen:
-            try:
-                got = receiver.receive(LONG_S)
-            except PeerLost:
-                seen.append("lost")
-                continue
-            stage.check(got, got.sample_id)
-            seen.append(got.sample_id)
-            receiver.release(got)
-    assert sorted(map(str, seen)) == ["0", "2", "3", "lost"]
-    return "others go on"
-
-
-def close_sender(me: Rank, stage: Stage) -> None:
-    if me.rank == 0:
-        with stage.receiver(me) as receiver:
-            assert {me.receive(), me.receive()} == {"closed", "connected"}
-            take(stage, receiver, 0)
-            expect_deadline(lambda: receiver.receive(SHORT_S), SHORT_S)
-            me.publish("go on")
-            take(stage, receiver, 1)
-            with pytest.raises(PeerLost):
-                receiver.receive(LONG_S)
-        return
-    sender = stage.sender(me)
-    if me.rank == 1:
-        sender.send(stage.sample(0), LONG_S)
-        sender.close()
-        me.publish("closed")
-        return
-    me.publish("connected")
-    assert [me.receive(), me.receive()] == ["closed", "go on"]
-    sender.send(stage.sample(1), LONG_S)
-    sender.close()
-
-
-def close_receiver(me: Rank, stage: Stage) -> None:
-    if me.rank == 0:
-        with stage.receiver(me, 2 * UNIT_BYTES) as receiver:
-            receiver.receive(LONG_S)
-            me.receive()
-            time.sleep(0.2)
-        return
-    with stage.sender(me) as sender:
-        tickets = [sender.send(stage.sample(sample_id), LONG_S) for sample_id in range(2)]
-        me.publish("the window is full")
-        for _ in range(2):
-            with pytest.raises(PeerLost):
-                sender.send(stage.sample(2), LONG_S)
-        assert not wait(tickets, LONG_S).not_done
-        assert {type(ticket.exception()) for ticket in tickets} <= {type(None), PeerLost}
-
-
 def flush(me: Rank, stage: Stage) -> None:
     if me.rank == 0:
         with stage.receiver(me) as receiver:
@@ -432,31 +227,3 @@ def flush(me: Rank, stage: Stage) -> None:
         me.publish("flushed, or waited in vain")
         sender.flush(LONG_S)
         assert all(ticket.done() for ticket in tickets)
-
-
-def come_and_go(me: Rank, stage: Stage) -> None:
-    """Two lives; both ranks count between them and after the second, when the other end is closed, too."""
-    counts: list[Resources] = []
-    for _ in range(2):
-        if me.rank == 0:
-            with stage.receiver(me) as receiver:
-                take(stage, receiver, 0)
-                me.receive()
-            receiver.close()
-        else:
-            sender = stage.sender(me)
-            sender.send(stage.sample(0), LONG_S)
-            sender.flush(LONG_S)
-            sender.close()
-            sender.close()
-            me.publish("closed")
-        _meet(me)
-        counts.append(settled_resources())
-        _meet(me)
-    assert counts[1] == counts[0]
-
-
-def _meet(me: Rank) -> None:
-    """Both ranks, because in one process each also counts what the other has."""
-    me.publish("here")
-    me.receive()

@@ -1,0 +1,175 @@
+"""What the ranks of TransportSuite do when an end dies, stops or closes (T6, T7, T9)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import wait
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_core.errors import PeerLost
+from spec_core.testing.resources import Resources, settled_resources
+from spec_core.testing.transport_stage import (
+    FAULT,
+    LONG_S,
+    SCHEMA,
+    SHORT_S,
+    UNIT_BYTES,
+    Stage,
+    error_of,
+    expect_deadline,
+    take,
+)
+
+if TYPE_CHECKING:
+    from spec_core.testing.processes import Rank
+
+
+def fault_in_sender(me: Rank, stage: Stage) -> str | None:
+    if me.rank > 0:
+        with stage.sender(me) as sender:
+            sender.send(stage.sample(0), LONG_S)
+            sender.send(stage.sample(1), LONG_S)
+            me.publish("sent")
+            me.reach(FAULT)
+        return None
+    with stage.receiver(me) as receiver:
+        me.receive()
+        take(stage, receiver, 0)
+        take(stage, receiver, 1)
+        return error_of(lambda: receiver.receive(2 * SHORT_S), 2 * SHORT_S)
+
+
+def fault_in_receiver(me: Rank, stage: Stage) -> str | None:
+    if me.rank == 0:
+        with stage.receiver(me, UNIT_BYTES):
+            me.receive()
+            time.sleep(0.2)
+            me.reach(FAULT)
+        return None
+    sender = stage.sender(me)
+    sender.send(stage.sample(0), LONG_S)
+    me.publish("the window is full")
+    name = error_of(lambda: sender.send(stage.sample(1), 2 * SHORT_S), 2 * SHORT_S)
+    sender.close()
+    return name
+
+
+def fault_before_connect(me: Rank, stage: Stage) -> str | None:
+    if me.rank == 0:
+        with stage.receiver(me):
+            me.reach(FAULT)
+        return None
+    address = me.receive()
+    time.sleep(0.2)
+    return error_of(lambda: stage.build().connect(address, SCHEMA, SHORT_S), SHORT_S)
+
+
+def fault_in_one_of_two(me: Rank, stage: Stage) -> str | None:
+    if me.rank == 1:
+        with stage.sender(me) as sender:
+            sender.send(stage.sample(0), LONG_S)
+            threading.Thread(target=sender.send, args=(stage.sample(1), LONG_S), daemon=True).start()
+            time.sleep(0.2)
+            me.publish("the window is full, and one sample waits")
+            me.receive()  # the other sender is connected
+            me.reach(FAULT)
+    elif me.rank == 2:
+        with stage.sender(me) as sender:
+            me.publish("connected")
+            me.receive()
+            sender.send(stage.sample(2), LONG_S)
+            sender.send(stage.sample(3), LONG_S)
+            sender.flush(LONG_S)
+    else:
+        return _outlive_a_sender(me, stage)
+    return None
+
+
+def _outlive_a_sender(me: Rank, stage: Stage) -> str:
+    with stage.receiver(me, UNIT_BYTES) as receiver:
+        me.receive()
+        me.receive()
+        time.sleep(0.3)
+        seen: list[int | str] = []
+        while 3 not in seen:
+            try:
+                got = receiver.receive(LONG_S)
+            except PeerLost:
+                seen.append("lost")
+                continue
+            stage.check(got, got.sample_id)
+            seen.append(got.sample_id)
+            receiver.release(got)
+    assert sorted(map(str, seen)) == ["0", "2", "3", "lost"]
+    return "others go on"
+
+
+def close_sender(me: Rank, stage: Stage) -> None:
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            assert {me.receive(), me.receive()} == {"closed", "connected"}
+            take(stage, receiver, 0)
+            expect_deadline(lambda: receiver.receive(SHORT_S), SHORT_S)
+            me.publish("go on")
+            take(stage, receiver, 1)
+            with pytest.raises(PeerLost):
+                receiver.receive(LONG_S)
+        return
+    sender = stage.sender(me)
+    if me.rank == 1:
+        sender.send(stage.sample(0), LONG_S)
+        sender.close()
+        me.publish("closed")
+        return
+    me.publish("connected")
+    assert [me.receive(), me.receive()] == ["closed", "go on"]
+    sender.send(stage.sample(1), LONG_S)
+    sender.close()
+
+
+def close_receiver(me: Rank, stage: Stage) -> None:
+    if me.rank == 0:
+        with stage.receiver(me, 2 * UNIT_BYTES) as receiver:
+            receiver.receive(LONG_S)
+            me.receive()
+            time.sleep(0.2)
+        return
+    with stage.sender(me) as sender:
+        tickets = [sender.send(stage.sample(sample_id), LONG_S) for sample_id in range(2)]
+        me.publish("the window is full")
+        for _ in range(2):
+            with pytest.raises(PeerLost):
+                sender.send(stage.sample(2), LONG_S)
+        assert not wait(tickets, LONG_S).not_done
+        assert {type(ticket.exception()) for ticket in tickets} <= {type(None), PeerLost}
+
+
+def come_and_go(me: Rank, stage: Stage) -> None:
+    """Two lives; both ranks count between them and after the second, when the other end is closed, too."""
+    counts: list[Resources] = []
+    for _ in range(2):
+        if me.rank == 0:
+            with stage.receiver(me) as receiver:
+                take(stage, receiver, 0)
+                me.receive()
+            receiver.close()
+        else:
+            sender = stage.sender(me)
+            sender.send(stage.sample(0), LONG_S)
+            sender.flush(LONG_S)
+            sender.close()
+            sender.close()
+            me.publish("closed")
+        _meet(me)
+        counts.append(settled_resources())
+        _meet(me)
+    assert counts[1] == counts[0]
+
+
+def _meet(me: Rank) -> None:
+    """Both ranks, because in one process each also counts what the other has."""
+    me.publish("here")
+    me.receive()

@@ -1,0 +1,110 @@
+"""What every part of TransportSuite is given: samples, ends of a transport, timeouts, ways to check."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+import torch
+
+from spec_core.errors import DeadlineExceeded, RunError
+from spec_core.records import FeatureSample, FeatureSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from spec_core.testing.processes import Fault, Rank
+    from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+
+SCHEMA = FeatureSchema(layers=(1, 3, 8), hidden_size=16, dtype="float32")
+UNIT = 10
+"""Tokens of an ordinary sample."""
+UNIT_BYTES = UNIT * (8 + 3 * 16 * 4)
+LONG_S, SHORT_S, GRACE_S = 15.0, 0.4, 3.0
+"""A timeout that nothing should reach, one that is waited for, and what a busy machine may add to it."""
+FAULT = "the fault"
+
+
+class Play(Protocol):
+    def __call__(self, part: Callable[..., Any], world_size: int, /, *args: Any) -> list[Any]: ...
+
+
+class Fail(Protocol):
+    def __call__(
+        self, part: Callable[..., Any], fault: Fault, victim: int, world_size: int = 2, /
+    ) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What every part is given."""
+
+    build: Callable[[], Transport]
+    device: str
+
+    @contextlib.contextmanager
+    def receiver(
+        self, me: Rank, window_bytes: int = 8 * UNIT_BYTES, schema: FeatureSchema = SCHEMA
+    ) -> Generator[FeatureReceiver]:
+        with self.build().listen(schema, window_bytes) as receiver:
+            me.publish(receiver.address)
+            yield receiver
+
+    def sender(self, me: Rank, schema: FeatureSchema = SCHEMA) -> FeatureSender:
+        return self.build().connect(me.receive(), schema, LONG_S)
+
+    def sample(self, sample_id: int, num_tokens: int = UNIT, schema: FeatureSchema = SCHEMA) -> FeatureSample:
+        """The same bits for the same arguments in every process; NaNs among them."""
+        generator = torch.Generator().manual_seed(sample_id)
+        ids = torch.randint(0, 1 << 40, (num_tokens,), generator=generator)
+        size = num_tokens * schema.bytes_per_token()
+        raw = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+        hidden = raw.view(schema.torch_dtype()).view(schema.shape(num_tokens))
+        return FeatureSample(
+            sample_id=sample_id, input_ids=ids.to(self.device), hidden_TNH=hidden.to(self.device)
+        )
+
+    def check(self, got: FeatureSample, sample_id: int, num_tokens: int = UNIT) -> None:
+        """``got`` is that sample of the default schema, bit for bit."""
+        assert got.sample_id == sample_id
+        assert same(got, self.sample(sample_id, num_tokens))
+
+
+def same(left: FeatureSample, right: FeatureSample) -> bool:
+    return (
+        left.input_ids.dtype == right.input_ids.dtype
+        and left.hidden_TNH.dtype == right.hidden_TNH.dtype
+        and left.hidden_TNH.shape == right.hidden_TNH.shape
+        and left.hidden_TNH.device.type == right.hidden_TNH.device.type
+        and torch.equal(left.input_ids, right.input_ids)
+        and torch.equal(
+            left.hidden_TNH.reshape(-1).view(torch.uint8), right.hidden_TNH.reshape(-1).view(torch.uint8)
+        )
+    )
+
+
+def take(stage: Stage, receiver: FeatureReceiver, sample_id: int, num_tokens: int = UNIT) -> None:
+    """Receives one sample, checks it, releases it."""
+    got = receiver.receive(LONG_S)
+    stage.check(got, sample_id, num_tokens)
+    receiver.release(got)
+
+
+def expect_deadline(call: Callable[[], object], timeout_s: float) -> None:
+    """T6: ``call`` raises DeadlineExceeded, neither early nor late."""
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        call()
+    assert timeout_s * 0.9 <= time.monotonic() - started < timeout_s + GRACE_S
+
+
+def error_of(call: Callable[[], object], timeout_s: float) -> str:
+    """Name of the error that ``call`` raises within its timeout."""
+    started = time.monotonic()
+    with pytest.raises(RunError) as error:
+        call()
+    assert time.monotonic() - started < timeout_s + GRACE_S
+    return error.type.__name__
