@@ -213,11 +213,10 @@ def _resolve(overrides: Sequence[str], flags: RunFlags) -> Any:
 
 
 def _print_document(document: Mapping[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(document, indent=2))
-        return
-    for key, value in document.items():
-        print(f"{key}: {value if not isinstance(value, list) else ', '.join(map(str, value))}")
+    import yaml
+
+    text = json.dumps(document, indent=2, default=str)
+    print(text if as_json else yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True).rstrip())
 
 
 def _fail(message: str, code: int) -> int:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import platform
+import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend, plugins
 from spec_core.errors import SpecError
+from spec_core.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_COLLECTIVES_S = 60.0
+"""For the second rank to start and every call to end."""
 
 
 def run_self_test(name: str) -> dict[str, Any]:
@@ -30,6 +37,7 @@ def run_self_test(name: str) -> dict[str, Any]:
             "device": _device,
             "memory limit": _memory_limit,
             "attention kernel": _attention,
+            "2-rank collectives": _collectives,
             "transport round trip": _round_trip,
         }
         report["steps"] += [_verdict(step, test, backend) for step, test in tests.items()]
@@ -85,6 +93,45 @@ def _attention(backend: Backend) -> str:
     if worst > 1e-2:
         raise RuntimeError(f"differs from dense attention by {worst:.2e}")
     return f"largest difference from dense attention {worst:.1e}"
+
+
+def _collectives(backend: Backend) -> str:
+    """A sum and a broadcast between this process and a child."""
+    context = multiprocessing.get_context("spawn")
+    token = secrets.token_hex(16)
+    with Rendezvous("127.0.0.1:0", 0, 2, token, _COLLECTIVES_S) as rendezvous:
+        child = context.Process(
+            target=_second_rank, args=(backend.name, rendezvous.address, token), daemon=True
+        )
+        child.start()
+        try:
+            _sum_and_broadcast(backend, rendezvous)
+        finally:
+            child.join(5.0)
+            child.kill()
+            child.join()
+    return "sum and broadcast are right"
+
+
+def _second_rank(name: str, address: str, token: str) -> None:
+    plugin = plugins.load(Backend, name)
+    with Rendezvous(address, 1, 2, token, _COLLECTIVES_S) as rendezvous:
+        _sum_and_broadcast(plugin(plugin.Config(name=name)), rendezvous)
+
+
+def _sum_and_broadcast(backend: Backend, rendezvous: Rendezvous) -> None:
+    import torch
+
+    rendezvous.join()
+    device = backend.device(rendezvous.rank % backend.capabilities().num_devices)
+    with backend.process_group(rendezvous, device) as group:
+        summed = torch.full((1000,), float(rendezvous.rank + 1), device=device)
+        group.all_reduce(summed)
+        sent = torch.arange(1000, device=device) * (rendezvous.rank == 0)
+        group.broadcast(sent, src=0)
+        group.barrier()
+        if summed.unique().tolist() != [3.0] or sent.sum().item() != 499500:
+            raise RuntimeError("a sum or a broadcast between two ranks is wrong")
 
 
 def _round_trip(backend: Backend) -> str:
