@@ -16,11 +16,12 @@ E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is ide
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Self
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
 from spec_core.config import EngineConfig
 from spec_core.records import AcceptanceCounters, Availability
+from spec_core.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from spec_core.transport import Transport
 
 
-class Engine(ABC):
+class Engine(Resource):
     """See the module's contract. ``transport`` is how this engine's workers reach the trainers; an engine that
     only generates needs none."""
 
@@ -78,13 +79,3 @@ class Engine(ABC):
     @abstractmethod
     def health(self) -> None:
         """E6."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """E6."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -21,15 +21,17 @@ P9  ``close`` is idempotent and leaves no socket and no thread.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Self
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from spec_core.resource import Resource
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 
-class ProcessGroup(ABC):
+class ProcessGroup(Resource):
     """See the module's contract."""
 
     rank: int
@@ -67,9 +69,3 @@ class ProcessGroup(ABC):
     def close(self) -> None:
         """P9. Collective-free: a rank may close while others have gone."""
         self.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -5,6 +5,7 @@ Shape suffixes: T tokens of a flat batch, N captured layers, H hidden size, S lo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING

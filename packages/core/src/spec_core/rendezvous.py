@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.rendezvous_relay import JOIN, LOST, MAX_RECORD_BYTES, REFUSED, VERSION, Frame, Hello, Relay
+from spec_core.resource import Resource
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +72,7 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Rendezvous:
+class Rendezvous(Resource):
     """See the module's contract. One thread of each rank uses it at a time.
 
     ``address`` is where rank 0 listens (``127.0.0.1:0`` takes a free port); on the other ranks the address that
@@ -166,12 +167,6 @@ class Rendezvous:
         if self._relay is not None:
             self._relay.close()
         self._relay = self._server = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _listen(self) -> None:
         listener = bind(self._host, self._port)

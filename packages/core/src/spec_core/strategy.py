@@ -14,12 +14,13 @@ S6  No collective without this strategy's own group.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.config import Config
 from spec_core.records import Availability
+from spec_core.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ class TrainStep:
     grad_norm: Tensor
 
 
-class Strategy(ABC):
+class Strategy(Resource):
     """See the module's contract. The caller has initialised torch's default group among the trainer's ranks."""
 
     name: ClassVar[str]
@@ -112,11 +113,5 @@ class Strategy(ABC):
             for name, value in model.items()
         }
 
-    def close(self) -> None:  # noqa: B027 (most strategies hold nothing)
+    def close(self) -> None:
         """Releases what the strategy holds; idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

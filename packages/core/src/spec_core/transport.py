@@ -26,7 +26,9 @@ T9  ``close`` is idempotent and leaves nothing on the host: no shared memory, no
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
+
+from spec_core.resource import Resource
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     Ticket = Future[None]
 
 
-class FeatureSender(ABC):
+class FeatureSender(Resource):
     """The engine's end."""
 
     @abstractmethod
@@ -47,18 +49,8 @@ class FeatureSender(ABC):
     def flush(self, timeout_s: float) -> None:
         """T8."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """T9."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-class FeatureReceiver(ABC):
+class FeatureReceiver(Resource):
     """The trainer's end."""
 
     @property
@@ -73,16 +65,6 @@ class FeatureReceiver(ABC):
     @abstractmethod
     def release(self, sample: FeatureSample) -> None:
         """T4."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """T9."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class Transport(ABC):
