@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
+import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError, RunError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -55,20 +59,28 @@ def read_meta(folder: Path) -> CheckpointMeta:
 
 
 def read_model_state(folder: Path) -> dict[str, Tensor]:
-    """The draft's full tensors, under its module's names, read by one process without any group."""
+    """The draft's full tensors, under its module's names."""
+    prefix = "model."
+    return {key.removeprefix(prefix): value for key, value in read_tensors(folder, prefix).items()}
+
+
+def read_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+    """All full tensors whose name begins with ``prefix``, read by one process without any group: ``model.…`` and
+    ``optimizer.…``."""
     import torch
     from torch.distributed import checkpoint as dcp
 
     read_meta(folder)
     reader = dcp.FileSystemReader(folder / "state")
-    prefix = "model."
-    state = {
-        key: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for key, entry in reader.read_metadata().state_dict_metadata.items()
-        if key.startswith(prefix) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
-    }
-    dcp.load(state, storage_reader=reader, no_dist=True)
-    return {key.removeprefix(prefix): value for key, value in state.items()}
+    with _readable(folder), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process.*")  # that is what is asked for
+        state = {
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key, entry in reader.read_metadata().state_dict_metadata.items()
+            if key.startswith(prefix) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
+        }
+        dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
 
 
 class CheckpointStore:
@@ -95,22 +107,18 @@ class CheckpointStore:
             return folder
         scratch = self._root / f".step-{meta.step}"
         rank = self._group.rank()
-        try:
+        with _whole_or_not(folder, scratch, rank):
             (scratch / "state").mkdir(parents=True, exist_ok=True)
             writer = dcp.FileSystemWriter(scratch / "state", sync_files=True)
             dcp.save(trainer.state_dict(), storage_writer=writer, process_group=self._group)
             _save_generator(scratch / f"generator-{rank}.pt")
-        except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise RunError(
-                f"checkpoint {folder} was not written (rank {rank}): {_root_cause(error)}"
-            ) from error
         self._group.barrier().wait()
         if rank == 0:
-            (scratch / "meta.json").write_text(meta.to_json())
-            (scratch / "config.yaml").write_text(config_text)
-            scratch.rename(folder)
-            _sync_folder(self._root)
+            with _whole_or_not(folder, scratch, rank):
+                (scratch / "meta.json").write_text(meta.to_json())
+                (scratch / "config.yaml").write_text(config_text)
+                scratch.rename(folder)
+                _sync_folder(self._root)
             self._rotate()
         self._group.barrier().wait()
         return folder
@@ -129,10 +137,8 @@ class CheckpointStore:
 
         meta = read_meta(folder)
         state = trainer.state_dict()
-        try:
+        with _readable(folder):
             dcp.load(state, storage_reader=dcp.FileSystemReader(folder / "state"), process_group=self._group)
-        except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
-            raise ArtifactError(f"checkpoint {folder} cannot be read: {_root_cause(error)}") from error
         trainer.load_state_dict(state)
         _load_generator(folder / f"generator-{self._group.rank()}.pt")
         return meta
@@ -149,6 +155,33 @@ class CheckpointStore:
                 doomed = folder.with_name(f".{folder.name}.old")
                 folder.rename(doomed)
                 shutil.rmtree(doomed)
+
+
+@contextmanager
+def _whole_or_not(folder: Path, scratch: Path, rank: int) -> Iterator[None]:
+    """A failure to write, for want of space say, becomes a RunError and leaves nothing."""
+    from torch.distributed import checkpoint as dcp
+
+    try:
+        yield
+    except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
+        free_mb = shutil.disk_usage(folder.parent).free >> 20
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise RunError(
+            f"checkpoint {folder} was not written (rank {rank}): {_root_cause(error)} ({free_mb} MB were free there)"
+        ) from error
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """A failure to read becomes an ArtifactError."""
+    from torch.distributed import checkpoint as dcp
+
+    damaged = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, dcp.api.CheckpointException)
+    try:
+        yield
+    except damaged as error:
+        raise ArtifactError(f"checkpoint {folder} cannot be read: {_root_cause(error)}") from error
 
 
 def _step_of(folder: Path) -> int:
@@ -182,6 +215,6 @@ def _root_cause(error: BaseException) -> str:
     failures = getattr(error, "failures", None)
     if failures:
         error = next(iter(failures.values()))[0]
-    while error.__cause__ is not None:
-        error = error.__cause__
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
     return f"{type(error).__name__}: {error}".splitlines()[0]

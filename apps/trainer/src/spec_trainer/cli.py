@@ -23,6 +23,7 @@ app = App(
     name="spec-trainer",
     help="Trains Eagle3 and DFlash drafts on the hidden states of a live target.",
     version=lambda: metadata.version("spec-trainer"),
+    suppress_keyboard_interrupt=False,
 )
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]

@@ -9,7 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from spec_core import BackendConfig, Config, DraftConfig, EngineConfig, OptimizerConfig
 from spec_trainer.data.config import DataConfig
@@ -19,6 +27,14 @@ D = TypeVar("D", bound=DraftConfig)
 E = TypeVar("E", bound=EngineConfig)
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+def _named(path: object) -> object:
+    """An empty path means the working directory to pathlib; to a person, it is a variable that was not set."""
+    if path == "":
+        raise ValueError("is empty, expected a folder")
+    return path
 
 
 class TrainConfig(OptimizerConfig):
@@ -100,7 +116,7 @@ class TrackConfig(Config):
 
     tensorboard: bool = False
     """Writes event files into the run directory; needs tensorboard installed."""
-    wandb: str | None = None
+    wandb: Name | None = None
     """Weights & Biases project name."""
 
 
@@ -112,11 +128,11 @@ class ProfileConfig(Config):
 class RunConfig(Config, Generic[B, D, E]):
     """Everything that a run is; ``config.yaml`` of the run directory holds it fully resolved."""
 
-    target: str
+    target: Name
     """Folder or hub id of the target."""
-    output: Path
+    output: Annotated[Path, BeforeValidator(_named)]
     """Run directory; by default runs/ and the stem of the configuration file or the name of the target."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of initial weights, data order, and whatever a draft draws."""
     backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     data: DataConfig
@@ -183,6 +199,11 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
             _changed(train, "decay_share") and train.schedule != "wsd",
             f"train.decay_share with train.schedule={train.schedule}: only wsd decays at the end; "
             "remove it or set train.schedule=wsd",
+        ),
+        (
+            _changed(train, "min_lr_ratio") and train.schedule == "constant",
+            f"train.min_lr_ratio={train.min_lr_ratio} with train.schedule=constant: a constant rate never falls; "
+            "remove it or set another schedule",
         ),
         (
             _changed(train, "epochs") and train.steps is not None,

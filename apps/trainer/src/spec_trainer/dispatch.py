@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
-from spec_core.errors import ConfigError
+from spec_core.errors import ConfigError, SpecError
 from spec_core.records import CaptureRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
 
     from spec_core.records import FeatureSchema
     from spec_trainer.work_plan import WorkItem, WorkPlan
@@ -123,8 +123,19 @@ class Dispatcher:
             if start is None:
                 return
             engine, batch = start
-            future = self._engines[engine].capture(batch, self._schema)
-            future.add_done_callback(lambda done, engine=engine: self._finished(engine, done))
+            self._capture(engine, batch).add_done_callback(
+                lambda done, engine=engine: self._finished(engine, done)
+            )
+
+    def _capture(self, engine: int, batch: Sequence[CaptureRequest]) -> Future[None]:
+        """An engine that refuses at once fails like one that refuses later: the caller may be another engine's
+        thread, where an exception would go unheard."""
+        try:
+            return self._engines[engine].capture(batch, self._schema)
+        except SpecError as error:
+            refused: Future[None] = Future()
+            refused.set_exception(error)
+            return refused
 
     def _next(self) -> tuple[int, list[CaptureRequest]] | None:
         engine = min(range(len(self._engines)), key=lambda index: self._running[index])

@@ -32,5 +32,5 @@ class EvaluationRequest:
     def __post_init__(self) -> None:
         for name, least in (("num_draft_tokens", 1), ("max_new_tokens", 1), ("temperature", 0)):
             value = getattr(self, name)
-            if value < least:
+            if not least <= value < float("inf"):
                 raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")

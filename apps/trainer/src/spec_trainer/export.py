@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import yaml
@@ -10,6 +11,7 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.checkpoint import read_meta, read_model_state
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.resolve import resolve_config, resolve_target
+from spec_trainer.run_directory import check_creatable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +22,9 @@ def export_checkpoint(checkpoint: Path, output: Path) -> Path:
     from spec_core.target_reader import read_target
 
     meta = read_meta(checkpoint)
-    if output.exists():
+    if os.path.exists(output):
         raise ArtifactError(f"output {output} exists; choose a new folder")
+    check_creatable(output)
     try:
         config, types = resolve_config(checkpoint / "config.yaml", {}, [])
     except (ConfigError, yaml.YAMLError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from spec_trainer.checkpoint import CheckpointStore, read_meta
 from spec_trainer.dispatch import Dispatcher
 from spec_trainer.draft_trainer import ShardedDraftTrainer
-from spec_trainer.feature_stream import FeatureStream
 from spec_trainer.loop import TrainingRun, train
+from spec_trainer.metrics import read_metrics
 from spec_trainer.profiling import StepProfiler
 from spec_trainer.progress import StepProgress
 from spec_trainer.report import write_report
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from spec_core import DraftTrainer
+    from spec_trainer.feature_stream import FeatureStream
     from spec_trainer.resolve import ResolvedRun
 
 
@@ -63,6 +65,8 @@ def _launch(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
 def _train_inline(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
     """Engine and the one trainer rank in this process."""
     import torch.distributed as dist
+
+    from spec_trainer.feature_stream import FeatureStream
 
     device = plan.backend.device(0)
     with ExitStack() as stack:
@@ -104,7 +108,7 @@ def training_run(
             trainer=trainer,
             stream=stream,
             checkpoints=checkpoints,
-            log=stack.enter_context(RunLog(plan, done_steps, links.show if rank == 0 else None)),
+            log=stack.enter_context(RunLog(plan, rank, done_steps, links.show)),
             should_stop=links.should_stop,
             profiler=StepProfiler(plan.config.profile.steps, plan.directory.root),
             done_steps=done_steps,
@@ -154,7 +158,23 @@ def finish(run: TrainingRun, last: dict[str, Any]) -> dict[str, Any]:
         run.trainer.export(run.plan.target, directory.draft)
     if run.rank != 0:
         return {}
-    summary = {
+    summary = (None if last else _kept_summary(run)) or _summary(run, last)
+    directory.write_summary(summary)
+    write_report(directory, f"Training of {summary['description']}", summary)
+    return summary
+
+
+def _kept_summary(run: TrainingRun) -> dict[str, Any] | None:
+    """The summary of an earlier incarnation that left nothing to do: it knows the times."""
+    file = run.plan.directory.summary
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    return kept if kept.get("steps") == run.done_steps else None
+
+
+def _summary(run: TrainingRun, last: dict[str, Any]) -> dict[str, Any]:
+    directory = run.plan.directory
+    last = last or read_metrics(directory.metrics)[-1]
+    return {
         "description": f"{run.plan.config.draft.name} draft for {run.plan.target.folder.name}",
         "steps": run.done_steps,
         "tokens": _trained_tokens(run),
@@ -165,9 +185,6 @@ def finish(run: TrainingRun, last: dict[str, Any]) -> dict[str, Any]:
         "draft": str(directory.draft),
         "data": str(run.plan.dataset.report),
     }
-    directory.write_summary(summary)
-    write_report(directory, f"Training of {summary['description']}", summary)
-    return summary
 
 
 def _trained_tokens(run: TrainingRun) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spec_core import BatchShare
+from spec_core.errors import RunError
 from spec_trainer.checkpoint import CheckpointMeta
 from spec_trainer.clock import Clock
 from spec_trainer.interrupted import Interrupted
@@ -56,7 +58,9 @@ def train(run: TrainingRun) -> dict[str, Any]:
             result = run.trainer.step(share, rate)
             result.grad_norm.item()  # waits for the device: the step's time is the step's
         record = _record(run, item, result, rate)
+        _check_finite(record)
         run.done_steps = item.step + 1
+        run.log.trained(run.done_steps, share)
         if work.evaluates_after(run.done_steps):
             record |= {f"eval_{name}": value for name, value in _evaluate(run).items()}
         run.log.step(record)
@@ -104,6 +108,15 @@ def _record(run: TrainingRun, item: WorkItem, result: TrainStep, rate: float) ->
         "time_data_s": data_s,
         "time_step_s": step_s,
     }
+
+
+def _check_finite(record: dict[str, Any]) -> None:
+    """Ends a run whose weights are lost, before a checkpoint of them takes the place of a good one."""
+    if not math.isfinite(record["loss"]) or not math.isfinite(record["grad_norm"]):
+        raise RunError(
+            f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}; the last checkpoint "
+            "is sound: lower train.lr or train.clip and start anew"
+        )
 
 
 def _checkpoint(run: TrainingRun, record: dict[str, Any]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spec_core.errors import ConfigError
+from spec_trainer.run_directory import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,28 +24,43 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-class MetricsLog(AbstractContextManager["MetricsLog"]):
-    """Appends records to metrics.jsonl. Opened at step N it first drops what a crashed run wrote after N, so that
+class StepLines(AbstractContextManager["StepLines"]):
+    """A file with one JSON record per step. Opened at step N it first drops what a crashed run wrote after N, so that
     the file holds every step exactly once."""
 
-    def __init__(self, file: Path, done_steps: int, trackers: list[Tracker]) -> None:
-        kept = [line for line in _lines(file) if json.loads(line)["step"] <= done_steps]
-        file.write_text("".join(kept))
+    def __init__(self, file: Path, done_steps: int) -> None:
+        drop_after(file, done_steps)
         self._file = file.open("a", buffering=1)
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+
+def drop_after(file: Path, step: int) -> None:
+    """Removes the records of later steps."""
+    if file.exists():
+        write_atomically(file, "".join(line for line in _lines(file) if json.loads(line)["step"] <= step))
+
+
+class MetricsLog(AbstractContextManager["MetricsLog"]):
+    """metrics.jsonl and the trackers of one run."""
+
+    def __init__(self, file: Path, done_steps: int, trackers: list[Tracker]) -> None:
+        self._lines = StepLines(file, done_steps)
         self._trackers = trackers
 
     def log(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
+        self._lines.write(record)
         scalars = dict(_scalars(record))
         for tracker in self._trackers:
             tracker.log(record["step"], scalars)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         with ExitStack() as stack:
-            stack.callback(self._file.close)
+            stack.enter_context(self._lines)
             for tracker in self._trackers:
                 stack.callback(tracker.close)
 
@@ -52,16 +69,19 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _lines(file)]
 
 
-def build_trackers(config: TrackConfig, directory: RunDirectory) -> list[Tracker]:
+def check_trackers(config: TrackConfig) -> None:
     """ConfigError if a tracker that the configuration asks for is not installed."""
+    for name, wanted in (("tensorboard", config.tensorboard), ("wandb", config.wandb is not None)):
+        if wanted and importlib.util.find_spec(name) is None:
+            raise ConfigError(f"track.{name}: {name} is not installed; pip install {name}, or remove the key")
+
+
+def build_trackers(config: TrackConfig, directory: RunDirectory) -> list[Tracker]:
     trackers: list[Tracker] = []
-    try:
-        if config.tensorboard:
-            trackers.append(TensorBoardTracker(directory.root / "tensorboard"))
-        if config.wandb is not None:
-            trackers.append(WandbTracker(config.wandb, directory))
-    except ImportError as error:
-        raise ConfigError(f"a tracker is not installed ({error.name}); pip install {error.name}") from error
+    if config.tensorboard:
+        trackers.append(TensorBoardTracker(directory.root / "tensorboard"))
+    if config.wandb is not None:
+        trackers.append(WandbTracker(config.wandb, directory))
     return trackers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from spec_core.config import read_layers, validate
 from spec_core.errors import ConfigError, TargetError
 from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.dispatch import check_sizes, sample_bytes
+from spec_trainer.metrics import check_trackers
 from spec_trainer.run_directory import RunDirectory, run_identity
 from spec_trainer.work_plan import BatchSettings, WorkPlan
 
@@ -69,13 +71,29 @@ class ResolvedRun(ResolvedParts):
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> ResolvedRun:
     """Raises a UsageError, one line, for anything that is wrong; creates nothing."""
+    try:
+        return _resolve(config_file, flags, overrides)
+    except OSError as error:  # what is read here is what the person named
+        raise ConfigError(f"{error.filename or 'input'}: {error.strerror or error}") from error
+
+
+def _resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> ResolvedRun:
     from spec_trainer.data.dataset import load_dataset
 
     parts = _load_parts(*resolve_config(config_file, flags, overrides))
     run = parts.with_dataset(load_dataset(parts.config.data, parts.target.folder, parts.target.vocab_size))
+    _check_held_out(run)
     check_sizes(run.work, run.schema, run.window_bytes)
     run.directory.check_owner(run.identity)
     return run
+
+
+def _check_held_out(run: ResolvedRun) -> None:
+    if run.config.train.eval_every and not run.dataset.held_out:
+        raise ConfigError(
+            f"train.eval_every={run.config.train.eval_every}, but nothing is held out of {len(run.dataset.train)} "
+            "samples; set data.eval_path or data.eval_samples, or remove it"
+        )
 
 
 def resolve_parts(values: Mapping[str, Any]) -> ResolvedParts:
@@ -88,6 +106,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> ResolvedParts
 
     backend, draft = types["backend"](config.backend), types["draft"](config.draft)
     _check_dtype(config, backend)
+    check_trackers(config.track)
     strategy_type = plugins.load_available(Strategy, config.train.strategy)
     target = read_target(resolve_target(config.target))
     draft.check_target(target)
@@ -108,7 +127,17 @@ def resolve_config(
     """The validated configuration and the plugin class of each section that names one."""
     values = read_layers(config_file, flags, overrides)
     values.setdefault("output", str(_default_output(config_file, values)))
+    _anchor(values)
     return _validated(values, f"config {config_file}" if config_file else "configuration")
+
+
+def _anchor(values: dict[str, Any]) -> None:
+    """Paths that exist become absolute, so that ``config.yaml`` means the same from any working directory."""
+    for section, key in ((None, "target"), ("data", "path"), ("data", "eval_path"), ("draft", "init_from")):
+        part = values if section is None else values.get(section)
+        if isinstance(part, dict) and isinstance(part.get(key), str):
+            path = os.path.abspath(os.path.expanduser(part[key])) if part[key] else ""
+            part[key] = path if os.path.exists(path) else part[key]
 
 
 def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[str, Any]]:
@@ -122,8 +151,8 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
 
 def resolve_target(name: str) -> Path:
     """A folder as it is; ``owner/name`` that is no folder is fetched from the hub (or its local cache)."""
-    folder = Path(name).expanduser()
-    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    folder = Path(name)
+    if os.path.exists(folder) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -139,7 +168,8 @@ def resolve_target(name: str) -> Path:
 def _plugin_name(values: Mapping[str, Any], section: str, default: str) -> str:
     given = values.get(section, {})
     if not isinstance(given, dict):
-        raise ConfigError(f"{section}={given!r}: expected a section; write {section}.name={given}")
+        name = given if isinstance(given, str) else default
+        raise ConfigError(f"{section}={given!r}: expected a section; write {section}.name={name}")
     name = given.get("name", default)
     if not isinstance(name, str):
         raise ConfigError(f"{section}.name={name!r}: expected the name of a {section} plugin")

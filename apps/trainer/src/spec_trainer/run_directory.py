@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spec_core.config import dump_yaml
-from spec_core.errors import ArtifactError
+from spec_core.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,8 +81,9 @@ class RunDirectory:
         return self.root / ".identity"
 
     def check_owner(self, identity: str) -> None:
-        """Raises ArtifactError if the directory belongs to another run, or is no run directory at all."""
-        if not self.root.exists():
+        """Raises ArtifactError if the directory belongs to another run, is no run directory, or cannot be made."""
+        if not os.path.exists(self.root):
+            check_creatable(self.root)
             return
         if not self.root.is_dir():
             raise ArtifactError(f"output {self.root} is a file; give a directory")
@@ -100,14 +101,26 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps a second run out for as long as this one lives; the kernel lets go whatever this process dies of."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        """Keeps a second run out for as long as this one lives; the kernel lets go whatever this process dies of.
+
+        What is found wrong before a first checkpoint, such as a target that the engine cannot load, leaves nothing.
+        """
+        fresh = not os.path.exists(self.root)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArtifactError(f"output {self.root} cannot be created: {error.strerror}") from error
         with (self.root / ".lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ArtifactError(f"output {self.root} is in use by a run that is under way") from error
-            yield
+            try:
+                yield
+            except UsageError:
+                if fresh and not any(self.checkpoints.glob("step-*")):
+                    shutil.rmtree(self.root)
+                raise
 
     def open(self, identity: str, config: AnyRunConfig) -> None:
         """Takes ownership and writes the resolved configuration."""
@@ -121,6 +134,15 @@ class RunDirectory:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
+
+
+def check_creatable(folder: Path) -> None:
+    """Raises ArtifactError where ``folder`` cannot be made; makes nothing."""
+    above = next(parent for parent in folder.absolute().parents if os.path.exists(parent))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ArtifactError(
+            f"output {folder} cannot be created: {above} is not a folder that can be written to"
+        )
 
 
 def write_atomically(file: Path, text: str) -> None:

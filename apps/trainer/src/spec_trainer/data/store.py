@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from spec_core.errors import RunError
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 
@@ -19,9 +20,21 @@ if TYPE_CHECKING:
 
 @contextmanager
 def saved_dataset(dataset: Dataset, root: Path) -> Iterator[Path]:
-    """Writes the dataset below ``root`` and removes it again; what a crash left is overwritten."""
+    """Writes the dataset below ``root`` and removes it again; what a crash left is overwritten. RunError if there is
+    no room for it."""
     folder = root / ".dataset"
     shutil.rmtree(folder, ignore_errors=True)
+    try:
+        try:
+            _write(dataset, folder)
+        except OSError as error:
+            raise RunError(f"the tokenised data could not be written to {folder}: {error}") from error
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(dataset: Dataset, folder: Path) -> None:
     folder.mkdir()
     samples = dataset.samples
     lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
@@ -29,10 +42,6 @@ def saved_dataset(dataset: Dataset, root: Path) -> Iterator[Path]:
     np.save(folder / "num_train.npy", np.int64(len(dataset.train)))
     np.save(folder / "input_ids.npy", np.concatenate([sample.input_ids for sample in samples]))
     np.save(folder / "loss_mask.npy", np.concatenate([sample.loss_mask for sample in samples]))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_dataset(folder: str | Path) -> Dataset:

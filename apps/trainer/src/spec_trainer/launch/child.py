@@ -1,7 +1,7 @@
-"""Entry of every child process of the local launcher: ``python -m spec_trainer.launch.child FD PARENT``.
+"""Entry of every child process of the local launcher: ``python -m spec_trainer.launch.child NAME FD PARENT``.
 
-The first record on the control channel says what to be. A child lives no longer than its launcher: the kernel kills
-it when the launcher dies, whatever the launcher died of.
+The first record on the control channel, the order, says what to be: its ``entry`` names a ``Role``. A child lives no
+longer than its launcher: the kernel kills it when the launcher dies, whatever the launcher died of.
 """
 
 from __future__ import annotations
@@ -10,72 +10,86 @@ import ctypes
 import faulthandler
 import logging
 import os
+import pkgutil
 import signal
 import socket
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Protocol
 
+from spec_core.errors import PeerLost
 from spec_trainer.interrupted import Interrupted
 from spec_trainer.launch.control import ControlChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from spec_trainer.launch.control import Record
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_HEARTBEATS_PER_TIMEOUT = 4
+_HEARTBEATS_PER_TIMEOUT = 8
+
+
+class Role(Protocol):
+    def __call__(self, stack: ExitStack, channel: ControlChannel, order: Record) -> None:
+        """``stack`` closes what the role opens, after a failure has been reported."""
 
 
 def main() -> int:
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    name, descriptor, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     _die_with(parent)
     faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the launcher's to handle
+    _leave_signals_to_launcher()
+    os.set_inheritable(descriptor, False)
     channel = ControlChannel(socket.socket(fileno=descriptor))
     order = next(channel.records(), None)
     if order is None:
         return 1
     logging.basicConfig(
         level=logging.INFO,
-        format=f"%(asctime)s %(levelname).1s [{order['name']}] %(name)s: %(message)s",
+        format=f"%(asctime)s %(levelname).1s [{name}] %(name)s: %(message)s",
         stream=sys.stderr,
     )
     _start_heartbeat(channel, order["peer_s"])
-    return _run(_role(order["role"]), channel, order)
+    return _run(channel, order)
 
 
-def _run(role: Callable[[ControlChannel, Record], None], channel: ControlChannel, order: Record) -> int:
-    """The process's top: whatever went wrong is told to the launcher, with its cause, before the process ends."""
-    try:
-        role(channel, order)
-    except Interrupted as stopped:
-        channel.send("interrupted", message=str(stopped))
-        return 0
-    except Exception as error:  # noqa: BLE001 (top of a process)
-        traceback.print_exc()
-        channel.send("failed", error=type(error).__name__, message=str(error))
-        return 1
+def _run(channel: ControlChannel, order: Record) -> int:
+    """The process's top. Whatever went wrong is told to the launcher before anything is closed: closing is what the
+    other processes would fail of, and the first failure is the one that the person is told."""
+    with ExitStack() as stack:
+        try:
+            role: Role = pkgutil.resolve_name(order["entry"])
+            role(stack, channel, order)
+        except Interrupted as stopped:
+            channel.send("interrupted", message=str(stopped))
+        except Exception as error:  # noqa: BLE001 (top of a process)
+            traceback.print_exc()
+            channel.report(error)
+            return 1
     return 0
 
 
-def _role(name: str) -> Callable[[ControlChannel, Record], None]:
-    from spec_trainer.launch import engine_process, trainer_process
-
-    return {"engine": engine_process.run, "trainer": trainer_process.run}[name]
-
-
 def _start_heartbeat(channel: ControlChannel, peer_s: float) -> None:
-    """Tells the launcher that this process runs, not only that it exists: a stopped one goes silent."""
-    over = threading.Event()
+    """Tells the launcher that this process runs, not only that it exists: a stopped one goes silent. Before anything
+    heavy is imported, so that a slow start is no silence."""
 
     def beat() -> None:
-        while not over.wait(peer_s / _HEARTBEATS_PER_TIMEOUT):
-            channel.send("alive")
+        pause = threading.Event()
+        with suppress(PeerLost):
+            while not pause.wait(peer_s / _HEARTBEATS_PER_TIMEOUT):
+                channel.send("alive")
 
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+
+
+def _leave_signals_to_launcher() -> None:
+    """SIGTERM may reach every process of a service or a batch job; only the launcher acts on it, so that a
+    checkpoint can be saved. A handler rather than SIG_IGN: a program that this process starts does not inherit it.
+    (A terminal's SIGINT does not come here: a child has its own session.)"""
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _die_with(parent: int) -> None:

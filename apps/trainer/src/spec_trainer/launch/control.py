@@ -13,7 +13,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import PeerLost
+from spec_core.config import first_line
+from spec_core.errors import DeadlineExceeded, PeerLost, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,23 +22,44 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 _LENGTH = struct.Struct("!I")
+_TIMEVAL = struct.Struct("@ll")
 
 
 class ControlChannel:
     """``send`` may be called from any thread; ``records`` from one."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
         self._socket = end
         self._sending = threading.Lock()
+        self._send_timeout_s = send_timeout_s
+        if send_timeout_s is not None:
+            # Python's own timeout would hold for ``records`` too, which may wait for ever.
+            limit = _TIMEVAL.pack(int(send_timeout_s), int(send_timeout_s % 1 * 1e6))
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Raises PeerLost if the other process is gone."""
+        """Raises PeerLost if the other process is gone, DeadlineExceeded if it does not read."""
         payload = json.dumps({"kind": kind, **fields}).encode()
         try:
             with self._sending:
                 self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+        except BlockingIOError as error:
+            raise DeadlineExceeded(
+                f"the control channel was not read within {self._send_timeout_s} s"
+            ) from error
         except OSError as error:
             raise PeerLost(f"the control channel is closed: {error}") from error
+
+    def report(self, error: BaseException) -> None:
+        """Tells the launcher, if it still lives, what this process failed of: one line for the person at the
+        keyboard. The whole story is in the log."""
+        with suppress(PeerLost):
+            self.send(
+                "failed",
+                error=type(error).__name__,
+                message=first_line(error),
+                usage=isinstance(error, UsageError),
+            )
 
     def records(self) -> Iterator[Record]:
         """Blocks for each record; ends when the other process has closed its end or died."""

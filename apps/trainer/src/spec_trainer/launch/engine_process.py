@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import TYPE_CHECKING
 
-from spec_core.errors import PeerLost
 from spec_core.records import CaptureRequest
 from spec_trainer.resolve import resolve_parts
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from contextlib import ExitStack
 
     from spec_trainer.launch.control import ControlChannel, Record
 
+log = logging.getLogger(__name__)
 
-def run(channel: ControlChannel, order: Record) -> None:
+
+def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
+    """Until the launcher says stop, or is gone."""
     parts = resolve_parts(order["config"])
+    if order["memory_fraction"] is not None:
+        parts.backend.limit_memory(order["memory_fraction"])
     device = parts.backend.device(order["local_rank"])
     transport = parts.backend.transport(parts.config.placement.kind)
-    with parts.engine_type(parts.config.engine, parts.target, device, transport) as engine:
-        engine.health()
-        channel.send("ready")
-        for record in channel.records():
-            if record["kind"] == "stop":
-                return
-            requests = [
-                CaptureRequest(sample_id=sample_id, input_ids=tuple(ids), destination=destination)
-                for sample_id, ids, destination in record["requests"]
-            ]
-            done = engine.capture(requests, parts.schema)
-            done.add_done_callback(functools.partial(_report, channel, record["batch"]))
-    raise PeerLost("the launcher is gone")
+    engine = stack.enter_context(parts.engine_type(parts.config.engine, parts.target, device, transport))
+    engine.health()
+    channel.send("ready")
+    for record in channel.records():
+        if record["kind"] == "stop":
+            return
+        requests = [
+            CaptureRequest(sample_id=sample_id, input_ids=tuple(ids), destination=destination)
+            for sample_id, ids, destination in record["requests"]
+        ]
+        done = engine.capture(requests, parts.schema)
+        done.add_done_callback(functools.partial(_report, channel, record["batch"]))
 
 
 def _report(channel: ControlChannel, batch: int, done: Future[None]) -> None:
@@ -39,4 +44,5 @@ def _report(channel: ControlChannel, batch: int, done: Future[None]) -> None:
     if error is None:
         channel.send("captured", batch=batch)
     else:
-        channel.send("failed", error=type(error).__name__, message=str(error))
+        log.error("capture batch %d failed", batch, exc_info=error)
+        channel.report(error)

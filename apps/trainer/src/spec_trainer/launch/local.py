@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import secrets
 import time
 from concurrent.futures import Future
@@ -16,20 +18,24 @@ from spec_core.errors import DeadlineExceeded, RunError
 from spec_trainer.data.store import saved_dataset
 from spec_trainer.dispatch import Dispatcher
 from spec_trainer.interrupted import Interrupted
+from spec_trainer.launch.members import members
 from spec_trainer.launch.supervisor import Supervisor
 from spec_trainer.progress import StepProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from spec_core.backend import Role
     from spec_core.records import CaptureRequest, FeatureSchema
     from spec_trainer.launch.supervisor import Child, Event
     from spec_trainer.resolve import ResolvedRun
     from spec_trainer.stop_request import StopRequest
 
 log = logging.getLogger(__name__)
+
+_ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo"}
+"""torch's own gloo groups would listen on the interface of the host's name; every rank is on this host. The caller's
+environment wins."""
 
 
 class RemoteEngine:
@@ -43,7 +49,7 @@ class RemoteEngine:
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
         future: Future[None] = Future()
         self._running[self._next] = future
-        self.child.channel.send(
+        self.child.tell(
             "capture",
             batch=self._next,
             requests=[[request.sample_id, request.input_ids, request.destination] for request in requests],
@@ -74,36 +80,57 @@ class LocalRun:
 
     def start(self, dataset: Path) -> None:
         """Starts every process; they load in parallel."""
-        config = self._plan.config
-        token = secrets.token_hex(16)
-        common = {"config": config.model_dump(mode="json"), "token": token, "dataset": str(dataset)}
-        for name, role, index in _members(self._plan):
-            local_rank, share = _place(self._plan, role, index)
-            env = self._plan.backend.child_env(role, share, local_rank)
-            order = {"role": role, "rank": index, "local_rank": local_rank, **common}
-            child = self._supervisor.spawn(name, order, env)
-            if role == "engine":
-                self._engines[name] = RemoteEngine(child)
+        common = {
+            "config": self._plan.config.model_dump(mode="json"),
+            "token": secrets.token_hex(16),
+            "dataset": str(dataset),
+        }
+        for member in members(self._plan.config, self._plan.backend.capabilities()):
+            env = (
+                _ONE_HOST
+                | os.environ
+                | self._plan.backend.child_env(member.role, member.share, member.local_rank)
+            )
+            order = {
+                "entry": f"spec_trainer.launch.{member.role}_process:run",
+                "rank": member.index,
+                "local_rank": member.local_rank,
+                "memory_fraction": member.memory_fraction,
+            }
+            child = self._supervisor.spawn(member.name, order | common, env)
+            if member.role == "engine":
+                self._engines[member.name] = RemoteEngine(child)
             else:
-                self._ranks[name] = child
+                self._ranks[member.name] = child
 
     def run(self) -> None:
-        """Until every rank has finished. Raises the first failure of any process, or Interrupted."""
-        deadline = time.monotonic() + self._plan.config.timeouts.start_s
-        while not all(child.finished for child in self._ranks.values()):
-            event = self._supervisor.next_event()
-            if event is not None:
-                self._handle(event)
-            if self._dispatcher is None and time.monotonic() > deadline:
-                missing = sorted({*self._engines, *self._ranks} - self._ready.keys())
-                raise DeadlineExceeded(
-                    f"{', '.join(missing)} not ready within timeouts.start_s={self._plan.config.timeouts.start_s} s"
-                )
+        """Until every process has ended. Raises the first failure of any, or Interrupted."""
+        timeouts = self._plan.config.timeouts
+        started = self._until(lambda: self._dispatcher is not None, time.monotonic() + timeouts.start_s)
+        if self._stop.requested and self._dispatcher is None:
+            raise Interrupted("interrupted before the first step; the same command starts again")
+        if not started:
+            missing = sorted({*self._engines, *self._ranks} - self._ready.keys())
+            raise DeadlineExceeded(
+                f"{', '.join(missing)} not ready within timeouts.start_s={timeouts.start_s} s"
+            )
+        self._until(lambda: all(child.finished for child in self._ranks.values()))
         for engine in self._engines.values():
             engine.child.finished = True
-            engine.child.channel.send("stop")
+            engine.child.tell("stop")
+        self._supervisor.wait_all(timeouts.peer_s)
         if self._interrupted is not None:
             raise Interrupted(self._interrupted)
+
+    def _until(self, done: Callable[[], bool], deadline_s: float = math.inf) -> bool:
+        """Handles events until ``done``; False if the deadline came first, or a request to stop before the start."""
+        while not done():
+            event = self._supervisor.next_event(deadline_s)
+            if event is not None:
+                self._handle(event)
+            elif time.monotonic() >= deadline_s or (self._stop.requested and self._dispatcher is None):
+                return False
+        return True
 
     def _handle(self, event: Event) -> None:
         record = event.record
@@ -123,7 +150,7 @@ class LocalRun:
     def _on_rendezvous(self, child: Child, record: dict[str, Any]) -> None:
         for name, other in self._ranks.items():
             if name != child.name:
-                other.channel.send("rendezvous", address=record["address"])
+                other.tell("rendezvous", address=record["address"])
 
     def _on_ready(self, child: Child, record: dict[str, Any]) -> None:
         self._ready[child.name] = record
@@ -141,8 +168,9 @@ class LocalRun:
             plan.work, plan.schema, list(self._engines.values()), addresses, plan.window_bytes
         )
         for child in self._ranks.values():
-            child.channel.send("start")
-        self._dispatcher.start(plan.work.items(done_steps.pop()), failed=_never)
+            child.tell("start")
+        log.info("every process is ready; %d steps are done", done := done_steps.pop())
+        self._dispatcher.start(plan.work.items(done), failed=_never)
 
     def _on_captured(self, child: Child, record: dict[str, Any]) -> None:
         self._engines[child.name].captured(record["batch"])
@@ -154,7 +182,8 @@ class LocalRun:
     def _on_step(self, child: Child, record: dict[str, Any]) -> None:
         """The first rank to ask after a step decides for all: they stop after the same one."""
         go_on = self._go_on.setdefault(record["done"], not self._stop.requested)
-        child.channel.send("go_on", value=go_on)
+        self._go_on.pop(record["done"] - 2, None)  # no rank is more than one step behind another
+        child.tell("go_on", value=go_on)
 
     def _on_interrupted(self, child: Child, record: dict[str, Any]) -> None:
         self._interrupted = record["message"]
@@ -162,38 +191,16 @@ class LocalRun:
 
 def run_local(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
     """Trains with every process in its place; returns the summary that trainer rank 0 wrote."""
-    timeouts = plan.config.timeouts
     with (
         saved_dataset(plan.dataset, plan.directory.root) as dataset,
-        Supervisor(plan.directory.logs, timeouts.peer_s) as supervisor,
+        Supervisor(plan.directory.logs, plan.config.timeouts.peer_s) as supervisor,
         StepProgress(plan.work.total_steps) as progress,
     ):
-        stop.on_request(supervisor.wake)
         run = LocalRun(plan, supervisor, stop, progress)
+        stop.on_request(supervisor.wake)
         run.start(dataset)
         run.run()
-        supervisor.wait_all(list(supervisor.children), timeouts.peer_s)
     return json.loads(plan.directory.summary.read_text())
-
-
-def _members(plan: ResolvedRun) -> Iterator[tuple[str, Role, int]]:
-    for index in range(plan.config.engine.replicas):
-        yield f"engine-{index}", "engine", index
-    for rank in range(plan.config.train.ranks):
-        yield f"trainer-{rank}", "trainer", rank
-
-
-def _place(plan: ResolvedRun, role: Role, index: int) -> tuple[int, float]:
-    """(device, share of it). Colocated, engine i and rank i share device i; disaggregated, engines come first and
-    ranks after them, around the host's devices."""
-    placement = plan.config.placement
-    devices = plan.backend.capabilities().num_devices
-    if placement.kind == "colocated":
-        fraction = placement.engine_fraction if role == "engine" else placement.trainer_fraction
-        return index % devices, fraction or 0.5
-    position = index if role == "engine" else plan.config.engine.replicas + index
-    members = plan.config.engine.replicas + plan.config.train.ranks
-    return position % devices, min(1.0, devices / members)
 
 
 def _never(error: BaseException) -> None:

@@ -7,20 +7,21 @@ is no state to lock. The first failure is the run's: the others are ended becaus
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from spec_core.errors import DeadlineExceeded, PeerLost, RunError
+from spec_core.errors import DeadlineExceeded, PeerLost, RunError, SpecError, UsageError
 from spec_trainer.launch.control import ControlChannel
+from spec_trainer.launch.guardian import Guardian, end_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,11 +31,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_CHILD = "spec_trainer.launch.child"
 _GRACE_S = 3.0
-"""Between asking a child to end and killing it."""
+"""Between asking the children to end and killing them."""
+_BLAME_S = 1.0
+"""After a failure: time for its cause to be heard of too. A peer may report a lost connection before the kernel
+has told of the process that died."""
+_CONFIRM_S = 1.0
+"""A silent child is heard once more: this process itself may have been stopped (Ctrl-Z), not the child."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Child:
     """One process of the run, as the launcher sees it."""
 
@@ -43,7 +50,21 @@ class Child:
     channel: ControlChannel
     heard_s: float
     """Monotonic time of its last record."""
+    ready: bool = False
+    """It has loaded. Before that it may be silent for longer: imports and drivers stop every thread of a process."""
     finished: bool = False
+    """It may end now."""
+    reported: bool = False
+    """It has told of its failure itself."""
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """A child that is gone hears nothing: its end is an event of its own, which says why."""
+        try:
+            self.channel.send(kind, **fields)
+        except PeerLost:
+            pass
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{self.name}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,13 @@ class Event:
     """None: the child's channel ended."""
 
 
+@dataclass(frozen=True)
+class _Failure:
+    error: SpecError
+    remoteness: int
+    """0: a process died or went silent; 1: it told why it fails; 2: it fails because another one does."""
+
+
 class Supervisor(AbstractContextManager["Supervisor"]):
     """Leaving it, by an exception or not, ends every child and waits for it."""
 
@@ -60,14 +88,17 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._logs = logs
         self._peer_s = peer_s
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._listeners: list[threading.Thread] = []
+        self._guardian = Guardian()
         self.children: dict[str, Child] = {}
 
     def spawn(self, name: str, order: Mapping[str, object], env: Mapping[str, str]) -> Child:
         """Starts a child with ``env`` over this process's environment; its output goes to ``logs/NAME.log``."""
         ours, theirs = socket.socketpair()
+        channel = ControlChannel(ours, self._peer_s)
         with theirs, (self._logs / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "spec_trainer.launch.child", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", _CHILD, name, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -75,86 +106,122 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 env={**os.environ, **env},
                 start_new_session=True,
             )
-        child = Child(name, process, ControlChannel(ours), time.monotonic())
-        self.children[name] = child
-        child.channel.send("order", name=name, peer_s=self._peer_s, **order)
-        threading.Thread(target=self._listen, args=(child,), name=f"hear {name}", daemon=True).start()
+        child = self.children[name] = Child(name, process, channel, time.monotonic())
+        self._guardian.guard(process.pid)
+        child.tell("order", peer_s=self._peer_s, **order)
+        listener = threading.Thread(target=self._listen, args=(child,), name=f"hear {name}", daemon=True)
+        listener.start()
+        self._listeners.append(listener)
         return child
 
     def wake(self) -> None:
         """Makes ``next_event`` return None; safe in a signal handler."""
         self._events.put(None)
 
-    def next_event(self) -> Event | None:
-        """The next record of any child. Raises the run's first failure: what a child reports, a child that ended
-        early (PeerLost), or one that has been silent for ``timeouts.peer_s`` (PeerLost)."""
+    def next_event(self, deadline_s: float = math.inf) -> Event | None:
+        """The next record of any child; None when woken, or at ``deadline_s`` (monotonic).
+
+        Raises the run's failure: what a child reports, a child that ended early (PeerLost), or one that was ready
+        and has been silent for ``timeouts.peer_s`` (PeerLost).
+        """
         while True:
+            self._check_silence()
+            wait_s = min(deadline_s, self._next_check_s()) - time.monotonic()
             try:
-                event = self._events.get(timeout=self._until_silent())
+                event = self._events.get(timeout=max(0.0, wait_s))
             except queue.Empty:
-                self._check_silence()
+                if time.monotonic() >= deadline_s:
+                    return None
                 continue
             if event is None:
                 return None
-            event.child.heard_s = time.monotonic()
-            if event.record is None:
-                self._check_end(event.child)
-            elif event.record["kind"] == "failed":
-                raise RunError(f"{event.child.name}: {event.record['error']}: {event.record['message']}")
-            elif event.record["kind"] != "alive":
+            if (failure := self._failure(event)) is not None:
+                raise self._cause(failure)
+            if event.record is not None:
+                event.child.ready |= event.record["kind"] == "ready"
                 event.child.finished |= event.record["kind"] in ("finished", "interrupted")
                 return event
-            self._check_silence()
 
-    def wait_all(self, names: list[str], timeout_s: float) -> None:
-        """Until these children have ended by themselves. Raises DeadlineExceeded."""
+    def wait_all(self, timeout_s: float) -> None:
+        """Until the children have ended by themselves. Raises DeadlineExceeded."""
         deadline = time.monotonic() + timeout_s
-        for name in names:
+        for child in self.children.values():
             try:
-                self.children[name].process.wait(max(0.0, deadline - time.monotonic()))
+                child.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired as error:
-                raise DeadlineExceeded(f"{name} did not end within {timeout_s} s") from error
+                raise DeadlineExceeded(f"{child.name} did not end within {timeout_s} s") from error
 
     def __enter__(self) -> Self:
+        self._guardian.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Asks all, waits a little, kills the rest with everything that they started."""
+        """Closes the channels, which tells every child to end; then kills what is left and whatever they started."""
         for child in self.children.values():
-            _signal(child, signal.SIGTERM)
+            child.channel.close()
         deadline = time.monotonic() + _GRACE_S
         for child in self.children.values():
             try:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 log.warning("%s did not end when asked and is killed", child.name)
-            _signal(child, signal.SIGKILL)
+            end_group(child.process.pid)
             child.process.wait()
-            child.channel.close()
+        for listener in self._listeners:
+            listener.join()
+        self._guardian.__exit__(*exc)
 
     def _listen(self, child: Child) -> None:
         for record in child.channel.records():
-            self._events.put(Event(child, record))
+            child.heard_s = time.monotonic()
+            if record["kind"] != "alive":
+                self._events.put(Event(child, record))
         self._events.put(Event(child, None))
 
-    def _check_end(self, child: Child) -> None:
-        code = child.process.wait()
-        if not child.finished:
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise PeerLost(f"{child.name} {how}; see {self._logs / child.name}.log")
+    def _failure(self, event: Event) -> _Failure | None:
+        child, record = event.child, event.record
+        if record is None:
+            return None if child.finished or child.reported else _Failure(self._death(child), 0)
+        if record["kind"] != "failed":
+            return None
+        child.reported = True
+        if record["usage"]:
+            return _Failure(UsageError(record["message"]), 1)
+        lost = record["error"] in (PeerLost.__name__, DeadlineExceeded.__name__)
+        return _Failure(RunError(f"{child.name}: {record['error']}: {record['message']}"), 2 if lost else 1)
 
-    def _until_silent(self) -> float:
-        watched = [child.heard_s for child in self.children.values() if child.process.poll() is None]
-        return max(0.0, min(watched, default=time.monotonic()) + self._peer_s - time.monotonic()) + 0.01
+    def _cause(self, first: _Failure) -> SpecError:
+        """The failure closest to the root of all that follow at once; of equals, the first."""
+        failures = [first]
+        deadline = time.monotonic() + _BLAME_S
+        while failures[-1].remoteness > 0:
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if event is not None and (failure := self._failure(event)) is not None:
+                failures.append(failure)
+        return min(failures, key=lambda failure: failure.remoteness).error
+
+    def _death(self, child: Child) -> PeerLost:
+        code = child.process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return PeerLost(f"{child.name} {how}; see {self._logs / child.name}.log")
+
+    def _next_check_s(self) -> float:
+        """When the child that has been silent for longest will have been so for ``peer_s``."""
+        return min((child.heard_s for child in self._watched()), default=time.monotonic()) + self._peer_s
 
     def _check_silence(self) -> None:
+        if time.monotonic() < self._next_check_s():
+            return
+        time.sleep(_CONFIRM_S)
         now = time.monotonic()
-        for child in self.children.values():
-            if child.process.poll() is None and not child.finished and now - child.heard_s > self._peer_s:
+        for child in self._watched():
+            if now - child.heard_s >= self._peer_s:
+                if child.process.poll() is not None:  # what it had started holds its channel open
+                    raise self._death(child)
                 raise PeerLost(f"{child.name} has been silent for timeouts.peer_s={self._peer_s} s")
 
-
-def _signal(child: Child, number: signal.Signals) -> None:
-    """To the child's whole session: an engine may have started processes of its own."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.process.pid, number)
+    def _watched(self) -> list[Child]:
+        return [c for c in self.children.values() if c.ready and not (c.finished or c.reported)]

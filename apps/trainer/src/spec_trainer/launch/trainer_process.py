@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import queue
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import PeerLost
+from spec_core.errors import DeadlineExceeded
 from spec_core.rendezvous import Rendezvous
 from spec_trainer.data.store import open_dataset
 from spec_trainer.feature_stream import FeatureStream
@@ -17,6 +17,8 @@ from spec_trainer.loop import train
 from spec_trainer.resolve import resolve_parts
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from torch.distributed import Store
 
     from spec_trainer.launch.control import ControlChannel, Record
@@ -28,16 +30,16 @@ class LauncherSide:
 
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
-        self._arrived: dict[str, queue.SimpleQueue[Record | None]] = {
+        self._arrived: dict[str, queue.SimpleQueue[Record]] = {
             kind: queue.SimpleQueue() for kind in ("rendezvous", "start", "go_on")
         }
         threading.Thread(target=self._read, name="control", daemon=True).start()
 
     def wait(self, kind: str, timeout_s: float | None = None) -> Record:
-        record = self._arrived[kind].get(timeout=timeout_s)
-        if record is None:
-            raise PeerLost("the launcher is gone")
-        return record
+        try:
+            return self._arrived[kind].get(timeout=timeout_s)
+        except queue.Empty as error:
+            raise DeadlineExceeded(f"the launcher sent no {kind!r} within {timeout_s} s") from error
 
     def should_stop(self, done_steps: int) -> bool:
         """Asks after every step: the launcher gives all ranks the same answer for the same step."""
@@ -50,27 +52,30 @@ class LauncherSide:
     def _read(self) -> None:
         for record in self._channel.records():
             self._arrived[record["kind"]].put(record)
-        for arrived in self._arrived.values():
-            arrived.put(None)
+        # The launcher has gone or wants this process to end. The main thread may wait in a collective for a rank that
+        # will never come; a checkpoint that it is writing is whole or not there.
+        os._exit(1)
 
 
-def run(channel: ControlChannel, order: Record) -> None:
+def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
+    """Trains to the end of the run, or until the launcher ends it."""
     launcher = LauncherSide(channel)
     rank = order["rank"]
     plan = resolve_parts(order["config"]).with_dataset(open_dataset(order["dataset"]))
+    if order["memory_fraction"] is not None:
+        plan.backend.limit_memory(order["memory_fraction"])
     device = plan.backend.device(order["local_rank"])
-    with ExitStack() as stack:
-        store = _join(stack, channel, launcher, order, plan)
-        transport = plan.backend.transport(plan.config.placement.kind)
-        receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
-        released = functools.partial(_released, channel)
-        stream = FeatureStream(plan.work, rank, receiver, plan.schema, plan.config, released)
-        links = RankLinks(store=store, should_stop=launcher.should_stop, show=launcher.show)
-        training = stack.enter_context(training_run(plan, rank, device, stream, links))
-        channel.send("ready", address=receiver.address, done_steps=training.done_steps)
-        launcher.wait("start", plan.config.timeouts.start_s)
-        finish(training, train(training))
-        channel.send("finished")
+    store = _join(stack, channel, launcher, order, plan)
+    transport = plan.backend.transport(plan.config.placement.kind)
+    receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
+    released = functools.partial(_released, channel)
+    stream = FeatureStream(plan.work, rank, receiver, plan.schema, plan.config, released)
+    links = RankLinks(store=store, should_stop=launcher.should_stop, show=launcher.show)
+    training = stack.enter_context(training_run(plan, rank, device, stream, links))
+    channel.send("ready", address=receiver.address, done_steps=training.done_steps)
+    launcher.wait("start", plan.config.timeouts.start_s)
+    finish(training, train(training))
+    channel.send("finished")
 
 
 def _join(

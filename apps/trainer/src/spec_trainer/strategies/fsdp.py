@@ -34,18 +34,16 @@ class FsdpStrategy(Strategy):
 
     @property
     def data_parallel(self) -> tuple[int, int]:
-        import torch.distributed as dist
-
-        return dist.get_rank(), dist.get_world_size()
+        return self._mesh.get_local_rank(), self._mesh.size()
 
     def attach(self, module: nn.Module, hints: ShardHints) -> None:
         import torch
+        import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         _register_step_output()
-        _, size = self.data_parallel
-        self._mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("data",))
+        self._mesh = init_device_mesh(self.device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
         policy = MixedPrecisionPolicy(
             param_dtype=getattr(torch, self.config.dtype),
             reduce_dtype=torch.float32,

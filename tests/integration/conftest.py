@@ -1,0 +1,108 @@
+"""Fixtures of the tests that run whole commands, in this process and as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_trainer.cli import run
+
+from . import launching
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CommandLine = Callable[..., "Outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command line came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line of bad usage; fails the test if there is more or less than that."""
+        assert (self.code, self.out) == (2, "")
+        assert self.err.startswith("spec-trainer: error: "), self.err
+        assert self.err.endswith("\n")
+        assert self.err.count("\n") == 1, self.err
+        return self.err.strip().removeprefix("spec-trainer: error: ")
+
+
+@pytest.fixture
+def command_line(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """``command_line("plan", "--target", folder)`` in this process."""
+
+    def call(*words: object) -> Outcome:
+        capsys.readouterr()
+        code = run([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return Outcome(code, out, err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def peaked_target(make_target: Callable[..., Path]) -> Path:
+    """A Llama with large weights: its next token is nearly certain, so a draft's loss falls fast."""
+    return make_target("llama", initializer_range=0.6)
+
+
+@pytest.fixture(scope="session")
+def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 rows of 6 to 24 tokens of the language below, masks with holes."""
+    draw = random.Random(0)
+    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    return write_rows(file, [draw.randint(6, 24) for _ in range(40)])
+
+
+def write_rows(file: Path, lengths: list[int]) -> Path:
+    """Rows of a language in which each token has two successors, one of them four times in five; about every fifth
+    token is not supervised."""
+    draw = random.Random(1)
+    successors = [draw.sample(range(3, 97), 2) for _ in range(97)]
+    rows = []
+    for length in lengths:
+        ids = [draw.randrange(3, 97)]
+        while len(ids) < length:
+            ids.append(successors[ids[-1]][draw.random() < 0.2])
+        rows.append({"input_ids": ids, "loss_mask": [int(draw.random() < 0.8) for _ in ids]})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="session")
+def lab(peaked_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[launching.Lab]:
+    """Where runs are started as processes; see launching.py."""
+    folder = tmp_path_factory.mktemp("lab")
+    keys = {
+        "target": peaked_target,
+        "data.path": launching.write_rows(folder / "rows.jsonl"),
+        "train.steps": launching.STEPS,
+        "train.schedule": "constant",
+        "train.lr": 3e-3,
+        "train.warmup_steps": 5,
+        "train.global_batch_tokens": 96,
+        "train.save_every": 5,
+        "draft.num_steps": 3,
+    }
+    with launching.Lab(folder, keys, launching.write_stranger(folder / "stranger")) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(lab: launching.Lab) -> Path:
+    """The directory of a run of one engine and two trainers that nothing disturbed."""
+    output = lab.folder / "uninterrupted"
+    lab.train(output, **lab.one_and_two)
+    return output

@@ -1,0 +1,268 @@
+"""What the tests of whole runs share: the ``spec-trainer`` command as a process, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+START_S = 120.0
+"""For a run to be up and training, on a machine that is busy with other things."""
+
+STEPS = 120
+"""Of a run that is taken to its end. The learning rate is constant, so a shorter one has the same first steps."""
+
+MAX_TOKENS = 20
+
+_STRANGER = """\
+[spec_core.engines]
+moody = stranger:MoodyEngine
+
+[spec_core.strategies]
+guarded = stranger:GuardedStrategy
+"""
+
+
+def write_rows(file: Path) -> Path:
+    """44 pre-tokenised samples of 4 to 20 tokens that count up; some without a supervised token, masks with holes."""
+    draw = random.Random(0)
+    with file.open("w") as rows:
+        for number in range(44):
+            length, first, pace = draw.randint(4, MAX_TOKENS), draw.randrange(97), draw.choice([1, 2])
+            ids = [(first + pace * place) % 97 for place in range(length)]
+            mask = [int(number % 11 != 0 and place > 1 and place % 7 != 0) for place in range(length)]
+            rows.write(json.dumps({"input_ids": ids, "loss_mask": mask}) + "\n")
+    return file
+
+
+def write_stranger(folder: Path) -> str:
+    """Installs ``stranger.py`` as a third party's distribution; returns the PYTHONPATH that finds it."""
+    info = folder / "stranger-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(_STRANGER)
+    return os.pathsep.join([str(folder), str(Path(__file__).parent / "stranger")])
+
+
+@dataclass
+class Lab:
+    """Starts runs on one target and one data set, and leaves none of them behind."""
+
+    folder: Path
+    keys: dict[str, object]
+    """Configuration that all runs share."""
+    python_path: str
+    runs: list[Run] = field(default_factory=list)
+
+    one_and_two: ClassVar[dict[str, object]] = {"placement__kind": "disaggregated", "train__ranks": 2}
+
+    def command(self, output: Path, **keys: object) -> list[str]:
+        words = {**self.keys, "output": output, **{key.replace("__", "."): v for key, v in keys.items()}}
+        program = str(Path(sys.executable).with_name("spec-trainer"))
+        return [program, "train", *(f"{key}={value}" for key, value in words.items())]
+
+    def start(self, output: Path, **keys: object) -> Run:
+        """Starts a run; ``train__steps=5`` is ``train.steps=5``."""
+        marker = uuid.uuid4().hex
+        errors = self.folder / f"{marker}.stderr"
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": self.python_path, _MARKER: marker}
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                self.command(output, **keys),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env=env,
+                start_new_session=True,
+            )
+        self.runs.append(Run(process, output, errors, marker, _last_step(output)))
+        return self.runs[-1]
+
+    def train(self, output: Path, timeout_s: float = 150, **keys: object) -> Run:
+        """A run from start to a good end."""
+        run = self.start(output, **keys)
+        assert run.wait(timeout_s) == 0, run.story()
+        return run
+
+    def plan(self, **keys: object) -> subprocess.CompletedProcess[str]:
+        words = self.command(self.folder / "planned", **keys)
+        words[1:2] = ["plan", "--json"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+    def sample_bytes(self, num_tokens: int) -> int:
+        """Features and int64 ids of a sample."""
+        return num_tokens * (json.loads(self.plan().stdout)["features_bytes_per_token"] + 8)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for run in self.runs:
+            run.kill_everything()
+            run.process.wait()
+
+
+_MARKER = "SPEC_TEST_RUN"
+"""Environment variable by which every process that a run has started, and theirs, is found again."""
+
+
+@dataclass(eq=False)
+class Run:
+    """One ``spec-trainer`` process under test."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    errors: Path
+    marker: str
+    first_step: int
+    """Steps in metrics.jsonl when it was started."""
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s} s\n{self.story()}") from None
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = START_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"ended early\n{self.story()}"
+            assert time.monotonic() < deadline, f"not within {timeout_s} s\n{self.story()}"
+            time.sleep(0.02)
+
+    def until_ready(self) -> None:
+        """Until every process is."""
+        self.until(lambda: "every process is ready" in self.errors.read_text())
+
+    def resumed_from(self) -> int:
+        """Steps that it found done."""
+        return int(re.findall(r"every process is ready; (\d+) steps are done", self.errors.read_text())[-1])
+
+    def train_on(self, steps: int = 2) -> None:
+        """Until this run, not an earlier one, has trained some steps."""
+        self.until_ready()
+        start = _last_step(self.output)
+        self.until(lambda: _last_step(self.output) >= start + steps)
+
+    def save_on(self) -> None:
+        """Until it has written a checkpoint that was not there before."""
+        before = _checkpoints(self.output)
+        self.until(lambda: bool(_checkpoints(self.output) - before))
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that is left of it, zombies too."""
+        return list(_marked(self.marker))
+
+    def member(self, name: str) -> psutil.Process:
+        """``engine-0``, ``trainer-1``, …"""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                if name in process.cmdline():
+                    return process
+        raise AssertionError(f"there is no {name}\n{self.story()}")
+
+    def kill_everything(self) -> None:
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def last_line(self) -> str:
+        return self.errors.read_text().splitlines()[-1]
+
+    def story(self) -> str:
+        """What its processes have said."""
+        logs = [self.errors, *sorted((self.output / "logs").glob("*.log"))]
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in logs)
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _whole_lines(output / "metrics.jsonl")]
+
+
+def losses(output: Path) -> list[float]:
+    return [record["loss"] for record in metrics(output)]
+
+
+def trained(output: Path) -> dict[int, list[list[int]]]:
+    """Step -> sample ids, a list for every rank, as the ranks themselves noted."""
+    steps: dict[int, list[list[int]]] = {}
+    for file in sorted((output / "logs").glob("trained-*.jsonl")):
+        for line in _whole_lines(file):
+            record = json.loads(line)
+            steps.setdefault(record["step"], []).append(record["samples"])
+    return steps
+
+
+def assert_trained_exactly_once(output: Path, samples: Sequence[int]) -> None:
+    """Every step is there once; every sample is in every epoch once, on one rank, as far as the epoch went."""
+    records, steps = metrics(output), trained(output)
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    assert sorted(steps) == [record["step"] for record in records]
+    epochs: dict[int, Counter[int]] = {}
+    for record in records:
+        done = Counter(sample for share in steps[record["step"]] for sample in share)
+        assert done.total() == record["samples"]
+        epochs.setdefault(record["epoch"], Counter()).update(done)
+    whole = Counter(samples)
+    last = max(epochs)
+    assert last >= 2, "the run is too short to show anything"
+    for epoch, done in epochs.items():
+        assert done == whole if epoch != last else done <= whole, f"epoch {epoch}"
+
+
+def assert_bitwise_equal(one: Path, other: Path, step: int) -> None:
+    """Two runs ended with the same draft, and the same state to train on from."""
+    import torch
+
+    from spec_trainer.checkpoint import read_tensors
+
+    weights = "draft/model.safetensors"
+    assert (one / weights).read_bytes() == (other / weights).read_bytes()
+    mine, theirs = (read_tensors(run / "checkpoints" / f"step-{step}") for run in (one, other))
+    assert mine.keys() == theirs.keys()
+    assert any(name.startswith("optimizer.") for name in mine)
+    for name in mine:
+        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=0, msg=name)
+
+
+def newest_checkpoint(output: Path) -> int:
+    """Its step; 0 if there is none."""
+    return max((int(name.removeprefix("step-")) for name in _checkpoints(output)), default=0)
+
+
+def _last_step(output: Path) -> int:
+    lines = _whole_lines(output / "metrics.jsonl")
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def _whole_lines(file: Path) -> list[str]:
+    if not file.exists():
+        return []
+    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _checkpoints(output: Path) -> set[str]:
+    return {folder.parent.name for folder in (output / "checkpoints").glob("step-*/meta.json")}
+
+
+def _marked(marker: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(_MARKER) == marker:
+                yield process

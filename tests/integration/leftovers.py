@@ -1,0 +1,60 @@
+"""What a run holds of the machine while it lives, and must not leave behind."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from .launching import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belongings:
+    """What a run holds of the machine, and must not leave behind."""
+
+    hosts: frozenset[str]
+    """Addresses that it listens on."""
+    ports: frozenset[int]
+    unix_names: frozenset[str]
+    segments: frozenset[str]
+
+    def left(self) -> list[str]:
+        """Those that still exist."""
+        everyone = psutil.net_connections("tcp")
+        ports = {c.laddr.port for c in everyone if c.status == psutil.CONN_LISTEN}
+        names = set(Path("/proc/net/unix").read_text().split())
+        segments = {str(file) for file in Path("/dev/shm").iterdir()}
+        found = [*(self.ports & ports), *(self.unix_names & names), *(self.segments & segments)]
+        return [str(one) for one in found]
+
+
+def belongings(run: Run) -> Belongings:
+    listening: list[Any] = []
+    names: list[str] = []
+    mapped: list[str] = []
+    for process in run.processes():
+        with suppress(psutil.Error):  # it has just ended
+            listening += [c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+            names += [c.laddr for c in process.net_connections("unix") if c.laddr]
+            mapped += [m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")]
+    return Belongings(
+        hosts=frozenset(address.ip for address in listening),
+        ports=frozenset(address.port for address in listening),
+        unix_names=frozenset(names),
+        segments=frozenset(mapped),
+    )
+
+
+def assert_nothing_left(run: Run, held: Belongings, within_s: float = 5.0) -> None:
+    """The kernel may need a moment after the last signal."""
+    deadline = time.monotonic() + within_s
+    while (run.processes() or held.left()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not run.processes(), run.processes()
+    assert not held.left(), held.left()

@@ -1,0 +1,104 @@
+"""A third party's plugins: an engine with moods, and a strategy that forbids torch's default group."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path  # noqa: TC003 (pydantic reads MoodyConfig's annotations)
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from spec_core.errors import EngineError
+from spec_trainer.engines.hf import HfConfig, HfEngine
+from spec_trainer.strategies.fsdp import FsdpStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+    from spec_core.config import EngineConfig
+    from spec_core.records import CaptureRequest, FeatureSchema
+
+log = logging.getLogger(__name__)
+
+
+class MoodyConfig(HfConfig):
+    slow_one: Path | None = None
+    """The replica that creates this file first takes ten times as long as it would."""
+    fails_at: int | None = None
+    """Number of the capture that raises."""
+    captures_other_layers: bool = False
+    has_child: bool = False
+    """Starts a process of its own, as engines with workers do."""
+
+
+class MoodyEngine(HfEngine):
+    name: ClassVar[str] = "moody"
+    Config: ClassVar = MoodyConfig
+
+    def __init__(self, config: EngineConfig, *args: Any) -> None:
+        super().__init__(config, *args)
+        self._slow = False
+        self._captures = 0
+        if config.slow_one is not None:
+            try:
+                config.slow_one.touch(exist_ok=False)
+                self._slow = True
+            except FileExistsError:
+                pass
+        if config.has_child:
+            import subprocess
+
+            subprocess.Popen(["sleep", "600"])
+
+    def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
+        self._captures += 1
+        if self._captures == self.config.fails_at:
+            return self._submit(self._fail)
+        if self.config.captures_other_layers:
+            schema = replace(schema, layers=schema.layers[:-1])
+        if not self._slow:
+            return super().capture(requests, schema)
+        start = time.monotonic()
+        done = super().capture(requests, schema)
+        done.exception()
+        time.sleep(9 * (time.monotonic() - start))
+        return done
+
+    def _fail(self) -> None:
+        raise EngineError("the target has had enough\n(second line)")
+
+
+class GuardedStrategy(FsdpStrategy):
+    """From ``attach`` on, c10d's way from "no group" to the default group is closed."""
+
+    name: ClassVar[str] = "guarded"
+
+    def attach(self, *args: Any) -> None:
+        super().attach(*args)
+        _forbid_default_group()
+
+
+_QUERIES = {"get_rank", "_get_group_size", "get_backend"}
+"""They tell a rank who it is, and speak to nobody."""
+
+
+def _forbid_default_group() -> None:
+    import torch
+    from torch.distributed import distributed_c10d as c10d
+
+    getter = c10d._get_default_group
+
+    def forbidden() -> Any:
+        caller = sys._getframe(1)
+        if caller.f_locals.get("group") is None and caller.f_code.co_name not in _QUERIES:
+            raise AssertionError(f"{caller.f_code.co_name} without a group")
+        return getter()
+
+    c10d._get_default_group = forbidden
+    for collective in (c10d.barrier, lambda: c10d.all_reduce(torch.zeros(1))):
+        try:
+            collective()
+        except AssertionError as error:
+            log.info("forbidden: %s", error)

@@ -1,0 +1,415 @@
+"""Bad input: exit code 2, one line that says what to do, nothing created. Every case is one that people produce."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_trainer.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROW = json.dumps({"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 1]}) + "\n"
+CHAT = (
+    json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]})
+    + "\n"
+)
+TEXT = json.dumps({"text": "hi yo"}) + "\n"
+
+
+def tree(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The working directory of a command, empty, below a folder for files."""
+    folder = tmp_path / "working-directory"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return tmp_path
+
+
+@pytest.fixture
+def refused(place, command_line, peaked_target, rows_file) -> Callable[..., str]:
+    """``refused(*words, **flags)``: the one line that a command ends with, nothing created. Without ``target``,
+    ``data`` and ``output``, good ones."""
+
+    def call(*words: object, command: str = "train", **flags: object) -> str:
+        flags = {"target": peaked_target, "data": rows_file, "output": place / "out"} | flags
+        given = [word for key, value in flags.items() for word in (f"--{key}", value) if value is not None]
+        before = tree(place)
+        line = command_line(command, *given, *words).error
+        assert tree(place) == before
+        return line
+
+    return call
+
+
+@pytest.fixture
+def file(place) -> Callable[[str, str | bytes], Path]:
+    def write(name: str, content: str | bytes) -> Path:
+        path = place / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+# --- words and files of configuration ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("train.lrr=1", "unknown key 'train.lrr' (did you mean 'lr'?)"),
+        ("trian.lr=1", "unknown section or key 'trian' (did you mean 'train'?)"),
+        ("train.lr=fast", "train.lr='fast': Input should be a valid number"),
+        ("train.lr=.nan", "train.lr=nan: Input should be a finite number"),
+        ("train.lr=", "train.lr=None: Input should be a valid number"),
+        ("train.steps=1.5", "train.steps=1.5: Input should be a valid integer"),
+        ("train.steps=true", "train.steps=True: Input should be a valid integer"),
+        ("train.steps=-1", "train.steps=-1: Input should be greater than 0"),
+        ("train.betas=[0.9]", "train.betas.1 is required"),
+        ("train.dtype=float16", "train.dtype='float16': Input should be 'float32' or 'bfloat16'"),
+        ("train=null", "train=None: Input should be an object"),
+        ("target.x=1", "target={'x': 1}: Input should be a valid string"),
+        ("target=", "target=None: Input should be a valid string"),
+        ("output=''", "output: is empty, expected a folder"),
+        ("seed=99999999999999999999", "seed=99999999999999999999: Input should be less than"),
+        ("seed=-1", "seed=-1: Input should be greater than or equal to 0"),
+        ("draft=eagle3", "draft='eagle3': expected a section; write draft.name=eagle3"),
+        ("engine=null", "engine=None: expected a section; write engine.name=hf"),
+        ("draft.name=3", "draft.name=3: expected the name of a draft plugin"),
+        ("draft.layers=[3,1]", "draft.layers: [3, 1] must be unique and ascending"),
+        ("draft.vocab_size=98", "a draft vocabulary of 98 exceeds the target's 97"),
+        ("track.wandb=''", "track.wandb='': String should have at least 1 character"),
+        ("train.lr=[1", "override 'train.lr=[1': the value is not YAML"),
+        ("=3", "override '=3' is not of the form section.key=value"),
+        ("target=${nowhere}", "Interpolation key 'nowhere' not found"),
+    ],
+)
+def test_wrong_word(refused, word, line):
+    assert line in refused(word)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["trian"], "'trian' is neither a command (train, plan, plugins,"),
+        (["train", "quickly"], "'quickly' is neither a command"),
+        (["train", "seed=1", "train.lr"], "override 'train.lr' is not of the form section.key=value"),
+        (["--lr", "1"], "Unknown option: --lr"),
+        (["--config"], "Parameter --config requires an argument"),
+        (["export", "--checkpoint", "x"], 'Command "export" parameter --output requires an argument'),
+        (["plan", "--draft", "nothing"], "no draft plugin is called 'nothing'"),
+        (["check", "--backend", "nothing"], "no backend plugin is called 'nothing'"),
+        ([], "target is required"),
+        (["--target", "here"], "data is required"),
+    ],
+)
+def test_wrong_command_line(command_line, place, words, line):
+    before = tree(place)
+    assert line in command_line(*words).error
+    assert tree(place) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("target: [a\nb: }", "is not YAML: while parsing a flow sequence"),
+        ("train:\n\tlr: 1\n", "is not YAML: while scanning for the next token"),
+        ("target: a\ntarget: b\n", "found duplicate key target"),
+        (b"target: \xff\xfe\n", "is not YAML: 'utf-8' codec can't decode"),
+        ("- target\n- data\n", "holds no mapping of sections"),
+        ("", "run.yaml: target is required"),
+        ("target: ???\ndata: {path: x}\n", "target"),
+        ("target: a\ndraft: eagle3\n", "draft='eagle3': expected a section; write draft.name=eagle3"),
+        ("target: a\ndata: rows.jsonl\n", "data='rows.jsonl': Input should be an object"),
+        ("target: a\ndata: {path: x}\ntrain: {steps: ten}\n", "run.yaml: train.steps='ten': Input should be"),
+        (
+            "target: a\ndata: {path: x, pakking: true}\n",
+            "unknown key 'data.pakking' (did you mean 'packing'?)",
+        ),
+    ],
+)
+def test_wrong_config_file(command_line, place, file, content, line):
+    path = file("run.yaml", content)
+    before = tree(place)
+    assert line in command_line("--config", path).error
+    assert tree(place) == before
+
+
+@pytest.mark.parametrize(("name", "why"), [("nowhere.yaml", "No such file"), (".", "Is a directory")])
+def test_config_file_that_cannot_be_read(command_line, place, name, why):
+    path = place / name
+    assert command_line("--config", path).error == f"config file {path} cannot be read: {why}" + (
+        " or directory" if why == "No such file" else ""
+    )
+
+
+# --- combinations -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["engine.replicas=2"], "set placement.kind=disaggregated or engine.replicas=1"),
+        (["train.ranks=2"], "set placement.kind=colocated or disaggregated, or train.ranks=1"),
+        (["engine.tensor_parallel=2"], "set engine.tensor_parallel=1 or another placement"),
+        (["placement.trainer_fraction=0.5"], "remove it or set placement.kind=colocated"),
+        (
+            ["placement.kind=disaggregated", "placement.engine_fraction=0.5"],
+            "remove it or set placement.kind=colocated",
+        ),
+        (
+            ["placement.kind=colocated", "placement.engine_fraction=0.6", "placement.trainer_fraction=0.6"],
+            "their sum must be <= 1",
+        ),
+        (["train.decay_share=0.5"], "remove it or set train.schedule=wsd"),
+        (["train.schedule=constant", "train.min_lr_ratio=0.1"], "remove it or set another schedule"),
+        (["train.steps=3", "train.epochs=2"], "both say how long; remove one"),
+        (
+            ["data.eval_samples=0", "train.eval_every=5"],
+            "set data.eval_path or data.eval_samples, or remove it",
+        ),
+        (["data.eval_samples=40"], "leaves nothing of 40 samples to train on"),
+        (["data.eval_samples=3", "data.eval_path=x.jsonl"], "remove one of them"),
+        (["placement.window_bytes=1000"], "raise it to"),
+        (["engine.batch_tokens=5"], "or lower data.max_length"),
+        (["launcher.name=ray"], "use launcher.name=local"),
+        (["train.push_every=5"], "remove it"),
+    ],
+)
+def test_illegal_combination_names_the_remedy(refused, words, remedy):
+    line = refused(*words)
+    assert remedy in line
+    assert words[-1].split("=")[0].split(".")[1] in line
+    assert line.count("configuration: ") <= 1
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard=true", "wandb=project"])
+def test_tracker_that_is_not_installed(refused, tracker, monkeypatch):
+    name = tracker.split("=")[0]
+    monkeypatch.setitem(sys.modules, name, None)
+    assert refused(f"track.{tracker}") == (
+        f"track.{name}: {name} is not installed; pip install {name}, or remove the key"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "hint"),
+    [
+        ("backend", "cpuu", "did you mean 'cpu'"),
+        ("backend", "metal", "installed: cpu"),
+        ("draft", "eagle4", "did you mean 'eagle3'"),
+        ("engine", "hff", "did you mean 'hf'"),
+        ("strategy", "ddp", "installed: fsdp"),
+    ],
+)
+def test_unknown_plugin(refused, kind, name, hint):
+    line = refused(**{kind: name})
+    assert line.startswith(f"no {kind} plugin is called '{name}'")
+    assert hint in line
+
+
+# --- data -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "why"),
+    [
+        (ROW + "{oops\n", ":2: ", "not JSON"),
+        (ROW + "\n\n[1, 2]\n", ":4: ", "not an object: got list"),
+        (ROW + '{"input_ids": [1, 2], "loss_mask": [1]}\n', ":2: ", "2 input_ids but 1 values of loss_mask"),
+        (ROW + '{"input_ids": [1, 2]}\n', ":2: ", "input_ids without loss_mask"),
+        (
+            ROW + '{"input_ids": [1, 97], "loss_mask": [1, 1]}\n',
+            ":2: ",
+            "vocabulary: id 97, the target's vocabulary",
+        ),
+        (ROW + '{"input_ids": [1, -1], "loss_mask": [1, 1]}\n', ":2: ", "vocabulary: id -1"),
+        (ROW + '{"prompt": "hi"}\n', ":2: ", "expected messages, conversations, text, or input_ids"),
+        (ROW + '{"messages": []}\n', ":2: ", "messages is not a list of at least one message"),
+        (ROW + '{"messages": [{"role": "robot", "content": "x"}]}\n', ":2: ", "has the role 'robot'"),
+        ("", "", "holds no usable row"),
+        ('{"input_ids": [1, 2, 3], "loss_mask": [0, 0, 0]}\n', "", "holds no supervised token"),
+    ],
+)
+def test_wrong_rows(refused, file, content, where, why):
+    path = file("rows.jsonl", content)
+    line = refused(data=path)
+    assert f"{path}{where}" in line
+    assert why in line
+
+
+@pytest.mark.parametrize("flag", ["data", "eval"])
+def test_missing_data(refused, place, flag):
+    missing = place / "nowhere.jsonl"
+    line = refused(data=missing) if flag == "data" else refused(f"data.eval_path={missing}")
+    assert f"data '{missing}' does not exist" in line
+
+
+def test_data_of_no_known_kind(refused, file):
+    assert "is of no known kind: expected a .jsonl, .json, .parquet file" in refused(
+        data=file("rows.csv", "a,b\n")
+    )
+
+
+def test_data_folder_without_data_files(refused, place):
+    assert "holds no .jsonl, .json, .parquet file" in refused(data=place / "working-directory")
+
+
+# --- targets ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "config", "why"),
+    [
+        ("llama", {"num_hidden_layers": 4}, "it has 4 layers, at least 7 are needed"),
+        ("gemma2", {}, "its head is soft-capped (3.0), a linear head is needed"),
+        ("gpt2", {}, "its final norm is a layer norm, an RMS norm is needed"),
+    ],
+)
+def test_target_that_the_draft_cannot_express(refused, make_target, shape, config, why):
+    assert why in refused(target=make_target(shape, **config))
+
+
+def test_target_that_is_no_folder(refused, place, rows_file):
+    assert "is not a folder" in refused(target=place / "nowhere")
+    assert "is not a folder" in refused(target=rows_file)
+    assert "has no config.json" in refused(target=place)
+
+
+def test_target_that_the_hub_does_not_have(refused):
+    assert "is neither a folder nor a model that the hub gives" in refused(target="nobody/nothing")
+
+
+def test_damaged_target(refused, place, peaked_target):
+    damaged = shutil.copytree(peaked_target, place / "target")
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "the file was cut short" in refused(target=damaged)
+    (damaged / "config.json").write_text("{")
+    assert "config.json is not JSON" in refused(target=damaged)
+
+
+def test_target_that_the_engine_cannot_load_leaves_nothing(refused, place, peaked_target):
+    """Found only when the engine starts, in the run's directory."""
+    strange = shutil.copytree(peaked_target, place / "target")
+    config = json.loads((strange / "config.json").read_text())
+    (strange / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))
+    assert "transformers cannot load target" in refused(target=strange)
+
+
+@pytest.mark.parametrize("rows", [CHAT, TEXT])
+def test_target_without_tokenizer_for_data_that_needs_one(refused, file, peaked_target, rows):
+    assert f"the tokenizer in '{peaked_target}' cannot be read" in refused(data=file("rows.jsonl", rows))
+
+
+def test_tokenizer_without_chat_template_for_conversations(refused, place, file, peaked_target):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    target = shutil.copytree(peaked_target, place / "target")
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "hi": 5, "yo": 6}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(target)
+    assert "has no chat template, which conversations need" in refused(
+        target=target, data=file("rows.jsonl", CHAT)
+    )
+
+
+# --- output and artifacts ---------------------------------------------------------------------------------------
+
+
+def test_output_that_is_not_empty_and_no_run(refused, place):
+    (place / "out").mkdir()
+    (place / "out" / "thesis.tex").touch()
+    assert "is not empty and is no run directory; choose another" in refused()
+
+
+def test_output_of_another_run(refused, place):
+    (place / "out").mkdir()
+    (place / "out" / ".identity").write_text("of another\n")
+    assert "belongs to another run" in refused()
+    assert "belongs to another run" in refused(command="plan")
+
+
+def test_output_that_is_a_file_or_below_one(refused, file):
+    path = file("notes", "x")
+    assert refused(output=path) == f"output {path} is a file; give a directory"
+    assert f"{path} is not a folder that can be written to" in refused(output=path / "run")
+
+
+def test_output_whose_name_is_too_long(refused, place):
+    assert "cannot be created: File name too long" in refused(output=place / ("x" * 300))
+
+
+def test_output_in_use(refused, place):
+    directory = RunDirectory(place / "out")
+    with directory.locked():
+        assert refused() == f"output {place / 'out'} is in use by a run that is under way"
+
+
+def test_init_from_a_folder_that_is_no_draft(refused, peaked_target, place):
+    for folder in (peaked_target, place / "nowhere"):
+        assert f"draft.init_from={folder} is not an Eagle3 draft" in refused(f"draft.init_from={folder}")
+
+
+def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):
+    before = tree(place)
+    for folder in (peaked_target, place / "nowhere"):
+        line = command_line("export", "--checkpoint", folder, "--output", place / "draft").error
+        assert line == f"{folder} is not a checkpoint: expected a step-N folder with meta.json and state/"
+    assert tree(place) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), "is not a draft that an installed plugin knows (tried: eagle3"),
+        (("--draft-model", "nowhere"), "draft nowhere is not a folder"),
+        (("--target", "nowhere"), "target nowhere is not a folder"),
+        (("--engine", "hff"), "no engine plugin is called 'hff'"),
+        (("--num-draft-tokens", "0"), "--num-draft-tokens=0: expected 1 or more"),
+        (("--num-draft-tokens", "two"), 'unable to convert "two" into int'),
+        (("--temperature", "nan"), "--temperature=nan: expected 0 or more"),
+        (("--max-new-tokens", "-3"), "--max-new-tokens=-3: expected 1 or more"),
+    ],
+)
+def test_wrong_evaluation(command_line, place, peaked_target, rows_file, words, line):
+    flags = {"--target": peaked_target, "--draft-model": peaked_target, "--prompts": rows_file}
+    flags |= dict(zip(words[::2], words[1::2], strict=True))
+    before = tree(place)
+    assert line in command_line("evaluate", *(word for pair in flags.items() for word in pair)).error
+    assert tree(place) == before
+
+
+# --- the real program ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["unknown key", "bad row", "soft-capped target", "nothing"])
+def test_real_program(place, file, peaked_target, rows_file, make_target, case):
+    """Nothing but the line reaches stderr: no log, no warning, no progress bar of a library."""
+    good = ["--target", peaked_target, "--data", rows_file, "--output", place / "out"]
+    words, line = {
+        "unknown key": ([*good, "train.lrr=1"], "unknown key 'train.lrr'"),
+        "bad row": ([*good, f"data.path={file('rows.jsonl', ROW + '{')}"], ":2: not JSON"),
+        "soft-capped target": ([*good, f"target={make_target('gemma2')}"], "soft-capped"),
+        "nothing": ([], "target is required"),
+    }[case]
+    before = tree(place)
+    program = Path(sys.executable).with_name("spec-trainer")
+    child = subprocess.run(
+        [program, *map(str, words)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (child.returncode, child.stdout, child.stderr.count("\n")) == (2, "", 1), child.stderr
+    assert line in child.stderr
+    assert tree(place) == before

@@ -1,0 +1,409 @@
+"""The commands, one after the other, as a person types them: train, resume, export, evaluate, and what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spec_trainer.cli import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PROGRAM = str(Path(sys.executable).with_name("spec-trainer"))
+STEPS = 12
+
+METRICS = {
+    "step", "epoch", "loss", "acceptance_length", "tokens", "samples", "tokens_per_s", "samples_per_s", "lr",
+    "grad_norm", "time_data_s", "time_step_s",
+}  # fmt: skip
+EVALUATION = {
+    "acceptance_length_before", "acceptance_length", "acceptance_per_position", "drafted", "accepted", "rounds",
+    "generated_tokens", "outputs_equal", "tokens_per_s", "tokens_per_s_without_draft",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def words(peaked_target: Path, rows_file: Path) -> Callable[..., list[str]]:
+    """``words(output, *overrides)``: a good command line, 12 steps, a checkpoint after each five."""
+
+    def build(output: Path, *overrides: str) -> list[str]:
+        flags = ["--target", str(peaked_target), "--data", str(rows_file), "--output", str(output)]
+        keys = {
+            "train.steps": STEPS,
+            "train.lr": 3e-3,
+            "train.warmup_steps": 2,
+            "train.global_batch_tokens": 128,
+            "train.save_every": 5,
+            "train.eval_every": 6,
+            "draft.num_steps": 2,
+        }
+        return [*flags, *(f"{key}={value}" for key, value in keys.items()), *overrides]
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def trained(words, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that has ended. Do not change it: others look at it."""
+    output = tmp_path_factory.mktemp("trained") / "run"
+    assert run(words(output)) == 0
+    return output
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the run's directory, to go on with."""
+    return shutil.copytree(trained, tmp_path / "run", symlinks=True)
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary(output: Path) -> dict[str, Any]:
+    return json.loads((output / "summary.json").read_text())
+
+
+# --- what is printed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["--version"], ["train", "--help"], ["plan", "--help"], ["plugins"], ["plugins", "--json"]],
+    ids=" ".join,
+)
+def test_light_commands_do_not_import_torch(command):
+    code = (
+        "import sys; from spec_trainer.cli import run; code = run(sys.argv[1:]); "
+        "sys.exit(code or sum(name in sys.modules for name in ('torch', 'transformers', 'datasets')))"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (child.returncode, child.stderr) == (0, "")
+    assert child.stdout.strip()
+
+
+def test_plugins_are_listed_with_what_the_design_asks_for(command_line):
+    outcome = command_line("plugins", "--json")
+    rows = json.loads(outcome.out)
+    assert {(row["kind"], row["name"]) for row in rows} >= {
+        ("backend", "cpu"), ("draft", "eagle3"), ("engine", "hf"), ("strategy", "fsdp")
+    }  # fmt: skip
+    for row in rows:
+        assert row.keys() == {
+            "kind", "name", "distribution", "version", "api", "status", "reason"
+        }  # fmt: skip
+    assert all(row["status"] == "ok" and row["api"] == 1 for row in rows if row["name"] == "cpu")
+    assert "eagle3" in command_line("plugins").out
+
+
+def test_plan_is_one_document_and_creates_nothing(command_line, words, tmp_path):
+    outcome = command_line("plan", *words(tmp_path / "out"), "--json")
+    document = json.loads(outcome.out)
+    assert outcome.code == 0
+    assert (document["draft"], document["steps"], document["placement"]) == ("eagle3", STEPS, "inline")
+    assert document["samples"] + document["held_out_samples"] == 40
+    assert document["processes"] == ["this process: engine hf and trainer rank 0 (fsdp), backend cpu"]
+    assert not (tmp_path / "out").exists()
+    assert "placement: inline" in command_line("plan", *words(tmp_path / "out")).out
+
+
+def test_plan_names_every_process(command_line, words, tmp_path):
+    kind = ["placement.kind=disaggregated", "train.ranks=2", "engine.replicas=3"]
+    processes = json.loads(command_line("plan", *words(tmp_path / "out", *kind), "--json").out)["processes"]
+    assert len(processes) == 5
+    assert sum("trainer" in line for line in processes) == 2
+
+
+def test_check_reports_every_step(command_line):
+    outcome = command_line("check", "--backend", "cpu", "--json")
+    report = json.loads(outcome.out)
+    assert (outcome.code, report["ok"], report["backend"]) == (0, True, "cpu")
+    assert {"probe", "device", "transport round trip"} <= {step["step"] for step in report["steps"]}
+    assert all(step["ok"] for step in report["steps"])
+
+
+def test_logs_go_to_stderr_and_the_document_to_stdout(trained, peaked_target, rows_file):
+    """The real program: stdout is one JSON document whatever libraries have to say."""
+    child = _finished(
+        ["evaluate", "--target", str(peaked_target), "--draft-model", str(trained / "draft"),
+         "--prompts", str(rows_file), "--max-new-tokens", "2", "--json"]
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    assert isinstance(json.loads(child.stdout), dict)
+
+
+# --- a run and what it leaves -----------------------------------------------------------------------------------
+
+
+def test_run_directory_has_what_the_design_lists(trained):
+    assert {path.name for path in trained.iterdir() if not path.name.startswith(".")} == {
+        "config.yaml", "metrics.jsonl", "summary.json", "checkpoints", "draft", "report.html", "logs"
+    }  # fmt: skip
+    kept = {path.name for path in (trained / "checkpoints").iterdir()}
+    best = (trained / "checkpoints" / "best").resolve().name
+    assert kept == {"best", "step-10", "step-12", best}
+    assert not [path for path in trained.rglob("*") if path.name.endswith((".tmp", ".old"))]
+
+
+def test_metrics_have_one_object_for_every_step(trained):
+    records = metrics(trained)
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert all(record.keys() >= METRICS for record in records)
+    assert [record["step"] for record in records if "eval_loss" in record] == [6, 12]
+    assert records[-1]["eval_acceptance_length"] > 1
+    assert all(0 < record["tokens"] <= 128 and record["grad_norm"] > 0 for record in records)
+    assert records[-1]["loss"] < records[0]["loss"]
+
+
+def test_best_checkpoint_is_the_one_with_the_longest_held_out_acceptance(trained):
+    scores = {r["step"]: r["eval_acceptance_length"] for r in metrics(trained) if "eval_loss" in r}
+    best = (trained / "checkpoints" / "best").resolve()
+    assert best.name == f"step-{max(scores, key=scores.__getitem__)}"
+    assert json.loads((best / "meta.json").read_text())["acceptance_length"] == max(scores.values())
+
+
+def test_summary_tells_the_end_of_the_run(trained):
+    document, last = summary(trained), metrics(trained)[-1]
+    assert document["steps"] == STEPS
+    assert document["loss"] == last["loss"]
+    assert document["eval_acceptance_length"] == last["eval_acceptance_length"]
+    assert document["tokens"] == sum(record["tokens"] for record in metrics(trained))
+    assert document["wall_s"] == pytest.approx(sum(document["time_s"].values()), rel=0.05)
+
+
+def test_report_is_self_contained(trained):
+    page = (trained / "report.html").read_text()
+    assert page.count("<svg") >= 2
+    assert "global_batch_tokens: 128" in page
+    for outside in ("<script", "<link", "<img", "src=", "@import"):
+        assert outside not in page
+
+
+# --- going on ---------------------------------------------------------------------------------------------------
+
+
+def test_same_command_again_trains_nothing_and_keeps_the_summary(words, trained, copied):
+    assert run(words(copied)) == 0
+    assert metrics(copied) == metrics(trained)
+    assert summary(copied) == summary(trained)
+    assert _draft(copied) == _draft(trained)
+
+
+def test_summary_comes_back_from_metrics(words, trained, copied):
+    (copied / "summary.json").unlink()
+    assert run(words(copied)) == 0
+    for key in ("steps", "loss", "tokens", "eval_loss", "simulated_acceptance_length"):
+        assert summary(copied)[key] == summary(trained)[key]
+
+
+def test_more_steps_go_on_where_the_run_ended(words, trained, copied):
+    assert run(words(copied, f"train.steps={STEPS + 3}", f"profile.steps=[{STEPS}]")) == 0
+    assert json.loads((copied / f"profile-step-{STEPS}.json").read_text())["traceEvents"]
+    assert metrics(copied)[:STEPS] == metrics(trained)
+    assert [record["step"] for record in metrics(copied)[STEPS:]] == [13, 14, 15]
+    assert summary(copied)["steps"] == STEPS + 3
+
+
+def test_lines_of_a_crashed_run_are_dropped(words, copied):
+    """It had gone on to step 14 and was cut in the middle of a line, without a checkpoint."""
+    with (copied / "metrics.jsonl").open("a") as file:
+        for step in (13, 14):
+            file.write(json.dumps({**metrics(copied)[-1], "step": step, "loss": 777.0}) + "\n")
+        file.write('{"step": 15, "lo')
+    assert run(words(copied, f"train.steps={STEPS + 1}")) == 0
+    assert [record["step"] for record in metrics(copied)] == list(range(1, STEPS + 2))
+    assert all(record["loss"] < 700 for record in metrics(copied))
+
+
+@pytest.mark.parametrize("word", ["train.lr=1e-3", "seed=1", "draft.num_steps=3", "data.max_length=16"])
+def test_another_run_in_the_same_directory_is_refused(command_line, words, trained, word):
+    assert "belongs to another run" in command_line(*words(trained, word)).error
+
+
+@pytest.mark.parametrize("word", ["train.save_every=7", "timeouts.step_s=60", "train.accumulation=2"])
+def test_what_is_no_part_of_the_identity_may_change(words, copied, word):
+    assert run(words(copied, word)) == 0
+
+
+def test_config_of_the_run_alone_reproduces_it(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["--config", str(trained / "config.yaml"), "--output", "again"]) == 0
+    again = tmp_path / "again"
+    assert [record["loss"] for record in metrics(again)] == [record["loss"] for record in metrics(trained)]
+    assert _draft(again) == _draft(trained)
+
+
+def test_relative_paths_hold_from_any_working_directory(
+    words, tmp_path, monkeypatch, peaked_target, rows_file, command_line
+):
+    monkeypatch.chdir(rows_file.parent)
+    target = os.path.relpath(peaked_target)
+    assert (
+        run(words(tmp_path / "out", f"target={target}", f"data.path={rows_file.name}", "train.steps=1")) == 0
+    )
+    (tmp_path / "deeper" / "down").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "deeper" / "down")
+    exported = command_line("export", "--checkpoint", "../../out/checkpoints/step-1", "--output", "draft")
+    assert (exported.code, exported.out) == (0, "draft: draft\n")
+
+
+def test_resumed_run_ends_bitwise_equal_after_sigint_and_sigterm(words, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    steps = "train.steps=100"
+    with _started(words(whole, steps)) as undisturbed:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            child, step = _interrupted(words(broken, steps), broken, number)
+            assert child.returncode == 130, child.stderr
+            folder = broken / "checkpoints" / f"step-{step}"
+            line = child.stderr.splitlines()[-1]
+            assert line == f"spec-trainer: interrupted; saved {folder}; the same command continues there"
+            assert step < 100
+            assert not (broken / "summary.json").exists()
+        assert _finished(words(broken, steps)).returncode == 0
+        undisturbed.communicate(timeout=90)
+    assert undisturbed.returncode == 0
+    assert [record["loss"] for record in metrics(broken)] == [record["loss"] for record in metrics(whole)]
+    assert _draft(broken) == _draft(whole)
+
+
+def test_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(command_line, words, tmp_path):
+    outcome = command_line(*words(tmp_path / "out", "train.lr=1e30", "train.save_every=1"))
+    assert outcome.code == 1
+    assert "nan" in outcome.err
+    assert "lower train.lr" in outcome.err
+    steps = sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir())
+    assert f"step-{len(metrics(tmp_path / 'out'))}" in steps
+    assert len(metrics(tmp_path / "out")) < STEPS
+
+
+def test_tensorboard_gets_the_scalars(words, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    assert run(words(tmp_path / "out", "track.tensorboard=true", "train.steps=2")) == 0
+    assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------
+
+
+def test_exported_checkpoint_is_the_runs_draft_bit_for_bit(command_line, trained, tmp_path):
+    output = tmp_path / "drafts" / "one"
+    outcome = command_line("export", "--checkpoint", trained / "checkpoints" / "step-12", "--output", output)
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"draft: {output}\n", "")
+    assert _files(output) == _files(trained / "draft")
+    again = command_line("export", "--checkpoint", trained / "checkpoints" / "step-12", "--output", output)
+    assert again.error == f"output {output} exists; choose a new folder"
+
+
+@pytest.mark.parametrize("file", ["state/__0_0.distcp", "state/.metadata", "meta.json", "config.yaml"])
+def test_export_of_a_damaged_checkpoint_is_refused(command_line, copied, file):
+    checkpoint = copied / "checkpoints" / "step-12"
+    path = checkpoint / file
+    path.write_bytes(path.read_bytes()[:20])
+    line = command_line("export", "--checkpoint", checkpoint, "--output", copied / "new").error
+    assert str(checkpoint) in line
+    assert not (copied / "new").exists()
+
+
+def test_export_below_a_file_is_refused(command_line, trained, rows_file):
+    checkpoint = trained / "checkpoints" / "step-12"
+    line = command_line("export", "--checkpoint", checkpoint, "--output", rows_file / "draft").error
+    assert "is not a folder that can be written to" in line
+
+
+def test_export_after_the_target_has_changed_is_refused(
+    command_line, copied, words, tmp_path, make_target, peaked_target
+):
+    config = copied / "checkpoints" / "step-12" / "config.yaml"
+    config.write_text(config.read_text().replace(str(peaked_target), str(make_target("llama"))))
+    line = command_line("export", "--checkpoint", config.parent, "--output", tmp_path / "draft").error
+    assert "has changed since" in line
+
+
+def test_evaluation_of_the_draft(command_line, trained, peaked_target, rows_file):
+    outcome = command_line(
+        "evaluate", "--target", peaked_target, "--draft-model", trained / "draft", "--prompts", rows_file,
+        "--max-new-tokens", 12, "--num-draft-tokens", 2, "--json",
+    )  # fmt: skip
+    document = json.loads(outcome.out)
+    assert document.keys() >= EVALUATION
+    assert document["outputs_equal"] is True
+    assert document["acceptance_length"] == pytest.approx(1 + document["accepted"] / document["rounds"])
+    assert len(document["acceptance_per_position"]) == 2
+    assert document["drafted"] <= 2 * document["rounds"]
+    assert 0 < document["generated_tokens"] <= 12 * 40
+
+
+def test_init_from_continues_with_the_draft(words, trained, tmp_path):
+    """A step that moves nothing: the held-out loss is that of the draft that it began with, although the held-out
+    samples now come one by one."""
+    output = tmp_path / "out"
+    frozen = ["train.steps=1", "train.lr=1e-30", "train.global_batch_tokens=1"]
+    assert run(words(output, f"draft.init_from={trained / 'draft'}", *frozen)) == 0
+    assert summary(output)["eval_loss"] == pytest.approx(summary(trained)["eval_loss"], rel=1e-6)
+
+
+def _draft(output: Path) -> bytes:
+    return (output / "draft" / "model.safetensors").read_bytes()
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def _started(words: list[str]) -> subprocess.Popen[str]:
+    """One thread each: several of them share the machine, and bits do not depend on how many there are."""
+    return subprocess.Popen(
+        [PROGRAM, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _finished(words: list[str]) -> subprocess.CompletedProcess[str]:
+    with _started(words) as child:
+        out, err = child.communicate(timeout=90)
+    return subprocess.CompletedProcess(words, child.returncode, out, err)
+
+
+def _interrupted(
+    words: list[str], output: Path, number: signal.Signals
+) -> tuple[subprocess.CompletedProcess[str], int]:
+    """Signals the run once it has trained three more steps; the step that it ended with."""
+    before = _num_lines(output / "metrics.jsonl")
+    child = _started(words)
+    try:
+        for _ in _ticks(60):
+            if child.poll() is not None or _num_lines(output / "metrics.jsonl") >= before + 3:
+                break
+        child.send_signal(number)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    done = subprocess.CompletedProcess(words, child.returncode, out, err)
+    return done, _num_lines(output / "metrics.jsonl")
+
+
+def _num_lines(file: Path) -> int:
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def _ticks(seconds: float) -> Iterator[None]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(0.005)
+    raise AssertionError(f"nothing within {seconds} s")

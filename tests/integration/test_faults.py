@@ -1,0 +1,165 @@
+"""One process or device after the other fails in a run: it ends soon, says who and why, leaves nothing, and the same
+command continues.
+
+The tests share one directory: each resumes what the fault before it has left, and the last one shows that after all
+of them the draft is bitwise the one of a run that nothing has disturbed. Any of them also works alone.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from .launching import (
+    STEPS,
+    Lab,
+    Run,
+    assert_bitwise_equal,
+    assert_trained_exactly_once,
+    newest_checkpoint,
+)
+from .leftovers import Belongings, assert_nothing_left, belongings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PEER_S = 3
+EXTRA_S = 15
+"""What a run may take beyond ``timeouts.peer_s``."""
+
+
+FILE_LIMIT = 100 << 10
+"""Bytes: less than a rank's part of a checkpoint, more than anything else that a rank writes."""
+
+
+@pytest.fixture(scope="module")
+def output(lab: Lab) -> Path:
+    return lab.folder / "faults"
+
+
+def start(lab: Lab, output: Path, **keys: object) -> Run:
+    """One engine, two trainers."""
+    return lab.start(output, **{**lab.one_and_two, "timeouts__peer_s": PEER_S, **keys})
+
+
+def under_way(lab: Lab, output: Path, **keys: object) -> tuple[Run, Belongings]:
+    """A run that has saved something to resume from."""
+    run = start(lab, output, **keys)
+    run.train_on()
+    run.save_on()
+    assert run.first_step == 0 or run.resumed_from() > 0
+    return run, belongings(run)
+
+
+def assert_fails(run: Run, held: Belongings, *words: str, peer_s: float = PEER_S) -> None:
+    """From now on; ``words`` are in the one line that it ends with."""
+    assert run.wait(peer_s + EXTRA_S) == 1, run.story()
+    errors = [line for line in run.errors.read_text().splitlines() if "error: " in line]
+    assert errors == [run.last_line()], run.story()
+    for word in words:
+        assert word in run.last_line(), run.story()
+    assert "Traceback" not in run.errors.read_text()
+    assert_nothing_left(run, held)
+
+
+@pytest.mark.parametrize("victim", ["engine-0", "trainer-0"])
+def test_killed(lab: Lab, output: Path, victim: str) -> None:
+    run, held = under_way(lab, output)
+    run.member(victim).kill()
+    assert_fails(run, held, f"{victim} was killed by signal 9", f"{victim}.log")
+
+
+@pytest.mark.parametrize(("victim", "peer_s"), [("engine-0", PEER_S), ("trainer-1", 15)])
+def test_stopped(lab: Lab, output: Path, victim: str, peer_s: float) -> None:
+    """The sender, then the receiver."""
+    run, held = under_way(lab, output, timeouts__peer_s=peer_s)
+    run.member(victim).send_signal(signal.SIGSTOP)
+    assert_fails(run, held, f"{victim} has been silent for timeouts.peer_s={peer_s}", peer_s=peer_s)
+
+
+def test_launcher_killed(lab: Lab, output: Path) -> None:
+    """With an engine that has a process of its own, which the kernel does not end with the launcher's children."""
+    run, held = under_way(lab, output, engine__name="moody", engine__has_child="true")
+    assert any("sleep" in process.name() for process in run.processes())
+    run.process.send_signal(signal.SIGKILL)
+    assert run.wait(5) == -signal.SIGKILL
+    assert_nothing_left(run, held)
+
+
+def test_engine_raises(lab: Lab, output: Path) -> None:
+    run = start(lab, output, engine__name="moody", engine__fails_at=9, engine__has_child="true")
+    run.train_on(1)
+    assert_fails(run, belongings(run), "engine-0: EngineError: the target has had enough")
+    assert "(second line)" in (output / "logs" / "engine-0.log").read_text()
+
+
+def test_schema_mismatch(lab: Lab, output: Path) -> None:
+    run = start(lab, output, engine__name="moody", engine__captures_other_layers="true")
+    run.until_ready()
+    assert_fails(run, belongings(run), "engine-0: SchemaMismatch: the sender has FeatureSchema(layers=(")
+
+
+def test_disk_full_at_the_checkpoint(lab: Lab, output: Path) -> None:
+    """Of one rank, in the middle of a file."""
+    run, held = under_way(lab, output)
+    run.member("trainer-1").rlimit(psutil.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
+    assert_fails(run, held, "checkpoint", "was not written", "File too large")
+    assert not list((output / "checkpoints").glob(".step-*"))
+    assert newest_checkpoint(output) > 0
+
+
+def test_not_ready_in_time(lab: Lab, output: Path) -> None:
+    run = start(lab, output, timeouts__start_s=1)
+    run.until((output / "logs" / "engine-0.log").exists)
+    late = "engine-0, trainer-0, trainer-1 not ready within timeouts.start_s=1"
+    assert_fails(run, belongings(run), late, peer_s=1)
+
+
+def test_wrong_first_records_do_not_disturb_a_run(lab: Lab, output: Path) -> None:
+    """On every socket that it listens on, all of them on loopback: a truncated record, a forged one, none at all."""
+    run, held = under_way(lab, output)
+    assert held.hosts == {"127.0.0.1"}
+    # By itself gloo listens where the host's name points to, which may be loopback too.
+    assert run.member("trainer-0").environ()["GLOO_SOCKET_IFNAME"] == "lo"
+    assert len(held.unix_names) == 2  # a receiver of features for each trainer
+    silent = [_connect(address) for address in _addresses(held)]
+    for record in (b"\x00", b"GET / HTTP/1.1\r\n\r\n", b'{"version": 1, "token": "guess"}', b"\xff" * 4096):
+        for address in _addresses(held):
+            with _connect(address) as stranger, suppress(OSError):
+                stranger.sendall(record)
+    run.train_on(3)
+    for stranger in silent:
+        stranger.close()
+    run.train_on(3)
+    run.process.terminate()
+    assert run.wait(60) == 130, run.story()
+    assert_nothing_left(run, held)
+
+
+def test_after_all_of_it_the_same_command_ends_bitwise_as_if_undisturbed(
+    lab: Lab, output: Path, uninterrupted: Path
+) -> None:
+    run = start(lab, output)
+    assert run.wait(150) == 0, run.story()
+    assert_trained_exactly_once(output, range(40))
+    assert_bitwise_equal(output, uninterrupted, STEPS)
+
+
+Address = tuple[str, int] | str
+
+
+def _addresses(held: Belongings) -> list[Address]:
+    return [*(("127.0.0.1", port) for port in held.ports), *held.unix_names]
+
+
+def _connect(address: Address) -> socket.socket:
+    if isinstance(address, str):
+        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stranger.connect(address.replace("@", "\0", 1))
+        return stranger
+    return socket.create_connection(address, timeout=5)

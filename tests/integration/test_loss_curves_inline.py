@@ -1,0 +1,96 @@
+"""How a global batch is cut must not show in the loss (maths.md, One rule for losses): whole runs, one process."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_trainer.job import run_training
+from spec_trainer.resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+STEPS = 50
+GROUP = (20, 20, 12, 12)
+"""Tokens of the four samples of a global batch; cut in two or four, every micro-batch has as many samples."""
+
+Curve = list[float]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """13 groups: the 50 steps see every sample about four times. Masks have holes, three rows are not supervised."""
+    draw = random.Random(0)
+    successors = [draw.randrange(3, 97) for _ in range(97)]
+    file = tmp_path_factory.mktemp("groups") / "rows.jsonl"
+    with file.open("w") as out:
+        for number in range(13 * len(GROUP)):
+            ids = [draw.randrange(3, 97)]
+            while len(ids) < sorted(GROUP, key=lambda _: number // 4 % 3 - 1)[number % 4]:
+                ids.append(successors[ids[-1]])
+            mask = [int(number % 17 != 5 and draw.random() < 0.8) for _ in ids]
+            out.write(json.dumps({"input_ids": ids, "loss_mask": mask}) + "\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def curve(
+    peaked_target: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, int, bool, int], Curve]:
+    """(dtype, accumulation, packing, tokens of a forward pass of the target) -> the loss of every step."""
+
+    @cache
+    def train(dtype: str, accumulation: int, packing: bool, capture_tokens: int = 8192) -> Curve:
+        words = {
+            "target": peaked_target,
+            "data.path": rows,
+            "data.shuffle": False,
+            "data.eval_samples": 0,
+            "data.packing": packing,
+            "output": tmp_path_factory.mktemp("run"),
+            "train.dtype": dtype,
+            "train.accumulation": accumulation,
+            "train.global_batch_tokens": sum(GROUP),
+            "train.steps": STEPS,
+            "train.lr": 3e-3,
+            "train.warmup_steps": 5,
+            "draft.num_steps": 3,
+            "engine.batch_tokens": capture_tokens,
+        }
+        run = resolve(None, {}, [f"{key}={value}" for key, value in words.items()])
+        for item in map(run.work.train_item, range(STEPS)):
+            (parts,) = run.work.shares(item)
+            assert [len(part) for part in parts] == [4 // accumulation] * accumulation
+        run_training(run)
+        return [json.loads(line)["loss"] for line in run.directory.metrics.read_text().splitlines()]
+
+    return train
+
+
+def largest_difference(one: Curve, other: Curve) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loss_falls_by_a_third(curve, dtype):
+    losses = curve(dtype, 1, True)
+    assert len(losses) == STEPS
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-3)])
+def test_cut_of_the_global_batch_does_not_show(curve, dtype, tolerance, micro_batch, packing):
+    if (micro_batch, packing) != (4, True):  # that one is the reference
+        assert largest_difference(curve(dtype, 4 // micro_batch, packing), curve(dtype, 1, True)) < tolerance
+
+
+def test_cut_of_the_targets_batches_does_not_show(curve):
+    assert largest_difference(curve("float32", 1, True, 20), curve("float32", 1, True)) < 1e-5

@@ -1,0 +1,122 @@
+"""The same command again continues the run, whatever ended it, as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .launching import (
+    STEPS,
+    Lab,
+    Run,
+    assert_bitwise_equal,
+    assert_trained_exactly_once,
+    losses,
+    metrics,
+    newest_checkpoint,
+)
+from .leftovers import assert_nothing_left, belongings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLES = range(40)
+
+
+@pytest.fixture(scope="module")
+def killed(lab: Lab) -> tuple[Path, int]:
+    """The directory of a run of one engine and two trainers, all killed with -9 at once, and its last checkpoint."""
+    run = lab.start(lab.folder / "killed", **lab.one_and_two)
+    run.train_on()
+    run.save_on()
+    run.train_on(1)
+    run.kill_everything()
+    assert run.process.wait() == -signal.SIGKILL
+    return run.output, newest_checkpoint(run.output)
+
+
+def test_killed_with_9_and_started_again_it_ends_bitwise_the_same(
+    lab: Lab, killed: tuple[Path, int], uninterrupted: Path
+) -> None:
+    output = _copy(lab, killed[0], "again")
+    lab.train(output, **lab.one_and_two)
+    assert losses(output) == losses(uninterrupted)
+    assert_trained_exactly_once(output, SAMPLES)
+    assert_bitwise_equal(output, uninterrupted, STEPS)
+
+
+def test_on_another_number_of_trainers_it_has_the_same_losses(
+    lab: Lab, killed: tuple[Path, int], uninterrupted: Path
+) -> None:
+    folder, step = killed
+    output = _copy(lab, folder, "one-trainer")
+    lab.train(output, placement__kind="disaggregated", train__ranks=1, train__steps=step + 50)
+    assert losses(output)[:step] == losses(uninterrupted)[:step]
+    assert losses(output) == pytest.approx(losses(uninterrupted)[: step + 50], rel=1e-5)
+    assert_trained_exactly_once(output, SAMPLES)
+
+
+def test_no_collective_goes_to_the_default_group(
+    lab: Lab, killed: tuple[Path, int], uninterrupted: Path
+) -> None:
+    """Colocated; from a checkpoint to an evaluation, a checkpoint and an export, with c10d's default group closed."""
+    folder, step = killed
+    output = _copy(lab, folder, "guarded")
+    run = lab.train(
+        output,
+        placement__kind="colocated",
+        train__ranks=2,
+        train__strategy="guarded",
+        train__steps=step + 7,
+        train__eval_every=step + 2,
+    )
+    for rank in range(2):
+        log = (output / "logs" / f"trainer-{rank}.log").read_text()
+        assert "forbidden: barrier without a group" in log, run.story()
+    assert losses(output) == pytest.approx(losses(uninterrupted)[: step + 7], rel=1e-5)
+    assert "eval_loss" in metrics(output)[step + 1]
+    assert newest_checkpoint(output) == step + 7
+    assert (output / "draft" / "model.safetensors").exists()
+
+
+def test_asked_to_stop_it_saves_and_exits_130(lab: Lab, uninterrupted: Path) -> None:
+    """SIGTERM to all its processes, as a service manager sends it; then SIGINT to the process group, as a terminal
+    sends it."""
+    output = lab.folder / "asked"
+    run = lab.start(output, **lab.one_and_two)
+    run.train_on()
+    for process in run.processes():
+        process.terminate()
+    _assert_saved(run)
+    again = lab.start(output, **lab.one_and_two)
+    again.train_on()
+    os.killpg(again.process.pid, signal.SIGINT)
+    _assert_saved(again)
+    assert again.resumed_from() == again.first_step > 0
+    assert losses(output) == losses(uninterrupted)[: len(losses(output))]
+
+
+def test_asked_to_stop_before_the_first_step_it_stops(lab: Lab) -> None:
+    run = lab.start(lab.folder / "early", **lab.one_and_two)
+    run.until((run.output / "logs" / "trainer-1.log").exists)
+    run.process.terminate()
+    assert run.wait(15) == 130, run.story()
+    assert run.last_line() == "spec-trainer: interrupted before the first step; the same command starts again"
+    assert_nothing_left(run, belongings(run))
+
+
+def _assert_saved(run: Run) -> None:
+    assert run.wait(60) == 130, run.story()
+    step = newest_checkpoint(run.output)
+    assert step == metrics(run.output)[-1]["step"]
+    folder = run.output / "checkpoints" / f"step-{step}"
+    assert run.last_line() == f"spec-trainer: interrupted; saved {folder}; the same command continues there"
+    assert not run.processes()
+
+
+def _copy(lab: Lab, folder: Path, name: str) -> Path:
+    return shutil.copytree(folder, lab.folder / name, symlinks=True)

@@ -1,0 +1,66 @@
+"""Small data sets, work plans and resolved runs for the application's modules."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from spec_trainer.data.dataset import Dataset, Sample
+from spec_trainer.data.report import DataReport
+from spec_trainer.resolve import resolve
+from spec_trainer.work_plan import BatchSettings, WorkPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+
+@pytest.fixture
+def make_work() -> Callable[..., WorkPlan]:
+    """``make_work(lengths, held_out=(), **settings)``: the plan of a data set in file order; sample ``i`` holds the
+    ids 100·i, 100·i + 1, …, of which the first is not supervised."""
+
+    def make(lengths: Sequence[int], held_out: Sequence[int] = (), **settings: Any) -> WorkPlan:
+        samples = [_sample(number, length) for number, length in enumerate([*lengths, *held_out])]
+        train, rest = samples[: len(lengths)], samples[len(lengths) :]
+        defaults = {
+            "global_batch_tokens": 20,
+            "shuffle": False,
+            "seed": 0,
+            "ranks": 1,
+            "accumulation": 1,
+            "capture_tokens": 100,
+            "total_steps": None,
+            "epochs": 1,
+            "eval_every": 0,
+        }
+        dataset = Dataset(tuple(train), tuple(rest), DataReport())
+        return WorkPlan(dataset, BatchSettings(**{**defaults, **settings}))
+
+    return make
+
+
+def _sample(number: int, length: int) -> Sample:
+    return Sample(
+        number, np.arange(100 * number, 100 * number + length, dtype=np.int32), np.arange(length) > 0
+    )
+
+
+@pytest.fixture
+def words(tiny_llama: Path, tmp_path: Path) -> list[str]:
+    """Overrides that a run of 20 samples of 10 tokens needs; its output does not exist yet."""
+    row = {"input_ids": list(range(3, 13)), "loss_mask": [0, 0] + [1] * 8}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        "".join(json.dumps({**row, "input_ids": [n, *row["input_ids"][1:]]}) + "\n" for n in range(20))
+    )
+    return [f"target={tiny_llama}", f"data.path={file}", f"output={tmp_path / 'out'}", "train.steps=2"]
+
+
+@pytest.fixture
+def resolved(words: list[str]) -> Callable[..., Any]:
+    """``resolved(*overrides)``: that run, resolved."""
+    return lambda *overrides: resolve(None, {}, [*words, *overrides])

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from spec_core.errors import RunError
+from spec_trainer.data.dataset import Dataset, Sample
+from spec_trainer.data.report import DataReport
+from spec_trainer.data.store import open_dataset, saved_dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def dataset() -> Dataset:
+    rows = [([5, 6, 7], [0, 1, 1]), ([8, 9], [0, 0]), ([1, 2, 3, 4], [1, 0, 1, 1])]
+    samples = tuple(
+        Sample(number, np.array(ids, dtype=np.int32), np.array(mask, dtype=bool))
+        for number, (ids, mask) in enumerate(rows)
+    )
+    return Dataset(samples[:2], samples[2:], DataReport())
+
+
+def test_what_is_opened_is_what_was_saved_and_nothing_stays(tmp_path: Path) -> None:
+    mine = dataset()
+    with saved_dataset(mine, tmp_path) as folder:
+        found = open_dataset(str(folder))
+        assert found.digest == mine.digest
+        assert (len(found.train), len(found.held_out)) == (2, 1)
+        assert found.lengths == mine.lengths
+        for sample in mine.samples:
+            other = found.sample(sample.sample_id)
+            assert other.input_ids.tolist() == sample.input_ids.tolist()
+            assert other.loss_mask.tolist() == sample.loss_mask.tolist()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_crash_left_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / ".dataset").mkdir()
+    (tmp_path / ".dataset" / "input_ids.npy").write_text("half")
+    with saved_dataset(dataset(), tmp_path) as folder:
+        assert open_dataset(folder).digest == dataset().digest
+
+
+def test_without_room_the_run_fails_with_the_reason(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunError, match="the tokenised data could not be written"),
+        saved_dataset(dataset(), tmp_path / "gone"),
+    ):
+        pass

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_core import BackendConfig, DraftConfig, EngineConfig
+from spec_core.config import validate
+from spec_core.records import Capabilities
+from spec_trainer.config import run_config_type
+from spec_trainer.launch.members import members
+
+if TYPE_CHECKING:
+    from spec_trainer.config import AnyRunConfig
+
+
+def config(kind: str, replicas: int, ranks: int, **fractions: float) -> AnyRunConfig:
+    values = {
+        "target": "t",
+        "output": "o",
+        "data": {"path": "d"},
+        "backend": {"name": "b"},
+        "draft": {"name": "d"},
+        "engine": {"name": "e", "replicas": replicas},
+        "train": {"ranks": ranks},
+        "placement": {"kind": kind, **fractions},
+    }
+    return validate(run_config_type(BackendConfig, DraftConfig, EngineConfig), values, "test")
+
+
+def places(found: AnyRunConfig, capabilities: Capabilities) -> list[tuple[str, int, float, float | None]]:
+    return [(m.name, m.local_rank, m.share, m.memory_fraction) for m in members(found, capabilities)]
+
+
+def test_disaggregated_processes_have_devices_of_their_own() -> None:
+    assert places(config("disaggregated", 1, 2), Capabilities(num_devices=4, memory_limit=True)) == [
+        ("engine-0", 0, 1.0, None),
+        ("trainer-0", 1, 1.0, None),
+        ("trainer-1", 2, 1.0, None),
+    ]
+
+
+def test_colocated_engine_and_rank_share_a_device_by_their_fractions() -> None:
+    found = config("colocated", 2, 2, trainer_fraction=0.25)
+    assert places(found, Capabilities(num_devices=2, memory_limit=True)) == [
+        ("engine-0", 0, 0.75, 0.75),
+        ("engine-1", 1, 0.75, 0.75),
+        ("trainer-0", 0, 0.25, 0.25),
+        ("trainer-1", 1, 0.25, 0.25),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["colocated", "disaggregated"])
+@pytest.mark.parametrize(("replicas", "ranks"), [(1, 1), (1, 3), (2, 2), (3, 1)])
+def test_shares_of_a_device_never_exceed_it(kind: str, replicas: int, ranks: int) -> None:
+    for devices in (1, 2):
+        found = members(config(kind, replicas, ranks), Capabilities(num_devices=devices))
+        assert len(found) == replicas + ranks
+        for device in range(devices):
+            assert sum(member.share for member in found if member.local_rank == device) <= 1 + 1e-9
+        assert all(member.memory_fraction is None for member in found)
+
+
+def test_a_launcher_needs_no_torch() -> None:
+    """It trains nothing: hundreds of megabytes and seconds for nothing."""
+    program = "import sys, spec_trainer.job, spec_trainer.launch.local; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

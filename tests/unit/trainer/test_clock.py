@@ -1,0 +1,30 @@
+"""Where the time goes adds up."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from spec_trainer.clock import Clock
+
+
+def test_names_add_up_and_the_rest_is_other():
+    clock = Clock()
+    for _ in range(3):
+        with clock("step"):
+            time.sleep(0.02)
+    time.sleep(0.03)
+    parts = clock.breakdown()
+    assert parts.keys() == {"step", "other"}
+    assert 0.06 <= parts["step"] < 0.5
+    assert parts["other"] >= 0.03
+    assert 0.02 <= clock.last_s["step"] <= parts["step"] - 0.04
+    assert clock.wall_s == pytest.approx(sum(parts.values()), abs=0.05)
+
+
+def test_time_counts_although_the_work_failed():
+    clock = Clock()
+    with pytest.raises(ValueError, match="no"), clock("step"):
+        raise ValueError("no")
+    assert clock.total_s["step"] > 0

@@ -1,0 +1,45 @@
+"""Exported folders appear whole or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from spec_core.target_reader import read_target, read_target_tensors
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.draft import Eagle3Draft
+from spec_trainer.draft_trainer import export_draft
+
+
+class FailsHalfWay(Eagle3Draft):
+    def export(self, weights, target, folder):
+        (folder / "config.json").write_text("{}")
+        raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def target(tiny_llama):
+    return read_target(tiny_llama)
+
+
+def weights(target):
+    return Eagle3Draft(Eagle3Config()).build(target, read_target_tensors(target), None).state_dict()
+
+
+def test_export_replaces_the_folder(target, tmp_path):
+    folder = tmp_path / "drafts" / "draft"
+    folder.mkdir(parents=True)
+    (folder / "stale").touch()
+    export_draft(Eagle3Draft(Eagle3Config()), weights(target), target, folder)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+    assert [path.name for path in folder.parent.iterdir()] == ["draft"]
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_failed_export_leaves_the_earlier_one(target, tmp_path):
+    folder = tmp_path / "draft"
+    export_draft(Eagle3Draft(Eagle3Config()), weights(target), target, folder)
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(OSError, match="No space left"):
+        export_draft(FailsHalfWay(Eagle3Config()), {}, target, folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]

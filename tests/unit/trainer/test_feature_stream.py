@@ -1,0 +1,153 @@
+"""A rank's micro-batches from a real receiver: every sample in its place, whenever it arrives."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from spec_core.cpu.inline_transport import InlineTransport
+from spec_core.errors import DeadlineExceeded, EngineError, ProtocolError
+from spec_core.records import FeatureSample, FeatureSchema
+from spec_trainer.config import AnyRunConfig, TimeoutsConfig
+from spec_trainer.data.config import DataConfig
+from spec_trainer.feature_stream import FeatureStream
+
+SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=3, dtype="float32")
+
+
+class Setting:
+    """A stream, the sender at its other end, and what it has released."""
+
+    def __init__(self, work, packing=True, step_s=5.0) -> None:
+        config = AnyRunConfig(
+            target="t",
+            output=Path("o"),
+            data=DataConfig(path="d", packing=packing),
+            timeouts=TimeoutsConfig(step_s=step_s),
+        )
+        transport = InlineTransport()
+        self.work = work
+        self.released: list[tuple[int, int]] = []
+        self.receiver = transport.listen(SCHEMA, 1 << 20)
+        self.sender = transport.connect(self.receiver.address, SCHEMA, 1.0)
+        self.stream = FeatureStream(
+            work, 0, self.receiver, SCHEMA, config, lambda *freed: self.released.append(freed)
+        )
+
+    def send(self, item, sample_id, ids=None) -> None:
+        """Hidden states are the sample's ids, layer by layer ten times as large."""
+        if ids is None:
+            ids = torch.from_numpy(self.work.dataset.sample(sample_id).input_ids).long()
+        self.sender.send(
+            FeatureSample(
+                sample_id=self.work.capture_id(item, sample_id), input_ids=ids, hidden_TNH=hidden(ids)
+            ),
+            1.0,
+        )
+
+
+def hidden(ids) -> torch.Tensor:
+    return ids.float()[:, None, None] * torch.tensor([1.0, 10.0])[:, None] * torch.ones(3)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_samples_land_in_their_spans_in_any_order(make_work, packing):
+    work = make_work([4, 7, 2], accumulation=2)
+    setting = Setting(work, packing)
+    (item,) = work.items(0)
+    for sample_id in (2, 0, 1):
+        setting.send(item, sample_id)
+    batches = setting.stream.micro_batches(item)
+    placed = {span.sample_id: (batch, span) for batch in batches for span in batch.spans}
+    assert len(batches) == 2
+    assert sorted(placed) == [0, 1, 2]
+    for sample_id, (batch, span) in placed.items():
+        ids = torch.arange(100 * sample_id, 100 * sample_id + work.dataset.lengths[sample_id])
+        where = slice(span.start, span.stop)
+        assert torch.equal(batch.input_ids_T[where], ids)
+        assert torch.equal(batch.hidden_TNH[where], hidden(ids))
+        assert torch.equal(batch.loss_mask_T[where], torch.arange(len(ids)) > 0)
+    assert sum(len(batch.input_ids_T) for batch in batches) == (13 if packing else 7 + 2 * 4)
+
+
+def test_padding_is_zero_and_not_supervised(make_work):
+    work = make_work([5, 2])
+    setting = Setting(work, packing=False)
+    (item,) = work.items(0)
+    setting.send(item, 0)
+    setting.send(item, 1)
+    (batch,) = setting.stream.micro_batches(item)
+    assert batch.end_T.tolist() == [5, 5, 5, 5, 5, 7, 7, 0, 0, 0]
+    assert not batch.hidden_TNH[7:].any()
+    assert not batch.loss_mask_T[7:].any()
+
+
+def test_samples_of_a_later_item_wait_and_hold_their_memory(make_work):
+    work = make_work([12, 8, 20])
+    setting = Setting(work)
+    first, second = work.items(0)
+    setting.send(second, 2)
+    setting.send(first, 0)
+    setting.send(first, 1)
+    setting.stream.micro_batches(first)
+    assert setting.released == [(0, 12), (0, 8)]
+    (batch,) = setting.stream.micro_batches(second)
+    assert setting.released == [(0, 12), (0, 8), (0, 20)]
+    assert batch.input_ids_T[0] == 200
+
+
+def test_the_same_sample_may_be_under_way_for_two_items(make_work):
+    work = make_work([10], epochs=2)
+    setting = Setting(work)
+    first, second = work.items(0)
+    setting.send(second, 0)
+    setting.send(first, 0)
+    assert [
+        batch.spans[0].epoch for item in (first, second) for batch in setting.stream.micro_batches(item)
+    ] == [
+        0,
+        1,
+    ]
+
+
+def test_other_tokens_than_the_samples_are_refused(make_work):
+    work = make_work([3])
+    setting = Setting(work)
+    (item,) = work.items(0)
+    setting.send(item, 0, ids=torch.tensor([0, 1, 3]))
+    with pytest.raises(ProtocolError, match="captured other tokens than sample 0 has"):
+        setting.stream.micro_batches(item)
+
+
+def test_features_that_do_not_come_end_the_wait_at_its_deadline(make_work):
+    work = make_work([3, 4])
+    setting = Setting(work, step_s=0.05)
+    (item,) = work.items(0)
+    setting.send(item, 0)
+    with pytest.raises(DeadlineExceeded, match=r"rank 0: 1 samples of step 0 .* timeouts.step_s=0.05"):
+        setting.stream.micro_batches(item)
+
+
+def test_a_failed_engine_ends_the_wait_with_its_own_words(make_work):
+    work = make_work([3])
+    setting = Setting(work, step_s=60)
+    cause = EngineError("the target is on fire")
+    threading.Timer(0.1, setting.stream.fail, [cause]).start()
+    with pytest.raises(EngineError, match="capture failed: the target is on fire") as caught:
+        setting.stream.micro_batches(next(work.items(0)))
+    assert caught.value.__cause__ is cause
+
+
+def test_without_samples_a_rank_gets_padding(make_work):
+    """One sample, two passes: one of them has nothing to do, and nothing to wait for."""
+    work = make_work([4], accumulation=2)
+    setting = Setting(work)
+    (item,) = work.items(0)
+    setting.send(item, 0)
+    batches = setting.stream.micro_batches(item)
+    assert [len(batch.spans) for batch in batches] == [1, 0]
+    assert len(batches[1].input_ids_T) > 0
+    assert not batches[1].loss_mask_T.any()

@@ -1,0 +1,80 @@
+"""metrics.jsonl: every step once, whatever happened; trackers get numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spec_core.errors import ConfigError
+from spec_trainer.config import TrackConfig
+from spec_trainer.metrics import MetricsLog, StepLines, check_trackers, drop_after, read_metrics
+
+
+class Notebook:
+    def __init__(self) -> None:
+        self.pages: list[tuple[int, dict[str, float]]] = []
+        self.closed = 0
+
+    def log(self, step, scalars):
+        self.pages.append((step, scalars))
+
+    def close(self):
+        self.closed += 1
+
+
+def test_records_come_back_with_floats_in_full(tmp_path):
+    record = {"step": 1, "loss": 0.1 + 0.2, "accuracy": [1 / 3, 2 / 3]}
+    with StepLines(tmp_path / "lines", 0) as lines:
+        lines.write(record)
+        assert read_metrics(tmp_path / "lines") == [record]  # at once: a crash must not lose it
+
+
+def test_reopened_it_drops_what_a_crashed_run_wrote_later(tmp_path):
+    file = tmp_path / "lines"
+    file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
+    with StepLines(file, 2) as lines:
+        lines.write({"step": 3, "again": True})
+    assert read_metrics(file) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
+
+
+def test_drop_after(tmp_path):
+    file = tmp_path / "lines"
+    drop_after(file, 3)
+    assert not file.exists()
+    file.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)))
+    drop_after(file, 3)
+    assert [record["step"] for record in read_metrics(file)] == [0, 1, 2, 3]
+
+
+def test_no_file_is_no_records(tmp_path):
+    assert read_metrics(tmp_path / "nowhere") == []
+
+
+def test_trackers_get_every_number_by_a_flat_name(tmp_path):
+    notebook = Notebook()
+    record = {"step": 4, "loss": 2.5, "tokens": 100, "accuracy": [0.5, 0.25], "note": "words"}
+    with MetricsLog(tmp_path / "m", 0, [notebook]) as log:
+        log.log(record)
+    scalars = {"loss": 2.5, "tokens": 100, "accuracy/0": 0.5, "accuracy/1": 0.25}
+    assert notebook.pages == [(4, scalars)]
+    assert read_metrics(tmp_path / "m") == [record]
+
+
+def test_every_tracker_is_closed_although_one_fails(tmp_path):
+    class Broken(Notebook):
+        def close(self):
+            super().close()
+            raise OSError("network is down")
+
+    books = [Notebook(), Broken(), Notebook()]
+    with pytest.raises(OSError, match="network is down"), MetricsLog(tmp_path / "m", 0, books):
+        pass
+    assert [book.closed for book in books] == [1, 1, 1]
+
+
+def test_trackers_that_nobody_asked_for_need_not_be_installed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_trackers(TrackConfig())
+    with pytest.raises(ConfigError, match=r"track.wandb: wandb is not installed; pip install wandb"):
+        check_trackers(TrackConfig(wandb="project"))

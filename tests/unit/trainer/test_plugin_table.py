@@ -1,0 +1,54 @@
+"""The table of plugins survives whatever a stranger's plugin does."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_trainer import plugin_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STRANGERS = {
+    "fine": "from spec_core.cpu.backend import CpuBackend\nclass Plugin(CpuBackend):\n    name = 'fine'\n",
+    "crashing": "import os\nos._exit(7)\n",
+    "hanging": "import time\ntime.sleep(600)\n",
+    "broken": "import no_such_module\n",
+}
+
+
+@pytest.fixture
+def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distributions of third parties, one backend each, as if installed."""
+    for name, code in STRANGERS.items():
+        (tmp_path / f"stranger_{name}.py").write_text(code)
+        info = tmp_path / f"stranger_{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: stranger-{name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[spec_core.backends]\n{name} = stranger_{name}:Plugin\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+
+
+def test_every_stranger_has_its_row(strangers, monkeypatch):
+    monkeypatch.setattr(plugin_table, "_PROBE_DEADLINE_S", 8.0)
+    rows = {row["name"]: row for row in plugin_table.plugin_rows()}
+    assert (rows["fine"]["status"], rows["fine"]["distribution"], rows["fine"]["version"]) == (
+        "ok", "stranger-fine", "1.0"
+    )  # fmt: skip
+    assert rows["crashing"]["status"] == rows["hanging"]["status"] == rows["broken"]["status"] == "broken"
+    assert "exit code 7" in rows["crashing"]["reason"]
+    assert rows["hanging"]["reason"] == "its probe did not answer within 8 s"
+    assert "no_such_module" in rows["broken"]["reason"]
+    assert rows["cpu"]["status"] == "ok"
+
+
+def test_table_shows_every_row(capsys):
+    rows = [{"kind": "backend", "name": "one", "api": None}, {"kind": "draft", "name": "two", "api": 1}]
+    plugin_table.print_table(rows)
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("kind", "one", "two", "draft"))
+    assert "None" not in text

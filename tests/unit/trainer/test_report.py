@@ -1,0 +1,85 @@
+"""report.html: one file with everything in it, made of whatever there is."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from spec_trainer.report import write_report
+from spec_trainer.run_directory import RunDirectory
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    (tmp_path / "config.yaml").write_text("target: <b>bold & co</b>\n")
+    return RunDirectory(tmp_path)
+
+
+def records(directory: RunDirectory) -> None:
+    lines = [
+        {
+            "step": step,
+            "loss": 5.0 / step,
+            "acceptance_length": 1 + step / 10,
+            "lr": 1e-3,
+            "accuracy": [0.5, 0.25],
+        }
+        for step in range(1, 6)
+    ]
+    lines[-1] |= {"eval_loss": 1.5, "eval_acceptance_length": 1.4}
+    directory.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+class Words(HTMLParser):
+    """The text that a person reads, and every tag."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text, self.tags = "", []
+        self.feed(page)
+
+    def handle_data(self, data):
+        self.text += data + " "
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_full_report(directory):
+    records(directory)
+    summary = {
+        "description": "a draft", "steps": 1234, "loss": 1.0, "wall_s": 75.2, "acceptance_length": 2.345,
+        "acceptance_length_before": 1.0, "acceptance_length_bigram": 1.3, "acceptance_length_prompt_lookup": 1.1,
+        "tokens_per_s": 300.0, "tokens_per_s_without_draft": 200.0, "outputs_equal": True,
+        "acceptance_per_position": [0.7, 0.4], "time_s": {"data": 25.0, "step": 75.0},
+    }  # fmt: skip
+    write_report(directory, "Training", summary)
+    page = Words(directory.report.read_text())
+    for part in ("2.35", "1,234", "untrained draft", "1.30", "300 tokens/s with the draft", "75 %", "yes"):
+        assert part in page.text
+    assert [tag for tag, _ in page.tags].count("svg") == 2
+    assert not [attrs for tag, attrs in page.tags if tag in ("script", "img", "link") or "src" in attrs]
+
+
+def test_what_was_not_measured_is_left_out(directory):
+    records(directory)
+    write_report(directory, "Training", {"steps": 5})
+    text = Words(directory.report.read_text()).text
+    assert "Speculative decoding" not in text
+    assert "Where the time went" not in text
+    assert "Training" in text
+
+
+def test_report_without_a_single_step(directory):
+    write_report(directory, "Training", {})
+    assert "<svg" not in directory.report.read_text()
+
+
+def test_foreign_text_is_escaped(directory):
+    write_report(directory, "A <script>", {"description": "1 < 2"})
+    page = directory.report.read_text()
+    assert "A &lt;script&gt;" in page
+    assert "&lt;b&gt;bold &amp; co&lt;/b&gt;" in page
+    assert "1 &lt; 2" in page

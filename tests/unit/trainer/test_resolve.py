@@ -1,0 +1,105 @@
+"""From words to a run: layers, defaults, what is checked and what is not created."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spec_core.errors import ConfigError, TargetError
+from spec_trainer.dispatch import sample_bytes
+from spec_trainer.resolve import describe, resolve, resolve_config, resolve_parts, resolve_target
+
+
+def test_words_win_over_flags_and_flags_over_the_file(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("target: file\ndata: {path: file}\nseed: 1\ntrain: {lr: 0.1, clip: 3.0, steps: 5}\n")
+    flags = {"target": "flag", "data.path": "flag"}
+    config, _ = resolve_config(file, flags, ["data.path=word", "train.lr=1e-4"])
+    assert (config.target, config.data.path, config.seed) == ("flag", "word", 1)
+    assert (config.train.lr, config.train.clip, config.train.steps) == (1e-4, 3.0, 5)
+
+
+def test_output_defaults_to_runs_and_the_files_stem(tmp_path):
+    file = tmp_path / "friday.yaml"
+    file.write_text("target: t\ndata: {path: d}\n")
+    assert resolve_config(file, {}, [])[0].output == Path("runs/friday")
+    assert resolve_config(file, {"output": "here"}, [])[0].output == Path("here")
+    assert resolve_config(None, {"target": "models/big", "data.path": "d"}, [])[0].output == Path("runs/big")
+
+
+def test_paths_that_exist_become_absolute_and_others_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("target").mkdir()
+    config, _ = resolve_config(None, {"target": "target", "data.path": "owner/name:train"}, [])
+    assert (config.target, config.data.path) == (str(tmp_path / "target"), "owner/name:train")
+
+
+def test_home_is_understood(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "target").mkdir()
+    config, _ = resolve_config(None, {"target": "~/target", "data.path": "~nobody/x"}, [])
+    assert (config.target, config.data.path) == (str(tmp_path / "target"), "~nobody/x")
+
+
+def test_nothing_is_created(resolved, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    run = resolved()
+    describe(run)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not run.directory.root.exists()
+
+
+def test_a_child_process_gets_the_same_parts_from_the_resolved_configuration(resolved):
+    run = resolved("draft.num_steps=3", "draft.layers=[1,3]")
+    parts = resolve_parts(json.loads(json.dumps(run.config.model_dump(mode="json"))))
+    assert parts.config == run.config
+    assert (parts.target, parts.schema) == (run.target, run.schema)
+    assert parts.schema.layers == (1, 3, 8)
+
+
+def test_window_holds_two_global_batches_by_default(resolved):
+    run = resolved("train.global_batch_tokens=70")
+    assert run.window_bytes == 2 * sample_bytes(run.schema, 70)
+    assert resolved("placement.window_bytes=99999").window_bytes == 99999
+
+
+def test_window_holds_samples_that_are_longer_than_a_global_batch(resolved):
+    run = resolved("train.global_batch_tokens=4")
+    assert run.window_bytes == 2 * sample_bytes(run.schema, 10)
+
+
+def test_description_counts_what_there_is(resolved, tiny_llama):
+    document = describe(resolved("train.global_batch_tokens=50", "data.eval_samples=2"))
+    assert document["target"] == str(tiny_llama)
+    assert (document["samples"], document["held_out_samples"]) == (18, 2)
+    assert document["tokens_per_epoch"] == 180
+    assert document["captured_layers"] == [2, 4, 5, 8]
+    assert document["features_bytes_per_token"] == 4 * 32 * 4
+    assert document["frozen_tensor_bytes"] == 2 * 97 * 32 * 4
+    json.dumps(document)
+
+
+def test_dtype_that_the_backend_cannot_do_is_refused(resolved, monkeypatch):
+    from spec_core.cpu.backend import CpuBackend
+    from spec_core.records import Capabilities
+
+    monkeypatch.setattr(CpuBackend, "capabilities", classmethod(lambda cls: Capabilities()))
+    with pytest.raises(ConfigError, match=r"train.dtype=bfloat16: backend 'cpu' trains in float32"):
+        resolved("train.dtype=bfloat16")
+
+
+def test_target_that_is_neither_here_nor_on_the_hub():
+    with pytest.raises(TargetError, match="is neither a folder nor a model that the hub gives"):
+        resolve_target("nobody/nothing")
+    assert resolve_target("no-such-folder") == Path("no-such-folder")
+
+
+def test_unreadable_files_are_bad_input(words, monkeypatch):
+    def denied(folder):
+        raise PermissionError(13, "Permission denied", str(folder / "config.json"))
+
+    monkeypatch.setattr("spec_core.target_reader.read_target", denied)
+    with pytest.raises(ConfigError, match=r"config.json: Permission denied"):
+        resolve(None, {}, words)

@@ -1,0 +1,143 @@
+"""The run directory: whose it is, who is in it, and what is left in it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import yaml
+
+from spec_core.errors import ArtifactError, ConfigError, RunError
+from spec_trainer.run_directory import RunDirectory, check_creatable, run_identity, write_atomically
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+def identity(run, **changes) -> str:
+    digests = {"data_digest": "d", "target_digest": "t"} | changes
+    return run_identity(run.config, **digests)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["train.lr=1e-3", "train.schedule=constant", "train.warmup_steps=3", "train.clip=2.0", "train.weight_decay=0.1",
+     "train.betas=[0.9,0.99]", "train.dtype=bfloat16", "train.global_batch_tokens=100", "seed=3",
+     "draft.num_steps=3", "draft.loss=lk_alpha", "data.shuffle=false"],
+)  # fmt: skip
+def test_what_changes_the_result_changes_the_identity(resolved, word):
+    assert identity(resolved(word)) != identity(resolved())
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["train.steps=9", "train.accumulation=2", "train.save_every=1", "train.eval_every=1", "train.keep=9",
+     "timeouts.step_s=5", "data.packing=false", "engine.batch_tokens=4096", "profile.steps=[1]",
+     "placement.kind=disaggregated"],
+)  # fmt: skip
+def test_what_does_not_change_the_result_does_not_change_the_identity(resolved, word):
+    assert identity(resolved(word)) == identity(resolved())
+
+
+def test_data_and_target_are_part_of_the_identity(resolved):
+    run = resolved()
+    assert len({identity(run), identity(run, data_digest="x"), identity(run, target_digest="x")}) == 3
+
+
+def test_directory_is_taken_and_then_owned(directory, resolved):
+    run = resolved()
+    directory.check_owner("me")
+    assert not directory.root.exists()
+    with directory.locked():
+        directory.open("me", run.config)
+    directory.check_owner("me")
+    with pytest.raises(ArtifactError, match="belongs to another run"):
+        directory.check_owner("you")
+    assert yaml.safe_load(directory.config.read_text()) == run.config.model_dump(mode="json")
+
+
+def test_only_one_run_at_a_time(directory):
+    with (
+        directory.locked(),
+        pytest.raises(ArtifactError, match="is in use by a run that is under way"),
+        directory.locked(),
+    ):
+        pass
+    with directory.locked():
+        pass
+
+
+def test_directory_of_something_else_is_not_touched(directory):
+    directory.root.mkdir()
+    (directory.root / "thesis.tex").touch()
+    with pytest.raises(ArtifactError, match="is not empty and is no run directory"):
+        directory.check_owner("me")
+
+
+def test_empty_directory_may_become_a_run(directory):
+    directory.root.mkdir()
+    directory.check_owner("me")
+
+
+def fail_after(directory, config, prepare, error) -> None:
+    with directory.locked():
+        directory.open("me", config)
+        prepare()
+        raise error("late")
+
+
+def test_usage_error_leaves_no_new_directory(directory, resolved):
+    with pytest.raises(ConfigError):
+        fail_after(directory, resolved().config, lambda: None, ConfigError)
+    assert not directory.root.exists()
+
+
+@pytest.mark.parametrize("error", [ConfigError, RunError])
+def test_trained_steps_outlive_any_error(directory, resolved, error):
+    step = directory.checkpoints / "step-5"
+    with pytest.raises(error):
+        fail_after(directory, resolved().config, step.mkdir, error)
+    assert step.exists()
+
+
+def test_usage_error_in_a_directory_that_was_there_removes_nothing(directory):
+    directory.root.mkdir()
+    (directory.root / "notes").touch()
+    with pytest.raises(ConfigError), directory.locked():
+        raise ConfigError("late")
+    assert (directory.root / "notes").exists()
+
+
+def test_open_clears_what_a_crash_cut_short(directory, resolved):
+    directory.checkpoints.mkdir(parents=True)
+    (directory.checkpoints / ".step-5" / "state").mkdir(parents=True)
+    (directory.checkpoints / ".best").symlink_to("nowhere")
+    (directory.checkpoints / "step-4").mkdir()
+    (directory.root / ".identity").write_text("me\n")
+    directory.open("me", resolved().config)
+    assert [path.name for path in directory.checkpoints.iterdir()] == ["step-4"]
+
+
+def test_directory_below_a_file_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    check_creatable(tmp_path / "a" / "b")
+    for folder in (tmp_path / "file" / "a", tmp_path / "file" / "a" / "b"):
+        with pytest.raises(ArtifactError, match=r"file is not a folder that can be written to"):
+            check_creatable(folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_directory_below_a_read_only_one_cannot_be_made(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ArtifactError, match="is not a folder that can be written to"):
+        check_creatable(tmp_path / "a")
+
+
+def test_atomic_write_replaces_the_whole_and_leaves_nothing_else(tmp_path):
+    file = tmp_path / "file"
+    write_atomically(file, "a long first version")
+    write_atomically(file, "short")
+    assert file.read_text() == "short"
+    assert list(tmp_path.iterdir()) == [file]

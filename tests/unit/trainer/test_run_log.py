@@ -1,0 +1,41 @@
+"""What each rank writes down: all of them their samples, rank 0 the metrics."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_core import BatchShare
+from spec_trainer.data.packing import empty_batch
+from spec_trainer.metrics import read_metrics
+from spec_trainer.run_log import RunLog
+
+
+def share(run, *sample_ids: int) -> BatchShare:
+    samples = [run.dataset.sample(sample_id) for sample_id in sample_ids]
+    batch = empty_batch(samples, run.schema, packing=True, seed=0, epoch=0)
+    return BatchShare(micro_batches=[batch], denominators=torch.ones(1))
+
+
+def test_every_rank_notes_its_samples_and_only_rank_0_reports(resolved):
+    run = resolved()
+    run.directory.logs.mkdir(parents=True)
+    shown: list[dict] = []
+    for rank in (0, 1):
+        with RunLog(run, rank, 0, shown.append) as log:
+            log.trained(1, share(run, 3 + rank, 5 + rank))
+            log.step({"step": 1, "rank": rank})
+    assert shown == [{"step": 1, "rank": 0}]
+    assert read_metrics(run.directory.metrics) == shown
+    for rank in (0, 1):
+        lines = read_metrics(run.directory.logs / f"trained-{rank}.jsonl")
+        assert lines == [{"step": 1, "samples": [3 + rank, 5 + rank]}]
+
+
+def test_on_fewer_ranks_the_notes_of_the_others_end_at_the_checkpoint(resolved):
+    run = resolved()
+    run.directory.logs.mkdir(parents=True)
+    other = run.directory.logs / "trained-1.jsonl"
+    other.write_text('{"step": 1, "samples": []}\n{"step": 2, "samples": []}\n')
+    with RunLog(run, 0, 1, lambda record: None):
+        pass
+    assert [record["step"] for record in read_metrics(other)] == [1]

@@ -1,0 +1,62 @@
+"""``spec-trainer check``: each step has its own verdict; one failure hides no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from spec_core.cpu.backend import CpuBackend
+from spec_core.errors import PluginNotFound
+from spec_core.records import Availability
+from spec_trainer.self_test import run_self_test
+
+
+def steps(report) -> dict[str, dict]:
+    return {step["step"]: step for step in report["steps"]}
+
+
+def test_cpu_passes():
+    report = run_self_test("cpu")
+    assert report["ok"]
+    assert steps(report).keys() >= {
+        "probe",
+        "device",
+        "memory limit",
+        "attention kernel",
+        "transport round trip",
+    }
+    assert "torch" in report["versions"]
+
+
+def test_a_failing_step_is_told_and_the_others_still_run(monkeypatch):
+    class Broken(CpuBackend):
+        def transport(self, placement):
+            raise RuntimeError("the link is down\nand more")
+
+    monkeypatch.setattr("spec_core.plugins.load", lambda interface, name: Broken)
+    report = run_self_test("cpu")
+    assert not report["ok"]
+    verdicts = steps(report)
+    assert "the link is down" in verdicts["transport round trip"]["detail"]
+    assert [step for step, verdict in verdicts.items() if not verdict["ok"]] == ["transport round trip"]
+
+
+def test_an_unavailable_backend_is_not_touched(monkeypatch):
+    class Absent(CpuBackend):
+        @classmethod
+        def probe(cls):
+            return Availability(ok=False, reason="the SDK is missing")
+
+        def __init__(self, config):
+            raise AssertionError("built")
+
+    monkeypatch.setattr("spec_core.plugins.load", lambda interface, name: Absent)
+    report = run_self_test("absent")
+    assert not report["ok"]
+    assert steps(report) == {
+        "probe": {"step": "probe", "ok": False, "seconds": 0.0, "detail": "the SDK is missing"}
+    }
+
+
+def test_unknown_backend():
+    with pytest.raises(PluginNotFound, match="no backend plugin is called 'nothing'"):
+        run_self_test("nothing")

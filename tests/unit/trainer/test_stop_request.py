@@ -1,0 +1,42 @@
+"""Signals ask; only a second SIGINT insists."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from spec_trainer.stop_request import StopRequest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_noted_and_told(number):
+    told = []
+    with StopRequest() as stop:
+        assert not stop.requested
+        stop.on_request(lambda: told.append(number))
+        signal.raise_signal(number)
+        assert stop.requested
+    assert told == [number]
+
+
+def test_sigint_twice_interrupts_at_once():
+    with StopRequest():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_sigterm_twice_is_still_a_request():
+    """Service managers repeat themselves; the checkpoint must not suffer from it."""
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+
+
+def test_earlier_handlers_come_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with StopRequest():
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
