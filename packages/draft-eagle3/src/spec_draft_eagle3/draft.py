@@ -108,7 +108,8 @@ class Eagle3Draft(Draft):
 def _open(folder: Path) -> Artifact:
     artifact = Artifact.open(folder)
     if artifact is None:
-        raise ArtifactError(f"draft.init_from={folder} is not an Eagle3 draft (its config.json names none)")
+        what = "its config.json names none" if (folder / "config.json").is_file() else "it has no config.json"
+        raise ArtifactError(f"draft.init_from={folder} is not an Eagle3 draft: {what}")
     return artifact
 
 

@@ -7,7 +7,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_core.config import first_line
 from spec_core.errors import DataError
@@ -86,20 +86,25 @@ def _json_rows(file: Path) -> Iterator[Row]:
         raise DataError(f"{file}: nested too deeply to be read") from error
 
 
-def _parquet_rows(file: Path) -> Iterator[Row]:
+def _load(*names: str, **options: Any) -> Any:
     from datasets import load_dataset
+    from datasets.utils import logging as datasets_logging
 
+    # What goes wrong comes back as our one line.
+    datasets_logging.set_verbosity(datasets_logging.CRITICAL)
+    return load_dataset(*names, **options)
+
+
+def _parquet_rows(file: Path) -> Iterator[Row]:
     # Streaming reads the file where it lies; otherwise a copy of it would be written to the user's cache.
-    rows = load_dataset("parquet", data_files=str(file), split="train", streaming=True)
+    rows = _load("parquet", data_files=str(file), split="train", streaming=True)
     for number, row in enumerate(rows, start=1):
         yield Row(f"{file}:{number}", row)
 
 
 def _hub_rows(name: str, split: str) -> Iterator[Row]:
-    from datasets import load_dataset
-
     with _readable(f"{name}:{split}"):
-        for number, row in enumerate(load_dataset(name, split=split), start=1):
+        for number, row in enumerate(_load(name, split=split), start=1):
             yield Row(f"{name}:{split}:{number}", row)
 
 

@@ -102,7 +102,7 @@ class Encoder:
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        logger.info("loading the tokenizer in %s", self._folder)
+        logger.debug("loading the tokenizer in %s", self._folder)
         try:
             return AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
         except (OSError, ValueError, KeyError) as error:

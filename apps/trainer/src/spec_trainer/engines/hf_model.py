@@ -162,7 +162,9 @@ def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()  # a bar per load would tear the run's own
+    # A bar per load would tear the run's own; what is missing is checked and said here.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             target.folder, dtype=dtype, local_files_only=True, output_loading_info=True
