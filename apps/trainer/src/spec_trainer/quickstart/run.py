@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core import Draft, Engine, plugins
 from spec_core.records import SamplingParams
-from spec_trainer.evaluate import decode, export_untrained, measure
+from spec_trainer.evaluate import Prompts, decode, export_untrained, measure
 from spec_trainer.job import run_training
 from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by_file
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, tiny_target_cache_key
@@ -30,25 +30,38 @@ if TYPE_CHECKING:
     from spec_trainer.quickstart.corpus import Document
     from spec_trainer.resolve import ResolvedRun
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 HELD_OUT_SHARE = 0.06
 PIECE_CHARS = 700
-NUM_PROMPTS = 41
+HELD_OUT_ROWS = 160
 PROMPT_TOKENS = 48
-SAMPLING = SamplingParams(max_new_tokens=128, temperature=1.0, seed=0, num_draft_tokens=4, stop_at_eos=False)
-OVERRIDES = (
-    "train.steps=200",
-    "train.lr=5e-3",
-    "train.global_batch_tokens=4096",
-    "train.warmup_steps=20",
-    "train.eval_every=100",
-    "train.save_every=100",
-    "data.max_length=256",
-    "draft.num_steps=4",
-    "placement.kind=inline",
-)
-"""Chosen for two cores and some minutes; every key of the configuration can be read in the run's config.yaml."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickstartSize:
+    """How much of everything; the defaults are for two cores and some minutes. Every key that training uses can be
+    read in the run's config.yaml."""
+
+    target: TinyTargetConfig = field(default_factory=TinyTargetConfig)
+    training: tuple[str, ...] = (
+        "train.steps=200",
+        "train.lr=5e-3",
+        "train.global_batch_tokens=4096",
+        "train.warmup_steps=20",
+        "train.eval_every=50",
+        "train.save_every=100",
+        "data.max_length=256",
+        "draft.num_steps=4",
+    )
+    num_prompts: int = 41
+    sampling: SamplingParams = field(
+        default_factory=lambda: SamplingParams(
+            max_new_tokens=128, temperature=1.0, num_draft_tokens=4, stop_at_eos=False
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -70,11 +83,14 @@ class QuickstartFiles:
         return self.folder / "held_out.jsonl"
 
 
-def run_quickstart(draft: str, engine: str, output: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def run_quickstart(
+    draft: str, engine: str, output: Path, size: QuickstartSize | None = None
+) -> dict[str, Any]:
     """Returns the run's summary; see the module's docstring."""
     plugins.load_available(Draft, draft)  # a name that is wrong fails before minutes of training
     plugins.load_available(Engine, engine)
-    files = prepare_files(TinyTargetConfig())
+    size = size or QuickstartSize()
+    files = prepare_files(size.target)
     flags = {
         "target": str(files.target),
         "data.path": str(files.train),
@@ -83,11 +99,11 @@ def run_quickstart(draft: str, engine: str, output: Path, overrides: Sequence[st
         "engine.name": engine,
         "output": str(output),
     }
-    run = resolve(None, flags, [*OVERRIDES, *overrides])
+    run = resolve(None, flags, size.training)
     summary = run_training(run)
     _link(run.directory.root / "inputs", files.folder)
     log.info("measuring acceptance on held-out prompts")
-    summary |= _measure_all(run, _prompts(run))
+    summary |= _measure_all(run, _prompts(run, size.num_prompts), size.sampling)
     summary["description"] += ", sampling at temperature 1, four draft tokens"
     run.directory.write_summary(summary)
     write_report(run.directory, "Quickstart: a draft for a tiny target", summary)
@@ -114,27 +130,28 @@ def prepare_files(config: TinyTargetConfig) -> QuickstartFiles:
     """The tiny target and its data, from the cache or made now (some minutes)."""
     documents = python_documents()
     train, held_out = split_by_file(documents, HELD_OUT_SHARE, seed=0)
-    files = QuickstartFiles(_cache_folder() / f"quickstart-{tiny_target_cache_key(train, config)}")
+    key = f"{tiny_target_cache_key(train, config)}-{PIECE_CHARS}-{HELD_OUT_ROWS}"
+    files = QuickstartFiles(_cache_folder() / f"quickstart-{key}")
     files.folder.mkdir(parents=True, exist_ok=True)
-    _write_rows(files.train, train)
-    _write_rows(files.held_out, held_out)
+    _write_rows(files.train, _rows(train))
+    _write_rows(files.held_out, _evenly(_rows(held_out), HELD_OUT_ROWS))
     if not files.target.exists():
         log.info("training the tiny target once, into %s", files.folder)
         build_tiny_target(files.target, train, config, _log_progress)
     return files
 
 
-def _measure_all(run: ResolvedRun, prompts: list[list[int]]) -> dict[str, Any]:
+def _measure_all(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -> dict[str, Any]:
     """Acceptance length of the trained draft and of three others, all by the same decoding."""
     with run.engine_type(run.config.engine, run.target, run.backend.device(0)) as engine:
         untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
         engine.load_draft(untrained)
-        before = _acceptance_length(engine, prompts)
-        result = measure(engine, run.directory.draft, prompts, SAMPLING)
-    return {"acceptance_length_before": before, **result, **_measure_baselines(run, prompts)}
+        before = _acceptance_length(engine, prompts, sampling)
+        result = measure(engine, run.directory.draft, prompts, sampling)
+    return {"acceptance_length_before": before, **result, **_measure_baselines(run, prompts, sampling)}
 
 
-def _measure_baselines(run: ResolvedRun, prompts: list[list[int]]) -> dict[str, float]:
+def _measure_baselines(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -> dict[str, float]:
     """Drafts that see tokens only; any Proposer can be decoded with by the reference engine."""
     from spec_trainer.engines.baselines import BigramLaw, BigramProposer, PromptLookupProposer
     from spec_trainer.engines.hf import HfConfig, HfEngine
@@ -143,22 +160,21 @@ def _measure_baselines(run: ResolvedRun, prompts: list[list[int]]) -> dict[str, 
     results: dict[str, float] = {}
     with HfEngine(HfConfig(), run.target, run.backend.device(0)) as engine:
         engine.use_proposer(lambda: BigramProposer(law))
-        results["acceptance_length_bigram"] = _acceptance_length(engine, prompts)
+        results["acceptance_length_bigram"] = _acceptance_length(engine, prompts, sampling)
         engine.use_proposer(PromptLookupProposer)
-        results["acceptance_length_prompt_lookup"] = _acceptance_length(engine, prompts)
+        results["acceptance_length_prompt_lookup"] = _acceptance_length(engine, prompts, sampling)
     return results
 
 
-def _acceptance_length(engine: Engine, prompts: list[list[int]]) -> float:
-    decode(engine, prompts, SAMPLING)
+def _acceptance_length(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> float:
+    decode(engine, prompts, sampling)
     return engine.acceptance().acceptance_length
 
 
-def _prompts(run: ResolvedRun) -> list[list[int]]:
-    """The openings of held-out documents: no file of theirs was trained on."""
+def _prompts(run: ResolvedRun, num_prompts: int) -> Prompts:
+    """The openings of held-out pieces: no file of theirs was trained on."""
     long_enough = [sample for sample in run.dataset.held_out if len(sample) >= PROMPT_TOKENS]
-    every = max(1, len(long_enough) // NUM_PROMPTS)
-    return [sample.input_ids[:PROMPT_TOKENS].tolist() for sample in long_enough[::every][:NUM_PROMPTS]]
+    return [sample.input_ids[:PROMPT_TOKENS].tolist() for sample in _evenly(long_enough, num_prompts)]
 
 
 def _cache_folder() -> Path:
@@ -172,10 +188,18 @@ def _link(link: Path, folder: Path) -> None:
     link.symlink_to(folder.resolve(), target_is_directory=True)
 
 
-def _write_rows(file: Path, documents: Sequence[Document]) -> None:
+def _write_rows(file: Path, rows: Sequence[dict[str, str]]) -> None:
     if not file.exists():
-        rows = [{"text": piece} for document in documents for piece in _pieces(document.text)]
         write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _rows(documents: Sequence[Document]) -> list[dict[str, str]]:
+    return [{"text": piece} for document in documents for piece in _pieces(document.text)]
+
+
+def _evenly(items: Sequence[T], num: int) -> list[T]:
+    """At most ``num`` of them, from all over."""
+    return [items[index * len(items) // num] for index in range(num)] if len(items) > num else list(items)
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -63,7 +63,7 @@ class TinyTargetConfig:
     seq_len: int = 256
     max_position_embeddings: int = 2048
     batch_size: int = 8
-    steps: int = 560
+    steps: int = 480
     warmup_steps: int = 20
     lr: float = 8e-3  # of AdamW, for embeddings and norms
     matrix_lr: float = 2e-2  # of Muon, for the layers' matrices

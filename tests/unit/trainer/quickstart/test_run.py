@@ -1,0 +1,74 @@
+"""The quickstart end to end at a toy size: files, training, measurements, report; then again from its cache."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spec_core.errors import PluginNotFound
+from spec_core.records import SamplingParams
+from spec_trainer.quickstart import run as quickstart
+from spec_trainer.quickstart.tiny_target import TinyTargetConfig
+
+TOY = quickstart.QuickstartSize(
+    target=TinyTargetConfig(
+        vocab_size=300,
+        hidden_size=32,
+        num_heads=1,
+        num_kv_heads=1,
+        intermediate_size=32,
+        batch_size=2,
+        steps=2,
+    ),
+    training=("train.steps=3", "train.global_batch_tokens=256", "data.max_length=64", "draft.num_steps=2"),
+    num_prompts=2,
+    sampling=SamplingParams(max_new_tokens=8, temperature=1.0, num_draft_tokens=2, stop_at_eos=False),
+)
+CONTRACT = [
+    "acceptance_length_before",
+    "acceptance_length",
+    "acceptance_per_position",
+    "drafted",
+    "accepted",
+    "rounds",
+    "generated_tokens",
+    "outputs_equal",
+    "tokens_per_s",
+    "tokens_per_s_without_draft",
+    "acceptance_length_bigram",
+    "acceptance_length_prompt_lookup",
+]
+
+
+def test_it_measures_and_reports_and_a_second_run_reuses_its_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    summary = quickstart.run_quickstart("eagle3", "hf", tmp_path / "out", TOY)
+    assert [key for key in CONTRACT if key not in summary] == []
+    assert summary == json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["outputs_equal"] is True
+    assert summary["generated_tokens"] == 16
+    assert "bigram draft" in (tmp_path / "out/report.html").read_text()
+    (weights,) = (tmp_path / "cache").rglob("target/model.safetensors")
+    trained_at = weights.stat().st_mtime_ns
+
+    again = quickstart.run_quickstart("eagle3", "hf", tmp_path / "again", TOY)
+
+    assert weights.stat().st_mtime_ns == trained_at
+    assert again["loss"] == summary["loss"]
+
+
+def test_no_held_out_prompt_is_from_a_file_that_was_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files = quickstart.prepare_files(TOY.target)
+    trained = {json.loads(line)["text"] for line in files.train.read_text().splitlines()}
+    held_out = [json.loads(line)["text"] for line in files.held_out.read_text().splitlines()]
+    assert len(held_out) == quickstart.HELD_OUT_ROWS
+    assert not trained & set(held_out)
+
+
+def test_an_unknown_draft_fails_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(PluginNotFound, match="no draft plugin is called 'eagle'"):
+        quickstart.run_quickstart("eagle", "hf", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
