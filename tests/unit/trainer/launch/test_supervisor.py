@@ -166,6 +166,33 @@ def test_leaving_ends_children_and_what_they_have_started(tmp_path: Path) -> Non
     _assert_ends(pid)
 
 
+_PATIENT = """
+import pathlib, sys, time
+from spec_trainer.launch.supervisor import Supervisor
+
+with Supervisor(pathlib.Path(sys.argv[1]), 1.0) as supervisor:
+    child = supervisor.spawn("obedient", {"entry": "roles:obedient"}, {"PYTHONPATH": sys.argv[2]})
+    supervisor.next_event()
+    print("up", flush=True)
+    deadline = time.monotonic() + 4.0
+    while time.monotonic() < deadline:
+        supervisor.next_event(deadline)
+    child.tell("stop")
+"""
+
+
+def test_a_launcher_that_was_itself_stopped_blames_nobody(tmp_path: Path) -> None:
+    """Ctrl-Z, and fg after longer than ``timeouts.peer_s``."""
+    words = [sys.executable, "-c", _PATIENT, str(tmp_path), str(Path(__file__).parent)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        launcher.send_signal(signal.SIGSTOP)
+        time.sleep(2 * PEER_S)
+        launcher.send_signal(signal.SIGCONT)
+    assert launcher.returncode == 0
+
+
 _LAUNCHER = """
 import os, pathlib, signal, sys
 from spec_trainer.launch.supervisor import Supervisor

@@ -25,7 +25,7 @@ TOY = quickstart.QuickstartSize(
     num_prompts=2,
     sampling=SamplingParams(max_new_tokens=8, temperature=1.0, num_draft_tokens=2, stop_at_eos=False),
 )
-CONTRACT = [
+CONTRACT = (
     "acceptance_length_before",
     "acceptance_length",
     "acceptance_per_position",
@@ -38,7 +38,7 @@ CONTRACT = [
     "tokens_per_s_without_draft",
     "acceptance_length_bigram",
     "acceptance_length_prompt_lookup",
-]
+)
 
 
 def test_it_measures_and_reports_and_a_second_run_reuses_its_cache(tmp_path, monkeypatch):
