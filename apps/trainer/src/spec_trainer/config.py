@@ -87,9 +87,9 @@ class PlacementConfig(Config):
 
     kind: Literal["inline", "colocated", "disaggregated"] = "inline"
     """inline: one process; colocated: engine and trainer processes share devices; disaggregated: own devices."""
-    trainer_fraction: Fraction | None = None
+    trainer_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of each device that the trainer gets; colocated only."""
-    engine_fraction: Fraction | None = None
+    engine_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Likewise of the engine."""
     window_bytes: PositiveInt | None = None
     """Features in flight per trainer rank; by default twice the features of one global batch."""

@@ -20,7 +20,6 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from spec_core.errors import PeerLost
-from spec_trainer.interrupted import Interrupted
 from spec_trainer.launch.control import ControlChannel
 
 if TYPE_CHECKING:
@@ -61,8 +60,6 @@ def _run(channel: ControlChannel, order: Record) -> int:
         try:
             role: Role = pkgutil.resolve_name(order["entry"])
             role(stack, channel, order)
-        except Interrupted as stopped:
-            channel.send("interrupted", message=str(stopped))
         except Exception as error:  # noqa: BLE001 (top of a process)
             traceback.print_exc()
             channel.report(error)

@@ -115,9 +115,9 @@ class LocalRun:
                 f"{', '.join(missing)} not ready within timeouts.start_s={timeouts.start_s} s"
             )
         self._until(lambda: all(child.finished for child in self._ranks.values()))
-        for engine in self._engines.values():
-            engine.child.finished = True
-            engine.child.tell("stop")
+        for child in self._supervisor.children.values():
+            child.finished = True
+            child.tell("stop")
         self._supervisor.wait_all(timeouts.peer_s)
         if self._interrupted is not None:
             raise Interrupted(self._interrupted)

@@ -12,6 +12,7 @@ from spec_core.errors import DeadlineExceeded
 from spec_core.rendezvous import Rendezvous
 from spec_trainer.data.store import open_dataset
 from spec_trainer.feature_stream import FeatureStream
+from spec_trainer.interrupted import Interrupted
 from spec_trainer.job import RankLinks, finish, training_run
 from spec_trainer.loop import train
 from spec_trainer.resolve import resolve_parts
@@ -31,7 +32,7 @@ class LauncherSide:
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
         self._arrived: dict[str, queue.SimpleQueue[Record]] = {
-            kind: queue.SimpleQueue() for kind in ("rendezvous", "start", "go_on")
+            kind: queue.SimpleQueue() for kind in ("rendezvous", "start", "go_on", "stop")
         }
         threading.Thread(target=self._read, name="control", daemon=True).start()
 
@@ -74,8 +75,13 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     training = stack.enter_context(training_run(plan, rank, device, stream, links))
     channel.send("ready", address=receiver.address, done_steps=training.done_steps)
     launcher.wait("start", plan.config.timeouts.start_s)
-    finish(training, train(training))
-    channel.send("finished")
+    try:
+        finish(training, train(training))
+    except Interrupted as stopped:
+        channel.send("interrupted", message=str(stopped))
+    else:
+        channel.send("finished")
+    launcher.wait("stop")  # until then others may need what this rank holds: the store, the receiver
 
 
 def _join(
