@@ -104,7 +104,10 @@ def run_quickstart(
     _link(run.directory.root / "inputs", files.folder)
     log.info("measuring acceptance on held-out prompts")
     summary |= _measure_all(run, _prompts(run, size.num_prompts), size.sampling)
-    summary["description"] += ", sampling at temperature 1, four draft tokens"
+    summary["description"] = (
+        f"{draft} draft for a tiny target; sampling at temperature {size.sampling.temperature}, "
+        f"{size.sampling.num_draft_tokens} draft tokens"
+    )
     run.directory.write_summary(summary)
     write_report(run.directory, "Quickstart: a draft for a tiny target", summary)
     return summary
