@@ -122,10 +122,10 @@ def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
         "trained draft": "acceptance_length",
     }
     return {
-        **{f"acceptance length, {name}": f"{summary[key]:.2f}" for name, key in lengths.items()},
-        "greedy output equal to plain decoding": "yes" if summary["outputs_equal"] else "no",
-        "draft": output / "draft",
-        "report": output / "report.html",
+        **{f"acceptance length, {name}": round(summary[key], 2) for name, key in lengths.items()},
+        "greedy output equal to plain decoding": summary["outputs_equal"],
+        "draft": str(output / "draft"),
+        "report": str(output / "report.html"),
     }
 
 
