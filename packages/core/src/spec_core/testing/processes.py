@@ -246,7 +246,7 @@ def _run_function(me: Rank, line: Connection, function: Callable[..., Any], args
     except BaseException as error:  # noqa: BLE001 (the top of a rank: the test gets every error, as it is)
         outcome = Outcome(rank=me.rank, error=error.with_traceback(None), trace=traceback.format_exc())
     with contextlib.suppress(OSError):  # the test has given up on this rank
-        line.send(("ended", outcome))
+        line.send_bytes(_dumps(("ended", outcome)))
     line.close()
 
 
