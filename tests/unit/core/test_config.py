@@ -57,12 +57,6 @@ def test_defaults_are_in_the_fields(tmp_path):
     assert resolve(tmp_path, None, "target=t") == Run(target="t")
 
 
-def test_user_set_keys_are_known(tmp_path):
-    train = resolve(tmp_path, None, "target=t", "train.lr=0.001").train
-    assert train.was_set("lr")
-    assert not train.was_set("steps")
-
-
 @pytest.mark.parametrize("text", ["1e-4", "1.0e-4", "0.0001", "1E-4"])
 def test_a_number_is_a_number_however_it_is_written(tmp_path, text):
     assert resolve(tmp_path, None, "target=t", f"train.lr={text}").train.lr == 1e-4

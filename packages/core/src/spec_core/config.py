@@ -27,10 +27,6 @@ class Config(pydantic.BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    def was_set(self, key: str) -> bool:
-        """True if the user wrote the key, whatever its value."""
-        return key in self.model_fields_set
-
 
 class BackendConfig(Config):
     """Section ``backend``; a plugin's own options are fields of its subclass."""
