@@ -86,7 +86,8 @@ class PlacementConfig(Config):
     """Section ``placement``: where engine and trainer run."""
 
     kind: Literal["inline", "colocated", "disaggregated"] = "inline"
-    """inline: one process; colocated: engine and trainer processes share devices; disaggregated: own devices."""
+    """inline: one process; colocated: engine and trainer processes share devices; disaggregated: own devices. For an
+    engine that has processes of its own (vllm, sglang), the default is colocated."""
     trainer_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of each device that the trainer gets; colocated only."""
     engine_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from spec_core.engine import Site
 from spec_trainer.checkpoint import CheckpointStore, read_meta
 from spec_trainer.dispatch import Dispatcher
 from spec_trainer.draft_trainer import ShardedDraftTrainer
@@ -71,7 +72,8 @@ def _train_inline(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
     device = plan.backend.device(0)
     with ExitStack() as stack:
         transport = plan.backend.transport("inline")
-        engine = stack.enter_context(plan.engine_type(plan.config.engine, plan.target, device, transport))
+        site = Site(backend=plan.backend, placement="inline")
+        engine = stack.enter_context(plan.engine_type.at(plan.config.engine, plan.target, site, transport))
         receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
         dispatcher = Dispatcher(plan.work, plan.schema, [engine], [receiver.address], plan.window_bytes)
         stack.callback(dispatcher.stop)

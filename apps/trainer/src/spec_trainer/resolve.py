@@ -146,7 +146,25 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
         for section, (interface, default) in _SECTIONS.items()
     }
     model = run_config_type(*(types[section].Config for section in _SECTIONS))
-    return validate(model, values, source), types
+    _place(values, types["engine"])
+    config = validate(model, values, source)
+    _check_placement(config, types["engine"])
+    return config, types
+
+
+def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
+    """The default of ``placement.kind`` for an engine that never runs in the trainer's process."""
+    placement = values.setdefault("placement", {})
+    if not engine_type.in_process and isinstance(placement, dict):
+        placement.setdefault("kind", "colocated")
+
+
+def _check_placement(config: AnyRunConfig, engine_type: type[Engine]) -> None:
+    if config.placement.kind == "inline" and not engine_type.in_process:
+        raise ConfigError(
+            f"placement.kind=inline with engine.name={config.engine.name}: this engine runs in processes of its own; "
+            "set placement.kind=colocated or disaggregated"
+        )
 
 
 def resolve_target(name: str) -> Path:

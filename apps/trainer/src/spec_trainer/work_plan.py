@@ -144,6 +144,7 @@ class WorkPlan:
                     sample_id=sample_id,
                     epoch=item.epoch,
                     loss_mask=torch.from_numpy(self.dataset.sample(sample_id).loss_mask),
+                    seed=self.settings.seed,
                 )
                 for item in items
                 for sample_id in item.sample_ids

@@ -8,6 +8,7 @@ B2  ``probe`` is cheap, never raises, opens no device context and allocates no d
 B3  ``capabilities`` is frozen and, like ``probe``, touches no device.
 B4  ``child_env`` returns what a child process needs in its environment before it starts (visible devices,
     allocator, vendor daemons) and changes nothing itself: two calls give equal mappings, ``os.environ`` stays.
+    The child sees its devices alone, so that its own ``device(0)`` is the one that it was given.
 B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started.
 B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process.
 B7  ``limit_memory`` enforces the fraction where ``capabilities.memory_limit`` says so, and raises ConfigError
@@ -65,8 +66,9 @@ class Backend(ABC):
         """B3: what this machine's hardware offers."""
 
     @abstractmethod
-    def child_env(self, role: Role, share: float, local_rank: int) -> Mapping[str, str]:
-        """B4: variables for a child of ``role`` that gets ``share`` (0..1] of the device ``local_rank``."""
+    def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
+        """B4: variables for a child of ``role`` that gets ``share`` (0..1] of the device ``local_rank``, or of
+        ``num_devices`` devices from there on."""
 
     @abstractmethod
     def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:

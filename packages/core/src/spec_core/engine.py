@@ -11,13 +11,17 @@ E3  The returned future is done when every sample was handed to its transport; a
 E4  ``generate`` without draft tokens is plain decoding; greedy output with a draft equals it token by token (in
     float32). Sampled output follows the target's law exactly, with a draft or without.
 E5  ``load_draft`` checks the whole folder before it changes anything; ``acceptance`` counts from the last load.
-E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is idempotent and leaves nothing.
+E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is idempotent and leaves nothing. ``health``
+    may be called from any thread, also while the engine works.
+E7  ``in_process`` says where the target runs: in the process that built the engine, which may then train as well
+    (placement ``inline``), or in processes of the engine's own, which build their transport themselves from ``Site``.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.config import EngineConfig
 from spec_core.records import AcceptanceCounters, Availability
@@ -30,9 +34,25 @@ if TYPE_CHECKING:
 
     import torch
 
+    from spec_core.backend import Backend, Placement
     from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams
     from spec_core.target import TargetSpec
     from spec_core.transport import Transport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where an engine runs: on the devices that its process sees (B4)."""
+
+    backend: Backend
+    placement: Placement | None = None
+    """How its features reach the trainers; None: it only generates."""
+    memory_fraction: float | None = None
+    """Share of each device's memory that it may take; None leaves it to the engine."""
+    start_s: float = 600.0
+    """For processes of its own to be ready."""
+    peer_s: float = 120.0
+    """Silence after which one of them counts as lost."""
 
 
 class Engine(Resource):
@@ -42,6 +62,8 @@ class Engine(Resource):
     name: ClassVar[str]
     api_version: ClassVar[int]
     Config: ClassVar[type[EngineConfig]] = EngineConfig
+    in_process: ClassVar[bool] = True
+    """E7."""
 
     def __init__(
         self,
@@ -58,6 +80,18 @@ class Engine(Resource):
     @classmethod
     def probe(cls) -> Availability:
         return Availability(ok=True)
+
+    @classmethod
+    def at(
+        cls, config: EngineConfig, target: TargetSpec, site: Site, transport: Transport | None = None
+    ) -> Self:
+        """E7: the engine, running at ``site``. ``transport``: this process's own, which the trainer of an inline run
+        shares; by default ``site`` gives one."""
+        if site.memory_fraction is not None:
+            site.backend.limit_memory(site.memory_fraction)
+        if transport is None and site.placement is not None:
+            transport = site.backend.transport(site.placement)
+        return cls(config, target, site.backend.device(0), transport)
 
     @abstractmethod
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:

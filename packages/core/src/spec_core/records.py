@@ -109,6 +109,8 @@ class Supervision:
     epoch: int
     loss_mask: Tensor
     """bool [T]: token i is supervised."""
+    seed: int = 0
+    """``DraftBatch.seed`` of the batches that hold this sample."""
 
 
 @dataclass(frozen=True, kw_only=True)

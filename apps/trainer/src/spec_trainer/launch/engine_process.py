@@ -6,7 +6,9 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from spec_core.engine import Site
 from spec_core.records import CaptureRequest
+from spec_trainer.launch.health_watch import HealthWatch
 from spec_trainer.resolve import resolve_parts
 
 if TYPE_CHECKING:
@@ -21,12 +23,17 @@ log = logging.getLogger(__name__)
 def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     """Until the launcher says stop, or is gone."""
     parts = resolve_parts(order["config"])
-    if order["memory_fraction"] is not None:
-        parts.backend.limit_memory(order["memory_fraction"])
-    device = parts.backend.device(order["local_rank"])
-    transport = parts.backend.transport(parts.config.placement.kind)
-    engine = stack.enter_context(parts.engine_type(parts.config.engine, parts.target, device, transport))
+    timeouts = parts.config.timeouts
+    site = Site(
+        backend=parts.backend,
+        placement=parts.config.placement.kind,
+        memory_fraction=order["memory_fraction"],
+        start_s=timeouts.start_s,
+        peer_s=timeouts.peer_s,
+    )
+    engine = stack.enter_context(parts.engine_type.at(parts.config.engine, parts.target, site))
     engine.health()
+    stack.enter_context(HealthWatch(engine, channel, timeouts.peer_s))
     channel.send("ready")
     for record in channel.records():
         if record["kind"] == "stop":

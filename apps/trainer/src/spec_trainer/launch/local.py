@@ -86,15 +86,10 @@ class LocalRun:
             "dataset": str(dataset),
         }
         for member in members(self._plan.config, self._plan.backend.capabilities()):
-            env = (
-                _ONE_HOST
-                | os.environ
-                | self._plan.backend.child_env(member.role, member.share, member.local_rank)
-            )
+            env = _ONE_HOST | os.environ | member.env(self._plan.backend)
             order = {
                 "entry": f"spec_trainer.launch.{member.role}_process:run",
                 "rank": member.index,
-                "local_rank": member.local_rank,
                 "memory_fraction": member.memory_fraction,
             }
             child = self._supervisor.spawn(member.name, order | common, env)

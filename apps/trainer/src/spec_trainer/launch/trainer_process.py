@@ -65,7 +65,7 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     plan = resolve_parts(order["config"]).with_dataset(open_dataset(order["dataset"]))
     if order["memory_fraction"] is not None:
         plan.backend.limit_memory(order["memory_fraction"])
-    device = plan.backend.device(order["local_rank"])
+    device = plan.backend.device(0)
     store = _join(stack, channel, launcher, order, plan)
     transport = plan.backend.transport(plan.config.placement.kind)
     receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))

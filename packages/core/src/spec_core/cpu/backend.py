@@ -42,7 +42,7 @@ class CpuBackend(Backend):
     def capabilities(cls) -> Capabilities:
         return Capabilities(shared_device=True, dtypes=frozenset({"float32", "bfloat16"}))
 
-    def child_env(self, role: Role, share: float, local_rank: int) -> Mapping[str, str]:
+    def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         """Processes of one host share its cores: each gets its share as OpenMP threads, at least one."""
         import os
 

@@ -60,7 +60,7 @@ class EchoBackend(Backend):
     def capabilities(cls) -> Capabilities:
         return Capabilities(shared_device=True)
 
-    def child_env(self, role: Role, share: float, local_rank: int) -> Mapping[str, str]:
+    def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         self._echo(f"child_env {role} {share:g} {local_rank}")
         return {"OMP_NUM_THREADS": str(self.threads)}
 

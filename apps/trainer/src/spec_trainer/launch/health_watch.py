@@ -1,0 +1,45 @@
+"""HealthWatch: asks an engine regularly whether it can serve, and tells the launcher when it cannot."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Self
+
+from spec_core.errors import SpecError
+
+if TYPE_CHECKING:
+    from spec_core import Engine
+    from spec_trainer.launch.control import ControlChannel
+
+_CHECKS_PER_TIMEOUT = 8
+_LEAVING_S = 1.0
+"""For a check that is under way; it ends with its engine at the latest."""
+
+
+class HealthWatch(AbstractContextManager["HealthWatch"]):
+    """Watches until it is left, or the engine has failed once: the run ends of that."""
+
+    def __init__(self, engine: Engine, channel: ControlChannel, peer_s: float) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._pause_s = peer_s / _CHECKS_PER_TIMEOUT
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="health", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._left.set()
+        self._thread.join(_LEAVING_S)
+
+    def _watch(self) -> None:
+        while not self._left.wait(self._pause_s):
+            try:
+                self._engine.health()
+            except SpecError as error:
+                if not self._left.is_set():
+                    self._channel.report(error)
+                return
