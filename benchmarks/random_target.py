@@ -1,0 +1,82 @@
+"""A target folder with random weights, in the shape of a published model: speed does not depend on their values."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+SHARD_BYTES = 4 << 30
+
+SHAPES: dict[str, dict[str, object]] = {
+    "qwen3-8b": {
+        "model_type": "qwen3",
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": False,
+    },
+    "toy": {
+        "model_type": "qwen3",
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16") -> Path:
+    """Writes config.json and sharded safetensors; a folder that is complete already is left alone."""
+    import transformers
+
+    if (folder / "model.safetensors.index.json").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = dict(SHAPES[shape])
+    config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields, dtype=dtype)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model.config.save_pretrained(folder)
+    weights = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    _write_shards(weights, folder, getattr(torch, dtype))
+    return folder
+
+
+def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtype) -> None:
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    generator = torch.Generator(device).manual_seed(0)
+    shard: dict[str, Tensor] = {}
+    weight_map: dict[str, str] = {}
+
+    def flush() -> None:
+        file = f"model-{len(set(weight_map.values())) + 1:05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, file))
+        shard.clear()
+
+    for name, size in shapes.items():
+        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
+        shard[name] = (1 + 0.02 * values if len(size) == 1 else 0.02 * values).to(dtype).cpu()
+        if sum(tensor.nbytes for tensor in shard.values()) > SHARD_BYTES:
+            flush()
+    flush()
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
