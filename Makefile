@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+ENGINES ?= $(VENV)-vllm
 MEMBERS := packages/core packages/draft-eagle3 packages/draft-dflash packages/backend-cuda packages/backend-ascend apps/trainer
 EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 
-.PHONY: help install quickstart test check bench mutations clean
+.PHONY: help install quickstart test test-engines check bench mutations clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,6 +18,9 @@ quickstart: install ## train a tiny target and a draft for it, end to end, with 
 
 test: install ## all tests
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own
+	$(ENGINES)/bin/pytest tests/engines
 
 check: install ## lint, format, types, import law
 	$(BIN)/ruff check .
@@ -32,7 +36,7 @@ mutations: install ## delete each contract's implementation, one line at a time:
 	$(BIN)/python tests/mutations/run.py
 
 clean: ## remove the environment and what runs wrote
-	rm -rf $(VENV) runs dist
+	rm -rf $(VENV) $(ENGINES) runs dist
 
 # torch first, pinned: what follows then finds it satisfied and fetches no other build.
 $(VENV)/installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))
@@ -40,4 +44,14 @@ $(VENV)/installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt $(EDITABLE) --group dev
+	touch $@
+
+# vLLM's build for the CPU wants exactly this torch; the vision and sound packages that it names do not go with it.
+$(ENGINES)/installed: pyproject.toml constraints.txt tests/engines/requirements.txt $(addsuffix /pyproject.toml,$(MEMBERS))
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install --quiet --upgrade "pip>=25.1"
+	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt torch
+	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt --requirement tests/engines/requirements.txt
+	$(ENGINES)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt $(EDITABLE)
 	touch $@
