@@ -55,6 +55,20 @@ def test_embedding_times_its_scale_is_what_enters_the_first_layer(folder):
     torch.testing.assert_close(rows * read_target(folder).embedding_scale, embedded)
 
 
+def test_states_behind_the_targets_norm_times_the_head_are_its_logits(folder):
+    """O4: what a draft multiplies that shares the head; the target's scale and soft-cap are not part of it."""
+    target, ops = read_target(folder), ops_of(folder)
+    hidden_RH = torch.randn(5, target.hidden_size, generator=torch.Generator().manual_seed(0))
+    normed = torch.nn.functional.rms_norm(
+        hidden_RH, (target.hidden_size,), read_target_tensors(target).norm_H, target.norm_eps
+    )
+    logits = normed @ ops.head_VH.T * target.logit_scale
+    if target.logit_softcap is not None:
+        logits = target.logit_softcap * torch.tanh(logits / target.logit_softcap)
+    assert not ops.head_VH.requires_grad
+    torch.testing.assert_close(logits, ops.teacher_logits(hidden_RH), rtol=1e-5, atol=1e-5)
+
+
 def test_teacher_logits_are_float32_and_close_in_bfloat16(make_target):
     folder = make_target("llama")
     logits, _, hidden = run_target(folder, torch.arange(1, 40)[None])

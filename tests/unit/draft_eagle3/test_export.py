@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 
 import pytest
@@ -160,14 +159,19 @@ def test_init_from_refuses_other_layers_and_other_targets(tmp_path):
     with pytest.raises(TargetError, match="contradicts"):
         Eagle3Draft(Eagle3Config(init_from=tmp_path, layers=(1, 2, 3))).check_target(make_target())
     Eagle3Draft(Eagle3Config(init_from=tmp_path, layers=(2, 4, 5))).check_target(make_target())
-    with pytest.raises(TargetError, match="29 tokens"):
-        Eagle3Draft.from_folder(tmp_path).check_target(make_target(vocab_size=31))
+    for changes, reason in (
+        ({"vocab_size": 31}, "made for vocabulary size 29, this target has 31"),
+        ({"hidden_size": 32}, "made for hidden size 16, this target has 32"),
+        ({"num_layers": 5}, r"layers \[2, 4, 5\] must lie between 1 and 4"),
+        ({"head_bias_name": "lm_head.bias"}, "its head has a bias"),
+    ):
+        with pytest.raises(TargetError, match=reason) as caught:
+            Eagle3Draft.from_folder(tmp_path).check_target(make_target(**changes))
+        assert f"draft {tmp_path} does not go with target" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "variant", ["layers.0", "prefix", "no t2d", "own embedding", "old fields", "eagle's own"]
-)
-def test_published_variants_are_read(tmp_path, caplog, variant):
+@pytest.mark.parametrize("variant", ["layers.0", "prefix", "no t2d", "old fields", "eagle's own"])
+def test_published_variants_are_read(tmp_path, variant):
     target = make_target(rope=LLAMA3)
     module = export(tmp_path, target, **REDUCED)
     renamed = {
@@ -181,8 +185,6 @@ def test_published_variants_are_read(tmp_path, caplog, variant):
         tensors.update(stored)
         if variant == "no t2d":
             del tensors["t2d"]
-        if variant == "own embedding":
-            tensors["embed_tokens.weight"] = torch.zeros(29, 16)
 
     edit_tensors(tmp_path, edit)
     if variant == "old fields":
@@ -196,19 +198,50 @@ def test_published_variants_are_read(tmp_path, caplog, variant):
     if variant == "eagle's own":
         fields = {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": None, "fc_norm": None}
         edit_config(tmp_path, architectures=["LlamaForCausalLM"], **fields)
-    with caplog.at_level(logging.INFO):
-        draft = Eagle3Draft.from_folder(tmp_path)
+    draft = Eagle3Draft.from_folder(tmp_path)
     again = draft.build(target, make_tensors(target), None)
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in module.state_dict().items())
     assert_same_angles(again, module)
     assert draft.required_features(target).layers == (2, 4, 5, 8)
-    assert ("embed_tokens" in caplog.text) == (variant == "own embedding")
+
+
+def stored_target(folder):
+    """A target whose three tensors lie in a file, as the trainer reads them."""
+    target = make_target(folder=folder)
+    tensors = make_tensors(target)
+    folder.mkdir()
+    names = {target.embedding_name: tensors.embedding_VH, target.head_name: tensors.head_VH}
+    save_file(names | {target.norm_name: tensors.norm_H}, folder / "model.safetensors")
+    return target, tensors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stored_embedding_is_read_over_where_it_is_the_targets(tmp_path, dtype):
+    target, tensors = stored_target(tmp_path / "target")
+    export(tmp_path, target)
+    stored = tensors.embedding_VH.to(dtype)
+    edit_tensors(tmp_path, lambda t: t.update({"embed_tokens.weight": stored}))
+    Eagle3Draft.from_folder(tmp_path).build(target, tensors, None)
+
+
+@pytest.mark.parametrize("changed", ["one row", "all", "rows"])
+def test_stored_embedding_of_another_target_is_refused(tmp_path, changed):
+    target, tensors = stored_target(tmp_path / "target")
+    export(tmp_path, target)
+    other = {
+        "one row": torch.cat([tensors.embedding_VH[:-1], torch.zeros(1, 16)]),
+        "all": tensors.embedding_VH * 1.1,
+        "rows": tensors.embedding_VH[1:].clone(),
+    }[changed]
+    edit_tensors(tmp_path, lambda t: t.update({"embed_tokens.weight": other}))
+    with pytest.raises(ArtifactError, match=r"embed_tokens.weight is not the embedding of target"):
+        Eagle3Draft.from_folder(tmp_path).check_target(target)
 
 
 def test_other_folders_are_not_recognised(tmp_path):
     assert Eagle3Draft.from_folder(tmp_path) is None
     assert Eagle3Draft.from_folder(tmp_path / "absent") is None
-    for architectures in (["DFlashDraftModel"], ["LlamaForCausalLM"], None):
+    for architectures in (["DFlashDraftModel"], ["LlamaForCausalLM"], None, 3, [3]):
         (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
         assert Eagle3Draft.from_folder(tmp_path) is None
     with pytest.raises(ArtifactError, match="is not an Eagle3 draft"):
@@ -220,8 +253,16 @@ TENSOR_DAMAGE = {
     "extra": (lambda t: t.update({"fc.bias": torch.zeros(16)}), "unknown tensors fc.bias"),
     "shape": (lambda t: t.update({"norm.weight": torch.zeros(8)}), r"norm.weight has shape \[8\]"),
     "no mapping": (lambda t: t.pop("d2t"), "lacks d2t"),
-    "id too large": (lambda t: t["d2t"].fill_(25), "does not map"),
-    "id twice": (lambda t: t["d2t"].copy_(-torch.arange(11)), "does not map"),
+    "dtype": (lambda t: t.update({"fc.weight": t["fc.weight"].double()}), "fc.weight has dtype F64"),
+    "mapping's dtype": (lambda t: t.update({"d2t": t["d2t"].float()}), "d2t has dtype F32, expected I64"),
+    "stored twice": (
+        lambda t: t.update({"model.fc.weight": t["fc.weight"].clone()}),
+        "are the same tensor, stored twice",
+    ),
+    "id too large": (lambda t: t["d2t"].fill_(25), "ids 25 to 35, the target's vocabulary has 0 to 28"),
+    "id negative": (lambda t: t["d2t"].fill_(-1), "ids -1 to 9, the target's vocabulary has 0 to 28"),
+    "id twice": (lambda t: t["d2t"].copy_(-torch.arange(11)), "not map its rows to strictly ascending ids"),
+    "not ascending": (lambda t: t["d2t"].copy_(10 - 2 * torch.arange(11)), "strictly ascending"),
     "other t2d": (lambda t: t["t2d"].logical_not_(), "do not describe the same vocabulary"),
 }
 
@@ -245,6 +286,13 @@ def test_damaged_tensors_are_an_artifact_error(tmp_path, edit, reason):
         ({"target_hidden_size": 32}, "target_hidden_size=32"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, "do not name the same layers"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+        ({"rope_parameters": "default"}, "rope_parameters='default', expected an object"),
+        ({"eagle_config": [1]}, r"eagle_config=\[1\], expected an object"),
+        ({"eagle_aux_hidden_state_layer_ids": 2}, "=2, expected a list of integers"),
+        ({"eagle_aux_hidden_state_layer_ids": [4, 2, 5], "eagle_config": None}, "unique and ascending"),
+        ({"num_aux_hidden_states": 4}, "num_aux_hidden_states=4, but 3 layers are named"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small', expected a positive number"),
+        ({"logit_scale": 0.5}, "logit_scale=0.5"),
     ],
 )
 def test_config_that_cannot_be_followed_is_an_artifact_error(tmp_path, changes, reason):

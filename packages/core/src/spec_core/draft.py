@@ -18,6 +18,7 @@ D7  Metrics are ratios of sums; ``acceptance_length`` is one of them, ``accuracy
 D8  ``export`` writes a folder that stock vLLM and SGLang load; ``from_folder`` recognises it, and building from
     it gives the same weights, bit for bit in the stored dtype.
 D9  ``proposer`` drafts exactly as the engines do: its proposals are those of the module's own forward pass.
+    ``max_draft_tokens`` is the most that one proposal can hold: a block's guesses; None where a chain goes on.
 """
 
 from __future__ import annotations
@@ -116,6 +117,11 @@ class Draft(ABC):
     @abstractmethod
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         """D9: a fresh proposer for one sequence."""
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """D9: for a draft that ``from_folder`` gave."""
+        return None
 
     def shard_hints(self) -> ShardHints:
         return ShardHints()

@@ -15,6 +15,8 @@ E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is ide
     may be called from any thread, also while the engine works.
 E7  ``in_process`` says where the target runs: in the process that built the engine, which may then train as well
     (placement ``inline``), or in processes of the engine's own, which build their transport themselves from ``Site``.
+E8  ``check_draft`` finds from files alone, before anything starts, that this engine cannot serve a draft folder or
+    so many draft tokens a round: UsageError, one line. Optional: by default every draft is accepted.
 """
 
 from __future__ import annotations
@@ -92,6 +94,13 @@ class Engine(Resource):
         if transport is None and site.placement is not None:
             transport = site.backend.transport(site.placement)
         return cls(config, target, site.backend.device(0), transport)
+
+    @classmethod
+    def check_draft(
+        cls, config: EngineConfig, target: TargetSpec, folder: Path, num_draft_tokens: int
+    ) -> None:
+        """E8. The draft's plugin has read ``folder`` before and found it whole and made for ``target``; what is left
+        is what this engine reads differently, or not at all."""
 
     @abstractmethod
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:

@@ -11,6 +11,8 @@ O2  ``teacher_logits`` gives float32 logits of the target (final norm, head, log
     *local* vocabulary rows ``vocab_range``, without a gradient. It makes [R, V]: callers hand over a few rows.
 O3  ``reduce_max`` and ``reduce_sum`` combine a value per row over all vocabulary shards; on one device they
     return their argument.
+O4  ``head_VH`` is the target's head as stored, local rows only, in the compute dtype, without a gradient: a draft
+    that shares the head multiplies by it, chunk by chunk. Its gradient with respect to the states is partial too.
 """
 
 from __future__ import annotations
@@ -57,6 +59,11 @@ class VocabularyOps(ABC):
     @abstractmethod
     def vocab_range(self) -> tuple[int, int]:
         """First and one past the last vocabulary id of the local shard."""
+
+    @property
+    @abstractmethod
+    def head_VH(self) -> Tensor:
+        """O4: [V_local, H]."""
 
     @abstractmethod
     def embed(self, input_ids: Tensor) -> Tensor:

@@ -210,10 +210,14 @@ class SamplingParams:
 
     max_new_tokens: int
     temperature: float = 0.0
+    top_p: float = 1.0
+    """Where ``temperature`` > 0: draws from the fewest most likely tokens that together have this probability."""
     seed: int = 0
     num_draft_tokens: int = 0
     """Tokens that the loaded draft proposes per round; 0 decodes without a draft."""
     stop_at_eos: bool = True
+    with_gaps: bool = True
+    """``Generation.top_two_gap`` is wanted. Telling costs some engines time: where that is measured, it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)

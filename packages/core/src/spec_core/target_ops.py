@@ -37,6 +37,10 @@ class TargetOps(VocabularyOps):
         return 0, self._target.vocab_size
 
     @property
+    def head_VH(self) -> Tensor:
+        return self._head_VH
+
+    @property
     def num_bytes(self) -> int:
         """Device memory of the frozen tensors, for the memory budget."""
         tied = self._head_VH is self._embedding_VH

@@ -1,1 +1,1 @@
-"""DFlash block draft: packaged as metadata until its issue lands."""
+"""The DFlash block draft."""

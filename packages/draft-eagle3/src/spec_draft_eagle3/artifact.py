@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from spec_core.errors import ArtifactError
-from spec_draft_eagle3.shape import DraftShape, Json
+from spec_core.served_draft import (
+    architectures,
+    check_embedding,
+    check_shapes,
+    load_tensors,
+    read_config,
+    read_shapes,
+)
+from spec_draft_eagle3.shape import DraftShape
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from torch import Tensor
 
-_log = logging.getLogger(__name__)
+    from spec_core.served_draft import Json, Shapes
+    from spec_core.target import TargetSpec
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 _ARCHITECTURES = {ARCHITECTURE, "Eagle3LlamaForCausalLM"}
@@ -32,44 +39,52 @@ class Artifact:
     shape: DraftShape
     stored_names: dict[str, str]
     """Name in the module -> name in the file."""
+    embedding: str | None
+    """Name in the file of the draft's own copy of the target's embedding."""
 
     @classmethod
     def open(cls, folder: Path) -> Self | None:
         """None if ``folder`` holds no Eagle3 draft; ArtifactError if it holds a damaged one."""
-        fields = _read_config(folder)
+        fields = read_config(folder)
         if fields is None or not _is_eagle3(fields):
             return None
         shape = DraftShape.from_json(fields, folder)
-        header = _read_header(folder / "model.safetensors")
-        names = {_canonical(name): name for name in header}
-        if names.pop(_EMBEDDING, None):
-            _log.info("%s: its own embed_tokens is ignored, the target's embedding is used", folder)
-        _check_tensors(
-            folder, shape, {name: tuple(header[stored]["shape"]) for name, stored in names.items()}
-        )
-        artifact = cls(folder, shape, names)
+        stored = read_shapes(folder)
+        names = _names(stored, folder)
+        embedding = names.pop(_EMBEDDING, None)
+        mapping: Shapes = {"d2t": (shape.vocab_size,), "t2d": (shape.target_vocab_size,)}
+        required = shape.tensor_shapes() | ({"d2t": mapping["d2t"]} if shape.reduced else {})
+        check_shapes(folder, {name: stored[names[name]] for name in names}, required, mapping)
+        artifact = cls(folder, shape, names, embedding)
         if "d2t" in names:
             artifact._read_mapping()
         return artifact
 
     def read(self) -> dict[str, Tensor]:
         """The module's state dict: weights as float32, the vocabulary mapping as stored."""
-        names = self.shape.tensor_shapes()
-        weights = {name: tensor.float() for name, tensor in self._load(tuple(names)).items()}
+        weights = {name: tensor.float() for name, tensor in self._load(self.shape.tensor_shapes()).items()}
         return weights | (self._read_mapping() if self.shape.reduced else {})
+
+    def check_embedding(self, target: TargetSpec) -> None:
+        """Ours is always the target's; a folder that stores another one was trained with that."""
+        if self.embedding is not None:
+            check_embedding(self.folder, self.embedding, target)
 
     def _read_mapping(self) -> dict[str, Tensor]:
         import torch
 
         from spec_draft_eagle3.vocabulary import mapping
 
-        stored = self._load(tuple(name for name in _MAPPING if name in self.stored_names))
+        stored = self._load(name for name in _MAPPING if name in self.stored_names)
         ids_V = torch.arange(self.shape.vocab_size) + stored["d2t"].long()
         total = self.shape.target_vocab_size
-        if ids_V.min() < 0 or ids_V.max() >= total or len(ids_V.unique()) < len(ids_V):
+        if ids_V.min() < 0 or ids_V.max() >= total:
             raise ArtifactError(
-                f"draft {self.folder}: d2t does not map its rows to different ids below {total}"
+                f"draft {self.folder}: d2t maps rows to ids {int(ids_V.min())} to {int(ids_V.max())}, the target's "
+                f"vocabulary has 0 to {total - 1}"
             )
+        if not bool((ids_V.diff() > 0).all()):
+            raise ArtifactError(f"draft {self.folder}: d2t does not map its rows to strictly ascending ids")
         if not self.shape.reduced and stored["d2t"].any():
             raise ArtifactError(
                 f"draft {self.folder}: d2t permutes a full vocabulary; it must be 0 or absent"
@@ -79,69 +94,25 @@ class Artifact:
             raise ArtifactError(f"draft {self.folder}: t2d and d2t do not describe the same vocabulary")
         return expected
 
-    def _load(self, names: tuple[str, ...]) -> dict[str, Tensor]:
-        from safetensors import SafetensorError, safe_open
-
-        path = self.folder / "model.safetensors"
-        try:
-            with safe_open(path, framework="pt") as file:
-                return {name: file.get_tensor(self.stored_names[name]) for name in names}
-        except SafetensorError as error:
-            raise ArtifactError(f"draft tensors {path} cannot be read: {error}") from None
-
-
-def _read_config(folder: Path) -> Json | None:
-    file = folder / "config.json"
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{file} cannot be read as JSON: {error}") from None
-    return fields if isinstance(fields, dict) else None
+    def _load(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return load_tensors(self.folder, {name: self.stored_names[name] for name in names})
 
 
 def _is_eagle3(fields: Json) -> bool:
     """By architecture; EAGLE's own files say LlamaForCausalLM and are known by their draft vocabulary."""
-    named = set(fields.get("architectures") or ())
+    named = architectures(fields)
     return bool(named & _ARCHITECTURES) or ("LlamaForCausalLM" in named and "draft_vocab_size" in fields)
 
 
-def _read_header(file: Path) -> Json:
-    """Names, dtypes and shapes: a safetensors file starts with 8 bytes of length and that much JSON."""
-    try:
-        with file.open("rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(size) if size <= file.stat().st_size else b"")
-        header.pop("__metadata__", None)
-        end = 8 + size + max(entry["data_offsets"][1] for entry in header.values())
-    except OSError as error:
-        raise ArtifactError(f"draft tensors {file} cannot be read: {error.strerror}") from None
-    except (ValueError, struct.error, AttributeError, KeyError, TypeError):
-        raise ArtifactError(f"draft tensors {file} are no safetensors file") from None
-    if end != file.stat().st_size:
-        raise ArtifactError(
-            f"draft tensors {file} have {file.stat().st_size} bytes, expected {end}: not complete"
-        )
-    return header
+def _names(stored: Iterable[str], folder: Path) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for name in stored:
+        other = names.setdefault(_canonical(name), name)
+        if other != name:
+            raise ArtifactError(f"draft {folder}: {other} and {name} are the same tensor, stored twice")
+    return names
 
 
 def _canonical(name: str) -> str:
     name = name.removeprefix("model.")
     return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
-
-
-def _check_tensors(folder: Path, shape: DraftShape, found: dict[str, tuple[int, ...]]) -> None:
-    expected = shape.tensor_shapes()
-    required = expected | ({"d2t": (shape.vocab_size,)} if shape.reduced else {})
-    allowed = required | {"d2t": (shape.vocab_size,), "t2d": (shape.target_vocab_size,)}
-    where = f"draft {folder}: model.safetensors"
-    if missing := sorted(required.keys() - found.keys()):
-        raise ArtifactError(f"{where} lacks {', '.join(missing)}")
-    if extra := sorted(found.keys() - allowed.keys()):
-        raise ArtifactError(f"{where} has unknown tensors {', '.join(extra)}")
-    for name, size in found.items():
-        if size != allowed[name]:
-            raise ArtifactError(
-                f"{where}: {name} has shape {list(size)}, config.json says {list(allowed[name])}"
-            )

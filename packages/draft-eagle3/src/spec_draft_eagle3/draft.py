@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.draft import Draft, Proposer
-from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_core.errors import ConfigError, TargetError
 from spec_core.records import FeatureSchema
+from spec_core.served_draft import completed, not_a_draft, require_agreement
 from spec_draft_eagle3.artifact import Artifact
 from spec_draft_eagle3.config import Eagle3Config
-from spec_draft_eagle3.shape import DraftShape
+from spec_draft_eagle3.shape import FIXED_OPTIONS, DraftShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,9 +36,13 @@ class Eagle3Draft(Draft):
         super().__init__(config)
         assert isinstance(config, Eagle3Config)
         self._options = config
-        self._artifact = None if config.init_from is None else _open(config.init_from)
-        if self._artifact is not None:
-            self._artifact.shape.require_agreement(config)
+        self._artifact = None
+        if config.init_from is not None:
+            self._artifact = Artifact.open(config.init_from)
+            if self._artifact is None:
+                raise not_a_draft(config.init_from, "an Eagle3")
+            require_agreement(config, self._artifact.shape, FIXED_OPTIONS)
+            self.config = self._options = completed(config, self._artifact.shape, FIXED_OPTIONS)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
@@ -46,7 +51,7 @@ class Eagle3Draft(Draft):
         return cls(Eagle3Config(name=cls.name, init_from=folder))
 
     def check_target(self, target: TargetSpec) -> None:
-        name, shape = f"target {target.folder} ({target.architecture})", self._shape(target)
+        shape = self._shape(target)
         problems = (
             _norm_problem(target),
             _head_problem(target),
@@ -55,12 +60,16 @@ class Eagle3Draft(Draft):
             shape.problem(),
         )
         if problem := next((text for text in problems if text), None):
-            raise TargetError(f"the eagle3 draft cannot be trained for {name}: {problem}")
+            raise TargetError(
+                f"{self._who} does not go with target {target.folder} ({target.architecture}): {problem}"
+            )
         if len(target.eos_token_ids) > shape.vocab_size:
             raise ConfigError(
                 f"draft.vocab_size={shape.vocab_size} does not hold the target's {len(target.eos_token_ids)} "
                 "end tokens; raise it"
             )
+        if self._artifact is not None:
+            self._artifact.check_embedding(target)
 
     def required_features(self, target: TargetSpec) -> FeatureSchema:
         layers = (*self._shape(target).layer_ids(target.num_layers), target.num_layers)
@@ -99,18 +108,14 @@ class Eagle3Draft(Draft):
         assert isinstance(module, Eagle3Model)
         return ChainProposer(module, ops)
 
+    @property
+    def _who(self) -> str:
+        return "the eagle3 draft" if self._artifact is None else f"draft {self._artifact.folder}"
+
     def _shape(self, target: TargetSpec) -> DraftShape:
         if self._artifact is None:
             return DraftShape.for_target(self._options, target)
         return self._artifact.shape
-
-
-def _open(folder: Path) -> Artifact:
-    artifact = Artifact.open(folder)
-    if artifact is None:
-        what = "its config.json names none" if (folder / "config.json").is_file() else "it has no config.json"
-        raise ArtifactError(f"draft.init_from={folder} is not an Eagle3 draft: {what}")
-    return artifact
 
 
 def _norm_problem(target: TargetSpec) -> str | None:
@@ -126,11 +131,13 @@ def _head_problem(target: TargetSpec) -> str | None:
 
 
 def _size_problem(shape: DraftShape, target: TargetSpec) -> str | None:
-    if (shape.hidden_size, shape.target_vocab_size) != (target.hidden_size, target.vocab_size):
-        return (
-            f"draft.init_from was made for hidden size {shape.hidden_size} and {shape.target_vocab_size} tokens, "
-            f"this target has {target.hidden_size} and {target.vocab_size}"
-        )
+    """Of a published draft, whose sizes are its own."""
+    for what, made_for, found in (
+        ("hidden size", shape.hidden_size, target.hidden_size),
+        ("vocabulary size", shape.target_vocab_size, target.vocab_size),
+    ):
+        if made_for != found:
+            return f"it was made for {what} {made_for}, this target has {found}"
     return None
 
 
@@ -140,7 +147,7 @@ def _layer_problem(shape: DraftShape, target: TargetSpec, wanted: tuple[int, ...
         return f"it has {target.num_layers} layers, at least 7 are needed unless draft.layers names others"
     layers = shape.layer_ids(target.num_layers)
     if layers[0] < 1 or layers[-1] >= target.num_layers:
-        return f"draft.layers={list(layers)} must lie between 1 and {target.num_layers - 1}"
+        return f"layers {list(layers)} must lie between 1 and {target.num_layers - 1}"
     if wanted not in (None, layers):
         return f"draft.layers={list(wanted)} contradicts draft.init_from, whose layers are {list(layers)}"
     return None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save_file
-
+from spec_core.rope_parameters import rope_fields
+from spec_core.served_draft import end_tokens, served_dtype, write_folder
 from spec_draft_eagle3.artifact import ARCHITECTURE
 
 if TYPE_CHECKING:
@@ -16,21 +14,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from spec_core.served_draft import Json
     from spec_core.target import TargetSpec
-    from spec_draft_eagle3.shape import DraftShape, Json
-
-_SERVED_DTYPES = ("float32", "bfloat16", "float16")
+    from spec_draft_eagle3.shape import DraftShape
 
 
 def write_draft(weights: Mapping[str, Tensor], shape: DraftShape, target: TargetSpec, folder: Path) -> None:
     """``weights``: the module's full state dict. Floating tensors are stored in the target's dtype, which is the
     dtype they are served in (bfloat16 where that is a quantised one); the vocabulary mapping stays int64 and bool."""
-    dtype = target.dtype if target.dtype in _SERVED_DTYPES else "bfloat16"
+    dtype = served_dtype(target)
     names = [*shape.tensor_shapes(), *(("d2t", "t2d") if shape.reduced else ())]
-    stored = {name: _as_stored(weights[name], getattr(torch, dtype)) for name in names}
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    text = json.dumps(served_config(shape, target, dtype), indent=2)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    tensors = {name: weights[name] for name in names}
+    write_folder(folder, served_config(shape, target, dtype), tensors, dtype)
 
 
 def served_config(shape: DraftShape, target: TargetSpec, dtype: str) -> Json:
@@ -60,8 +55,8 @@ def served_config(shape: DraftShape, target: TargetSpec, dtype: str) -> Json:
         "norm_before_fc": False,
         "fc_norm": shape.fc_norm,
         "norm_output": shape.norm_output,
-        **_end_tokens(target),
-        **_rope_fields(shape),
+        **end_tokens(target),
+        **rope_fields(shape.rope),
         **_layer_fields(shape, target),
     }
 
@@ -79,29 +74,3 @@ def _layer_fields(shape: DraftShape, target: TargetSpec) -> Json:
         "eagle_aux_hidden_state_layer_ids": list(layers),
         "eagle_config": nested,
     }
-
-
-def _rope_fields(shape: DraftShape) -> Json:
-    """Today's ``rope_parameters``, and what readers of older transformers configurations expect."""
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, **shape.rope}
-    partial = rope.get("partial_rotary_factor")
-    scaling = {
-        key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")
-    }
-    return {
-        "rope_parameters": rope,
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": None if rope["rope_type"] == "default" else scaling,
-        **({} if partial is None else {"partial_rotary_factor": partial}),
-    }
-
-
-def _end_tokens(target: TargetSpec) -> Json:
-    ends = list(target.eos_token_ids)
-    return {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
-
-
-def _as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    tensor = tensor.detach().cpu()
-    # A copy of its own: safetensors refuses tensors that share memory.
-    return (tensor.to(dtype) if tensor.is_floating_point() else tensor).clone().contiguous()

@@ -10,14 +10,15 @@ Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this sha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from spec_core.known_gradients import with_gradients
 from spec_core.records import StepOutput
-from spec_draft_eagle3.row_loss import ROW_LOSSES, arg_max, score, teach
+from spec_core.vocabulary_rows import arg_max
+from spec_draft_eagle3.row_loss import ROW_LOSSES, score, teach
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,25 +144,9 @@ class _Tally:
         loss = self.loss
         if self.grad_states_XH is not None:
             grads = (*self.grad_states_XH.view(len(self.states), *self.states[0].shape), self.grad_head_VH)
-            loss = _KnownGradients.apply(loss, grads, *self.states, self.head.head_VH)
+            loss = with_gradients(loss, grads, (*self.states, self.head.head_VH))
         return StepOutput(
             loss=loss,
             sums={**self.sums, "acceptance_length": first_rows + chains_ST.sum()},
             counts={**dict.fromkeys(self.sums, self.labelled_S), "acceptance_length": first_rows},
         )
-
-
-class _KnownGradients(torch.autograd.Function):
-    """Gives a finished scalar the gradients that were computed along with it."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, grads: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(*grads)
-        ctx.dtypes = [tensor.dtype for tensor in inputs]
-        return value.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
-        pairs = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return None, None, *((grad * grad_value).to(dtype) for grad, dtype in pairs)

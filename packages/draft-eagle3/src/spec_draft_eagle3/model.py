@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from spec_core.decoder_parts import Mlp, RMSNorm, linear
+from spec_core.rope import Rope, rotate
 from spec_draft_eagle3.attention import unrolled_attention
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
-from spec_draft_eagle3.rope import Rope, rotate
 from spec_draft_eagle3.vocabulary import mapping, select_tokens
 
 if TYPE_CHECKING:
@@ -22,19 +23,6 @@ if TYPE_CHECKING:
     from spec_draft_eagle3.config import Eagle3Config
     from spec_draft_eagle3.shape import DraftShape
 
-INIT_STD = 0.02
-"""As Llama starts. The loss of a first hundred steps hardly depends on it, so the custom stays."""
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
 
 class Attention(nn.Module):
     """Projections only; the attention itself spans the unrolled steps (``attention.py``)."""
@@ -42,21 +30,10 @@ class Attention(nn.Module):
     def __init__(self, shape: DraftShape) -> None:
         super().__init__()
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.q_proj = _linear(2 * shape.hidden_size, queries)
-        self.k_proj = _linear(2 * shape.hidden_size, keys)
-        self.v_proj = _linear(2 * shape.hidden_size, keys)
-        self.o_proj = _linear(queries, shape.hidden_size)
-
-
-class Mlp(nn.Module):
-    def __init__(self, shape: DraftShape) -> None:
-        super().__init__()
-        self.gate_proj = _linear(shape.hidden_size, shape.intermediate_size)
-        self.up_proj = _linear(shape.hidden_size, shape.intermediate_size)
-        self.down_proj = _linear(shape.intermediate_size, shape.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        self.q_proj = linear(2 * shape.hidden_size, queries)
+        self.k_proj = linear(2 * shape.hidden_size, keys)
+        self.v_proj = linear(2 * shape.hidden_size, keys)
+        self.o_proj = linear(queries, shape.hidden_size)
 
 
 class Layer(nn.Module):
@@ -68,7 +45,7 @@ class Layer(nn.Module):
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.self_attn = Attention(shape)
-        self.mlp = Mlp(shape)
+        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size)
         self.heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         self.head_dim = shape.head_dim
 
@@ -109,14 +86,14 @@ class Eagle3Model(nn.Module):
     def __init__(self, shape: DraftShape, config: Eagle3Config) -> None:
         super().__init__()
         self.shape, self.config = shape, config
-        self.rope = Rope(shape)
+        self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         width = shape.hidden_size
-        self.fc = _linear(shape.num_captured * width, width)
+        self.fc = linear(shape.num_captured * width, width)
         chunks = shape.num_captured if shape.fc_norm else 0
         self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(chunks))
         self.midlayer = Layer(shape)
         self.norm = RMSNorm(width, shape.norm_eps)
-        self.lm_head = _linear(width, shape.vocab_size)
+        self.lm_head = linear(width, shape.vocab_size)
         self.register_buffer(
             "d2t", torch.zeros(shape.vocab_size, dtype=torch.int64) if shape.reduced else None
         )
@@ -182,12 +159,6 @@ class Eagle3Model(nn.Module):
         decay = self.config.step_decay ** torch.arange(len(count), device=like.device, dtype=count.dtype)
         weight = torch.where(count > 0, decay / count.clamp(min=1), 0)
         return weight.to(torch.promote_types(like.dtype, torch.float32))
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    linear = nn.Linear(inputs, outputs, bias=False)
-    nn.init.normal_(linear.weight, std=INIT_STD)
-    return linear
 
 
 def initial_weights(

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spec_core.vocabulary_rows import arg_max, softmax_
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -52,26 +54,19 @@ def teach(ops: VocabularyOps, hidden_RH: Tensor, ids_V: Tensor, kept_V: Tensor |
     first, stop = ops.vocab_range
     best_R = arg_max(logits_RV, torch.arange(first, stop, device=logits_RV.device), ops)
     if kept_V is None:
-        law_RV, log_sum_R = logits_RV, _softmax_(logits_RV, ops)
+        law_RV, log_sum_R = logits_RV, softmax_(logits_RV, ops)
         return Teacher(law_RV, torch.ones_like(log_sum_R), best_R, torch.ones_like(best_R, dtype=torch.bool))
     law_RV = logits_RV[:, ids_V - first]
-    log_sum_R = _softmax_(logits_RV, ops)
-    return Teacher(law_RV, (_softmax_(law_RV, ops) - log_sum_R).exp(), best_R, kept_V[best_R])
+    log_sum_R = softmax_(logits_RV, ops)
+    return Teacher(law_RV, (softmax_(law_RV, ops) - log_sum_R).exp(), best_R, kept_V[best_R])
 
 
 def score(logits_RSV: Tensor, teacher: Teacher, ops: VocabularyOps) -> Scored:
     """Consumes the logits: their memory becomes the law."""
     aligned_RS = ops.reduce_sum(torch.matmul(logits_RSV, teacher.law_RV[..., None]).squeeze(-1))
-    cross_RS = _softmax_(logits_RSV, ops) - aligned_RS
+    cross_RS = softmax_(logits_RSV, ops) - aligned_RS
     overlap_RS = ops.reduce_sum(torch.minimum(logits_RSV, _full_law(teacher)).sum(-1))
     return Scored(logits_RSV, cross_RS, overlap_RS)
-
-
-def arg_max(values_XV: Tensor, ids_V: Tensor, ops: VocabularyOps) -> Tensor:
-    """Vocabulary id of the largest value; over shards the smallest id of a tie."""
-    top_X, index_X = values_XV.max(-1)
-    best_X = ops.reduce_max(top_X)
-    return -ops.reduce_max(torch.where(top_X == best_X, -ids_V[index_X], torch.iinfo(torch.int64).min))
 
 
 def _cross_entropy(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Tensor]:
@@ -112,11 +107,3 @@ def _overlap_gradient(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> T
 def _full_law(teacher: Teacher) -> Tensor:
     """p̂ [R, 1, V]: the kept rows' probabilities under the law over the whole vocabulary."""
     return (teacher.law_RV * teacher.mass_R[:, None])[:, None]
-
-
-def _softmax_(logits_XV: Tensor, ops: VocabularyOps) -> Tensor:
-    """Turns logits into their softmax in place; returns their log-sum-exp."""
-    top_X = ops.reduce_max(logits_XV.amax(-1))
-    sum_X = ops.reduce_sum(logits_XV.sub_(top_X[..., None]).exp_().sum(-1))
-    logits_XV.div_(sum_X[..., None])
-    return top_X + sum_X.log()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import ArtifactError, ConfigError
+from spec_core.rope_parameters import read_rope, rope_problem
+from spec_core.served_draft import ConfigReader, Json, Shapes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
     from spec_core.target import TargetSpec
     from spec_draft_eagle3.config import Eagle3Config
-
-Json = dict[str, Any]
 
 # What a served draft may ask for and this one does not do, with the value that means "not used".
 _NOT_EXPRESSED: Json = {
@@ -26,12 +25,8 @@ _NOT_EXPRESSED: Json = {
     "mlp_bias": False,
     "bias": False,
     "tie_word_embeddings": False,
-}
-_ROPE_NEEDS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (),
+    "use_aux_hidden_state": True,
+    "logit_scale": 1.0,
 }
 
 
@@ -69,10 +64,10 @@ class DraftShape:
         n = num_target_layers
         return (2, n // 2, n - 3) if self.layers is None else self.layers
 
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+    def tensor_shapes(self) -> Shapes:
         """Every trained tensor of the draft under its name in the module and in the exported file."""
         h, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {
+        shapes: Shapes = {
             "fc.weight": (h, self.num_captured * h),
             "midlayer.input_layernorm.weight": (h,),
             "midlayer.hidden_norm.weight": (h,),
@@ -112,7 +107,8 @@ class DraftShape:
     @classmethod
     def from_json(cls, fields: Json, folder: Path) -> DraftShape:
         """The shape that a served config.json describes. Raises ArtifactError where this draft cannot be it."""
-        read = _Sizes(fields, folder)
+        reader = ConfigReader(fields, folder)
+        read = reader.size
         heads, hidden = read("num_attention_heads"), read("hidden_size")
         shape = cls(
             hidden_size=hidden,
@@ -122,16 +118,16 @@ class DraftShape:
             num_heads=heads,
             num_kv_heads=read("num_key_value_heads", heads),
             head_dim=read("head_dim", hidden // heads),
-            layers=_read_layers(fields, folder),
+            layers=_read_layers(reader),
             fc_norm=bool(fields.get("fc_norm", False)),
             norm_output=bool(fields.get("norm_output", False)),
-            norm_eps=fields.get("rms_norm_eps", 1e-6),
-            rope=_read_rope(fields),
+            norm_eps=reader.positive("rms_norm_eps", 1e-6),
+            rope=_read_rope(reader),
             max_positions=read("max_position_embeddings", 2048),
         )
-        _refuse_foreign_options(fields, folder)
+        _refuse_foreign_options(reader)
         if problem := shape.problem():
-            raise ArtifactError(f"{folder / 'config.json'}: {problem}")
+            raise reader.error(problem)
         return shape
 
     def problem(self) -> str | None:
@@ -142,17 +138,8 @@ class DraftShape:
             return f"a draft vocabulary of {self.vocab_size} exceeds the target's {self.target_vocab_size}"
         return rope_problem(self.rope, self.head_dim)
 
-    def require_agreement(self, config: Eagle3Config) -> None:
-        """Raises ConfigError if an option contradicts this published draft (``layers``: see ``check_target``)."""
-        for key in _FIXED_OPTIONS:
-            wanted, found = getattr(config, key), getattr(self, key)
-            if wanted is not None and wanted != found:
-                raise ConfigError(
-                    f"draft.{key}={wanted!r} contradicts draft.init_from={config.init_from}, whose value is {found!r}"
-                )
 
-
-_FIXED_OPTIONS = (
+FIXED_OPTIONS = (
     "vocab_size",
     "fc_norm",
     "norm_output",
@@ -161,73 +148,39 @@ _FIXED_OPTIONS = (
     "num_kv_heads",
     "head_dim",
 )
+"""What a published draft has decided."""
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Reads positive integers of a config.json; null counts as absent."""
-
-    fields: Json
-    folder: Path
-
-    def __call__(self, key: str, default: int | None = None) -> int:
-        value = self.fields.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or value < 1:
-            raise ArtifactError(
-                f"{self.folder / 'config.json'}: {key}={value!r}, expected a positive integer"
-            )
-        return value
+def _refuse_foreign_options(reader: ConfigReader) -> None:
+    fields, nested = reader.fields, reader.section("eagle_config")
+    for key, plain in {**_NOT_EXPRESSED, "target_hidden_size": fields["hidden_size"]}.items():
+        for value in (fields.get(key), nested.get(key)):
+            if value not in (None, plain):
+                raise reader.error(f"{key}={value!r}; only {plain!r} can be trained and served here")
 
 
-def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
-    """Why the draft cannot copy these rotary embeddings, or None."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in _ROPE_NEEDS:
-        return f"rotary embedding type {kind!r} is not supported (supported: {', '.join(_ROPE_NEEDS)})"
-    if missing := [key for key in _ROPE_NEEDS[kind] if key not in rope]:
-        return f"rotary embedding type {kind!r} lacks {', '.join(missing)}"
-    if any(isinstance(value, dict) for value in rope.values()):
-        return "rotary embeddings that differ between layer types are not supported"
-    rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    even = f"rotary embeddings over {rotated} of {head_dim} channels: an even number is needed"
-    return even if rotated % 2 else None
+def _read_rope(reader: ConfigReader) -> dict[str, Any]:
+    for key in ("rope_parameters", "rope_scaling"):
+        reader.section(key)
+    return read_rope(reader.fields)
 
 
-def _refuse_foreign_options(fields: Json, folder: Path) -> None:
-    nested = fields.get("eagle_config") or {}
-    for key, plain in _NOT_EXPRESSED.items():
-        value = fields.get(key, nested.get(key, plain))
-        if value != plain:
-            raise ArtifactError(
-                f"draft {folder} has {key}={value!r}; only {plain!r} can be trained and served here"
-            )
-    width, hidden = fields.get("target_hidden_size"), fields.get("hidden_size")
-    if width not in (None, hidden):
-        raise ArtifactError(
-            f"draft {folder} has target_hidden_size={width!r}, expected its hidden_size {hidden!r}"
-        )
-
-
-def _read_layers(fields: Json, folder: Path) -> tuple[int, ...] | None:
+def _read_layers(reader: ConfigReader) -> tuple[int, ...] | None:
     """Top-level ids are k, nested ones k − 1 (``export.py`` says which engine reads which)."""
     name = "eagle_aux_hidden_state_layer_ids"
-    top, nested = fields.get(name), (fields.get("eagle_config") or {}).get(name)
-    found = {tuple(top)} if top else set[tuple[int, ...]]()
-    if nested:
-        found.add(tuple(layer + 1 for layer in nested))
+    top = reader.ids(name)
+    nested = ConfigReader(reader.section("eagle_config"), reader.folder).ids(name)
+    shifted = None if nested is None else tuple(layer + 1 for layer in nested)
+    found = {ids for ids in (top, shifted) if ids is not None}
     if len(found) > 1:
-        raise ArtifactError(
-            f"draft {folder}: {name} {top} and eagle_config's {nested} do not name the same layers"
+        raise reader.error(
+            f"{name} {list(top or ())} and eagle_config's {list(nested or ())} do not name the same layers"
         )
-    return found.pop() if found else None
-
-
-def _read_rope(fields: Json) -> Json:
-    """``rope_parameters`` of today, or ``rope_theta`` with ``rope_scaling`` of older files."""
-    rope: Json = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
-    rope.setdefault("rope_type", rope.pop("type", "default"))
-    for key in ("rope_theta", "partial_rotary_factor"):
-        if fields.get(key) is not None:
-            rope.setdefault(key, fields[key])
-    return rope
+    layers = found.pop() if found else None
+    if layers is not None and list(layers) != sorted(set(layers)):
+        raise reader.error(f"captured layers {list(layers)} must be unique and ascending")
+    if layers is not None and reader.size("num_aux_hidden_states", len(layers)) != len(layers):
+        raise reader.error(
+            f"num_aux_hidden_states={reader.fields['num_aux_hidden_states']}, but {len(layers)} layers are named"
+        )
+    return layers

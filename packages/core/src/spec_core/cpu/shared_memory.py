@@ -6,13 +6,14 @@ Nothing is in ``/dev/shm``, so nothing can stay there, and the size limit of ``/
 
 from __future__ import annotations
 
-import bisect
 import fcntl
 import mmap
 import os
 from typing import TYPE_CHECKING
 
 import torch
+
+from spec_core.cpu.holes import Holes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,30 +57,20 @@ class Arena:
         self.descriptor, self.size = create(window_bytes)
         self._mapping, self.bytes = attach(self.descriptor, self.size)
         self._warm_bytes = window_bytes
-        self._free: list[tuple[int, int]] = [(0, self.size)]
-        """Start and stop of the holes, ascending, never touching."""
+        self._holes = Holes(self.size)
         self._blocks: dict[int, int] = {}
 
     def allocate(self, size: int) -> int | None:
         """Offset of a block, or None while there is no hole for it."""
-        size = max(aligned(size), ALIGNMENT)
-        for index, (start, stop) in enumerate(self._free):
-            if stop - start >= size:
-                self._free[index : index + 1] = [(start + size, stop)] if stop - start > size else []
-                self._blocks[start] = start + size
-                return start
-        return None
+        block = self._holes.take(max(aligned(size), ALIGNMENT))
+        if block is None:
+            return None
+        start, self._blocks[start] = block
+        return start
 
     def free(self, offset: int) -> None:
-        start, stop = offset, self._blocks.pop(offset)
-        block_stop = stop
-        index = bisect.bisect(self._free, (start, stop))
-        if index < len(self._free) and self._free[index][0] == stop:
-            stop = self._free.pop(index)[1]
-        if index > 0 and self._free[index - 1][1] == start:
-            index -= 1
-            start = self._free.pop(index)[0]
-        self._free.insert(index, (start, stop))
+        block_stop = self._blocks.pop(offset)
+        start, stop = self._holes.give(offset, block_stop)
         self._cool(max(start, _page_down(offset)), min(stop, _page_up(block_stop)))
 
     def _cool(self, start: int, stop: int) -> None:

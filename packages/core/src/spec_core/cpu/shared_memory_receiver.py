@@ -16,7 +16,6 @@ from functools import partial
 from hmac import compare_digest
 from typing import TYPE_CHECKING
 
-from spec_core.cpu.shared_memory import Arena
 from spec_core.cpu.shared_memory_wire import (
     MAX_PACKET_BYTES,
     Kind,
@@ -32,7 +31,9 @@ from spec_core.records import FeatureSample, FeatureSchema
 from spec_core.transport import FeatureReceiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from spec_core.cpu.block_memory import Block, ReceiverMemory
 
 logger = logging.getLogger(__name__)
 
@@ -46,40 +47,45 @@ class _Peer:
 
     socket: socket.socket
     name: str
-    welcome: bool = False
+    memory: ReceiverMemory | None = None
+    """Where it writes; None until it has been welcomed."""
     farewell: bool = False
-    granted: dict[int, _Block] = field(default_factory=dict["int", "_Block"])
+    dead: bool = False
+    granted: dict[int, Block] = field(default_factory=dict["int", "Block"])
 
 
 @dataclass(frozen=True)
 class _Request:
     peer: _Peer
+    memory: ReceiverMemory
     number: int
     num_tokens: int
 
 
 @dataclass(frozen=True)
-class _Block:
-    offset: int
-    num_tokens: int
-    sample_id: int = 0
+class _Arrival:
+    peer: _Peer
+    memory: ReceiverMemory
+    block: Block
+    sample_id: int
 
 
 class SharedMemoryReceiver(FeatureReceiver):
     """One thread listens to all senders; one condition guards all state."""
 
-    def __init__(self, schema: FeatureSchema, window_bytes: int) -> None:
+    def __init__(self, schema: FeatureSchema, window_bytes: int, memories: Sequence[ReceiverMemory]) -> None:
+        """Owns ``memories``; a sender gets the first that serves its place."""
         self._schema, self._layout = schema, Layout(schema)
         self._window_bytes = window_bytes
         self._used_bytes = 0
-        self._arena = Arena(window_bytes)
+        self._memories = memories
         self._name = f"spec-{secrets.token_hex(8)}"
         self._token = secrets.token_hex(16)
         self._peers: set[_Peer] = set()
         self._count = 0
         self._requests: deque[_Request] = deque()
-        self._arrived: deque[_Block | RunError] = deque()
-        self._held: dict[int, tuple[FeatureSample, _Block]] = {}
+        self._arrived: deque[_Arrival | RunError] = deque()
+        self._held: dict[int, tuple[FeatureSample, _Arrival]] = {}
         self._closed = False
         self._changed = threading.Condition()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -101,12 +107,13 @@ class SharedMemoryReceiver(FeatureReceiver):
                 raise ProtocolError("the receiver was closed")
             if not self._arrived:
                 raise PeerLost(f"every sender of {self._name} has gone")
-            block = self._arrived.popleft()
-            if isinstance(block, RunError):
-                raise block
-            ids, hidden = self._layout.view(self._arena.bytes, block.offset, block.num_tokens)
-            sample = FeatureSample(sample_id=block.sample_id, input_ids=ids, hidden_TNH=hidden)
-            self._held[id(sample)] = (sample, block)
+            arrival = self._arrived.popleft()
+            if isinstance(arrival, RunError):
+                raise arrival
+            self._check_written(arrival)
+            ids, hidden = arrival.memory.read(arrival.block)
+            sample = FeatureSample(sample_id=arrival.sample_id, input_ids=ids, hidden_TNH=hidden)
+            self._held[id(sample)] = (sample, arrival)
             return sample
 
     def release(self, sample: FeatureSample) -> None:
@@ -116,7 +123,9 @@ class SharedMemoryReceiver(FeatureReceiver):
                 raise ProtocolError(
                     f"sample {sample.sample_id} is not held: released twice or never received"
                 )
-            self._free(held[1])
+            arrival = held[1]
+            self._used_bytes -= self._layout.sample_bytes(arrival.block.num_tokens)
+            arrival.memory.free(arrival.block)
             self._grant_in_turn()
 
     def close(self) -> None:
@@ -131,11 +140,19 @@ class SharedMemoryReceiver(FeatureReceiver):
             end.close()
         self._arrived.clear()
         self._held.clear()
-        self._arena.close()
+        for memory in self._memories:
+            memory.close()
 
     def _something_to_say(self) -> bool:
-        deserted = self._count > 0 and not any(peer.welcome for peer in self._peers)
+        deserted = self._count > 0 and not any(peer.memory for peer in self._peers)
         return self._closed or bool(self._arrived) or deserted
+
+    def _check_written(self, arrival: _Arrival) -> None:
+        """T7: a sender may have died before its device came to the sample that it had announced."""
+        if arrival.peer.dead and not arrival.memory.is_written(arrival.block):
+            self._reclaim(arrival.memory, arrival.block)
+            self._grant_in_turn()
+            raise PeerLost(f"the sender in {arrival.peer.name} died while it sent sample {arrival.sample_id}")
 
     def _situation(self) -> str:
         """Who is to blame for the silence."""
@@ -185,16 +202,16 @@ class SharedMemoryReceiver(FeatureReceiver):
         self._dismiss(peer, loss)
 
     def _answer(self, peer: _Peer, packet: bytes) -> None:
-        if not peer.welcome:
+        if peer.memory is None:
             self._greet(peer, packet)
             return
         record = decode(packet)
         if record.kind is Kind.REQUEST:
-            self._request(_Request(peer, record.number, record.value))
+            self._request(_Request(peer, peer.memory, record.number, record.value))
         elif record.kind is Kind.READY:
-            self._ready(peer, record)
+            self._ready(peer, peer.memory, record)
         elif record.kind is Kind.WITHDRAW:
-            self._withdraw(peer, record.number)
+            self._withdraw(peer, peer.memory, record.number)
         elif record.kind is Kind.BYE:
             peer.farewell = True
         else:
@@ -211,9 +228,10 @@ class SharedMemoryReceiver(FeatureReceiver):
             refusal = f"the sender has {hello.schema}, the receiver {self._name} wants {self._schema}"
             peer.socket.send(encode_json(Welcome(refusal=refusal, schema_differs=True)))
             return
-        welcome = encode_json(Welcome(self._window_bytes, self._arena.size))
-        socket.send_fds(peer.socket, [welcome], [self._arena.descriptor])
-        peer.welcome = True
+        memory = next(memory for memory in self._memories if memory.serves(hello.place))
+        welcome = encode_json(Welcome(self._window_bytes, memory.size, memory.kind))
+        socket.send_fds(peer.socket, [welcome], [memory.descriptor])
+        peer.memory = memory
         self._count += 1
 
     def _request(self, request: _Request) -> None:
@@ -229,36 +247,39 @@ class SharedMemoryReceiver(FeatureReceiver):
             size = self._layout.sample_bytes(request.num_tokens)
             if self._used_bytes + size > self._window_bytes:
                 return
-            offset = self._arena.allocate(self._layout.block_bytes(request.num_tokens))
-            if offset is None:
+            block = request.memory.allocate(request.num_tokens)
+            if block is None:
                 return
             self._requests.popleft()
             self._used_bytes += size
-            request.peer.granted[request.number] = _Block(offset, request.num_tokens)
+            request.peer.granted[request.number] = block
+            grant = Record(Kind.GRANT, request.number, block.offset, request.memory.note(block))
             with contextlib.suppress(OSError):  # a peer that has just died is dismissed by ``_hear``
-                request.peer.socket.send(Record(Kind.GRANT, request.number, offset).encode())
+                request.peer.socket.send(grant.encode())
 
-    def _ready(self, peer: _Peer, record: Record) -> None:
+    def _ready(self, peer: _Peer, memory: ReceiverMemory, record: Record) -> None:
         block = peer.granted.pop(record.number, None)
         if block is None:
             raise ProtocolError(f"it filled room {record.number}, which it was not given")
-        self._arrived.append(_Block(block.offset, block.num_tokens, record.value))
+        self._arrived.append(_Arrival(peer, memory, block, record.value))
         self._changed.notify_all()
 
-    def _withdraw(self, peer: _Peer, number: int) -> None:
+    def _withdraw(self, peer: _Peer, memory: ReceiverMemory, number: int) -> None:
         block = peer.granted.pop(number, None)
         if block is not None:
-            self._free(block)
+            self._reclaim(memory, block)
         self._forget(lambda request: request.peer is peer and request.number == number)
 
     def _dismiss(self, peer: _Peer, loss: RunError | None) -> None:
         """T7: its room is free again, and ``receive`` reports the loss after what had arrived before."""
         peer.socket.close()
         self._peers.discard(peer)
-        for block in peer.granted.values():
-            self._free(block)
+        if peer.memory is not None:
+            for block in peer.granted.values():
+                self._reclaim(peer.memory, block)
         self._forget(lambda request: request.peer is peer)
-        if peer.welcome and loss is not None:
+        peer.dead = not peer.farewell
+        if peer.memory is not None and loss is not None:
             self._arrived.append(loss)
         elif loss is not None:
             logger.warning("%s: refused a connection: %s", self._name, loss)
@@ -268,6 +289,6 @@ class SharedMemoryReceiver(FeatureReceiver):
         self._requests = deque(request for request in self._requests if not ended(request))
         self._grant_in_turn()
 
-    def _free(self, block: _Block) -> None:
+    def _reclaim(self, memory: ReceiverMemory, block: Block) -> None:
         self._used_bytes -= self._layout.sample_bytes(block.num_tokens)
-        self._arena.free(block.offset)
+        memory.reclaim(block)

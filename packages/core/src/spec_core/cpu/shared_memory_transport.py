@@ -3,6 +3,8 @@
 The receiver owns one arena of shared memory for all its senders, so the window bounds the memory of all together,
 and grants room in it in the order in which it was asked for. The sender copies a sample into its block: its ticket
 is done when ``send`` returns (T2). The receiver hands out views of the block, and frees it at ``release``.
+
+What the arena is made of is ``block_memory``'s business; other backends bring memory of their devices.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from spec_core.cpu.shared_memory import attach
+from spec_core.cpu.host_memory import HostEnd, HostMemory
 from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
 from spec_core.cpu.shared_memory_wire import (
     MAX_PACKET_BYTES,
@@ -33,29 +35,36 @@ from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from spec_core.cpu.block_memory import SenderEnd, SenderMemory
     from spec_core.records import FeatureSample, FeatureSchema
     from spec_core.transport import Ticket
+
+
+_done: Ticket = Future()
+"""The ticket of every sample: there is nothing left to wait for when ``send`` returns."""
+_done.set_result(None)
 
 
 class SharedMemoryTransport(Transport):
     """An address is ``shm:<abstract socket name>:<token>``: good on one host, for one receiver's life."""
 
     def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
-        return SharedMemoryReceiver(schema, window_bytes)
+        return SharedMemoryReceiver(schema, window_bytes, [HostMemory(Layout(schema), window_bytes)])
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
-        return SharedMemorySender(address, schema, timeout_s)
+        return SharedMemorySender(address, schema, timeout_s, HostEnd())
 
 
 class SharedMemorySender(FeatureSender):
     """Has no thread: a call talks to the receiver while it lasts. Threads that share it take turns."""
 
-    def __init__(self, address: str, schema: FeatureSchema, timeout_s: float) -> None:
+    def __init__(self, address: str, schema: FeatureSchema, timeout_s: float, end: SenderEnd) -> None:
         kind, _, rest = address.partition(":")
         self._name, _, token = rest.partition(":")
         if kind != "shm" or not token:
             raise ProtocolError(f"not an address of a shared-memory receiver: {kind}:{self._name}")
-        self._schema, self._layout = schema, Layout(schema)
+        self._schema, self._layout, self._end = schema, Layout(schema), end
+        self._memory: SenderMemory
         self._turn = threading.Lock()
         self._number = 0
         self._closed = False
@@ -70,14 +79,9 @@ class SharedMemorySender(FeatureSender):
         self._check(sample)
         num_tokens = len(sample.input_ids)
         with self._exclusive(timeout_s) as deadline, self._withdrawn_on_error():
-            offset = self._reserve(num_tokens, deadline)
-            ids, hidden = self._layout.view(self._bytes, offset, num_tokens)
-            ids.copy_(sample.input_ids)
-            hidden.copy_(sample.hidden_TNH)
+            self._memory.write(self._reserve(num_tokens, deadline), sample)
             self._tell(Record(Kind.READY, self._number, sample.sample_id), deadline)
-        ticket: Ticket = Future()
-        ticket.set_result(None)
-        return ticket
+        return _done
 
     def flush(self, timeout_s: float) -> None:
         """Every ticket was done when its ``send`` returned; what remains is a ``send`` of another thread."""
@@ -94,7 +98,7 @@ class SharedMemorySender(FeatureSender):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a send of another thread
         with self._turn:
             self._socket.close()
-            del self._mapping, self._bytes
+            self._memory.close()
 
     def _check(self, sample: FeatureSample) -> None:
         if not self._layout.fits(sample):
@@ -121,14 +125,14 @@ class SharedMemorySender(FeatureSender):
         finally:
             self._turn.release()
 
-    def _reserve(self, num_tokens: int, deadline: float) -> int:
-        """Offset of a block for the sample."""
+    def _reserve(self, num_tokens: int, deadline: float) -> Record:
+        """The grant of a block for the sample."""
         self._number += 1
         self._tell(Record(Kind.REQUEST, self._number, num_tokens), deadline)
         while True:
             grant = decode(self._hear(deadline))
             if grant.kind is Kind.GRANT and grant.number == self._number:
-                return grant.value  # an older number answers a request that was withdrawn meanwhile
+                return grant  # an older number answers a request that was withdrawn meanwhile
 
     @contextlib.contextmanager
     def _withdrawn_on_error(self) -> Generator[None]:
@@ -136,6 +140,7 @@ class SharedMemorySender(FeatureSender):
         try:
             yield
         except BaseException:
+            self._memory.settle()
             with contextlib.suppress(RunError):
                 self._tell(Record(Kind.WITHDRAW, self._number), time.monotonic())
             raise
@@ -143,7 +148,7 @@ class SharedMemorySender(FeatureSender):
     def _greet(self, token: str, deadline: float) -> None:
         with self._mapped(deadline):
             self._socket.connect(f"\0{self._name}")
-            self._socket.send(encode_json(Hello(token, self._schema)))
+            self._socket.send(encode_json(Hello(token, self._schema, self._end.place)))
         with self._mapped(deadline):
             packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 1)
         try:
@@ -163,7 +168,7 @@ class SharedMemorySender(FeatureSender):
                 f"the receiver {self._name} sent {len(descriptors)} descriptors instead of one"
             )
         self._window_bytes = welcome.window_bytes
-        self._mapping, self._bytes = attach(descriptors[0], welcome.arena_bytes)
+        self._memory = self._end.attach(welcome, descriptors[0], self._layout)
 
     def _tell(self, record: Record, deadline: float) -> None:
         with self._mapped(deadline):

@@ -3,10 +3,11 @@
 ::
 
     sender                      receiver
-    hello  (JSON, once)    ->                       token, schema
+    hello  (JSON, once)    ->                       token, schema, where its tensors are
                            <-   welcome (JSON)      window and the arena's descriptor, or the reason for refusal
     REQUEST n, tokens      ->                       room for a sample of that many tokens
-                           <-   GRANT n, offset     perhaps much later, when others have been released
+                           <-   GRANT n, offset     perhaps much later, when others have been released;
+                                                    with the memory's note, if it has one
     READY   n, sample id   ->                       the block at that offset is filled
     WITHDRAW n             ->                       instead of READY: forget request n, granted or not
     BYE                    ->                       a farewell; a connection that ends without it was cut
@@ -46,9 +47,10 @@ class Record(NamedTuple):
     kind: Kind
     number: int = 0
     value: int = 0
+    note: bytes = b""
 
     def encode(self) -> bytes:
-        return _RECORD.pack(*self)
+        return _RECORD.pack(self.kind, self.number, self.value) + self.note
 
 
 _RECORD = struct.Struct("<QQq")
@@ -56,8 +58,8 @@ _RECORD = struct.Struct("<QQq")
 
 def decode(packet: bytes) -> Record:
     try:
-        kind, number, value = _RECORD.unpack(packet)
-        return Record(Kind(kind), number, value)
+        kind, number, value = _RECORD.unpack_from(packet)
+        return Record(Kind(kind), number, value, packet[_RECORD.size :])
     except (struct.error, ValueError) as error:
         raise ProtocolError(f"a packet of {len(packet)} bytes is no record") from error
 
@@ -66,6 +68,8 @@ def decode(packet: bytes) -> Record:
 class Hello:
     token: str
     schema: FeatureSchema
+    place: str = ""
+    """``SenderEnd.place``."""
     version: int = VERSION
 
 
@@ -73,6 +77,8 @@ class Hello:
 class Welcome:
     window_bytes: int = 0
     arena_bytes: int = 0
+    memory: str = "host"
+    """``ReceiverMemory.kind``."""
     refusal: str = ""
     schema_differs: bool = False
 
@@ -92,7 +98,7 @@ def decode_hello(packet: bytes) -> Hello:
         agreed = FeatureSchema(
             layers=layers, hidden_size=int(schema["hidden_size"]), dtype=str(schema["dtype"])
         )
-        return Hello(str(fields["token"]), agreed)
+        return Hello(str(fields["token"]), agreed, str(fields.get("place", "")))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a first record of {len(packet)} bytes that is no hello") from error
 

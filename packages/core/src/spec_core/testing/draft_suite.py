@@ -287,6 +287,15 @@ class DraftSuite(ConformanceSuite):
                     assert output.counts["accuracy"][position].item() == 1
                     assert output.sums["accuracy"][position].item() == accepted
 
+    def test_d9_longest_proposal(self, lively: Workbench) -> None:
+        """D9: a proposal holds as many tokens as are asked for, up to ``max_draft_tokens``."""
+        most = lively.draft.max_draft_tokens or 2 * NUM_PROPOSALS
+        assert most >= NUM_PROPOSALS
+        proposer = lively.draft.proposer(lively.module, lively.ops)
+        extend(proposer, lively.contexts()[0], 0, 8)
+        proposal = proposer.propose(most, 0.0, torch.Generator())
+        assert len(proposal.token_ids) == most
+
     def test_d9_extending_in_parts_changes_nothing(self, lively: Workbench) -> None:
         """D9: states arrive in any portions, and a proposal leaves no trace."""
         for context in lively.contexts():

@@ -1,4 +1,4 @@
-"""EngineSuite: the contract of spec_core.engine (E1–E6) as tests, against an independent run of the same target.
+"""EngineSuite: the contract of spec_core.engine (E1–E8) as tests, against an independent run of the same target.
 
 ::
 
@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 import torch
 
+from spec_core.cpu.backend import CpuBackend
 from spec_core.cpu.inline_transport import InlineTransport
+from spec_core.engine import Site
 from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.testing.conformance import ConformanceSuite
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from spec_core.backend import Backend
     from spec_core.engine import Engine
     from spec_core.records import FeatureSample, Generation
     from spec_core.transport import FeatureReceiver, Transport
@@ -231,6 +234,25 @@ class EngineSuite(ConformanceSuite):
         engine.close()
         with pytest.raises(EngineError):
             engine.health()
+
+    def test_e7_engine_at_a_site_is_the_same_engine(self, engine: Engine) -> None:
+        """E7: one that runs in this process may be built at a site that gives it no way to a trainer, to generate."""
+        if not engine.in_process:
+            pytest.skip("it runs in processes of its own, which the fixture new_engine has built at a site")
+        prompts = _prompts(engine)
+        with type(engine).at(engine.config, engine.target, Site(backend=_cpu())) as other:
+            assert _tokens(other.generate(prompts, GREEDY)) == _tokens(engine.generate(prompts, GREEDY))
+
+    def test_e8_draft_that_is_accepted_is_loaded(self, engine: Engine, draft_folder: Path) -> None:
+        """E8: what the check from files accepts, the engine then speculates with."""
+        engine.check_draft(engine.config, engine.target, draft_folder, 2)
+        engine.load_draft(draft_folder)
+        engine.generate(_prompts(engine), _speculating(GREEDY))
+        assert engine.acceptance().rounds > 0
+
+
+def _cpu() -> Backend:
+    return CpuBackend(CpuBackend.Config(name="cpu"))
 
 
 def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:

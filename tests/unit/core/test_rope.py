@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from spec_draft_eagle3.config import Eagle3Config
-from spec_draft_eagle3.rope import Rope, rotate
-from spec_draft_eagle3.shape import DraftShape, rope_problem
+from spec_core.rope import Rope, rotate
+from spec_core.rope_parameters import rope_problem
 
-from .cases import make_target, transformers_rope
+HEAD_DIM, MAX_POSITIONS = 64, 131072
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 1e6},
@@ -64,14 +65,29 @@ ROPES = {
 
 
 def make_rope(parameters):
-    target = make_target(rope=parameters, head_dim=64, hidden_size=256, max_positions=131072)
-    return target, Rope(DraftShape.for_target(Eagle3Config(), target))
+    return Rope(parameters, HEAD_DIM, MAX_POSITIONS)
+
+
+def transformers_rope(parameters):
+    """Inverse frequencies and scale, computed by transformers."""
+    config = LlamaConfig(
+        hidden_size=256,
+        num_attention_heads=4,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_parameters=dict(parameters),
+    )
+    kind = parameters["rope_type"]
+    if kind != "default":
+        return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    dim = int(HEAD_DIM * parameters.get("partial_rotary_factor", 1.0))
+    return 1.0 / parameters["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim), 1.0
 
 
 @pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES.keys())
 def test_angles_are_those_of_transformers(parameters):
-    target, rope = make_rope(parameters)
-    inv_freq, scale = transformers_rope(target)
+    rope = make_rope(parameters)
+    inv_freq, scale = transformers_rope(parameters)
     position_T = torch.tensor([0, 1, 17, 4095, 100_000])
     cos, sin = rope.angles(position_T, torch.float32)
     angle = position_T[:, None].float() * inv_freq
@@ -80,7 +96,7 @@ def test_angles_are_those_of_transformers(parameters):
 
 
 def test_rotation_is_that_of_transformers():
-    _, rope = make_rope(ROPES["default"])
+    rope = make_rope(ROPES["default"])
     torch.manual_seed(0)
     heads_TND = torch.randn(7, 4, 64)
     angles = rope.angles(torch.arange(3, 10), torch.float32)
@@ -92,7 +108,7 @@ def test_rotation_is_that_of_transformers():
 
 
 def test_partial_rotation_leaves_the_other_channels():
-    _, rope = make_rope(ROPES["partial"])
+    rope = make_rope(ROPES["partial"])
     heads_TND = torch.randn(5, 2, 64)
     turned = rotate(heads_TND, rope.angles(torch.arange(5), torch.float32))
     assert torch.equal(turned[..., 16:], heads_TND[..., 16:])
@@ -100,7 +116,7 @@ def test_partial_rotation_leaves_the_other_channels():
 
 
 def test_casting_the_draft_does_not_round_the_frequencies():
-    _, rope = make_rope(ROPES["default"])
+    rope = make_rope(ROPES["default"])
     position_T = torch.tensor([30_001])
     exact, _ = rope.angles(position_T, torch.float32)
     half, _ = rope.angles(position_T, torch.bfloat16)
@@ -119,4 +135,4 @@ def test_casting_the_draft_does_not_round_the_frequencies():
     ],
 )
 def test_what_cannot_be_copied_is_named(parameters, reason):
-    assert reason in rope_problem(parameters, 64)
+    assert reason in rope_problem(parameters, HEAD_DIM)

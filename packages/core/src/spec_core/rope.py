@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_draft_eagle3.shape import DraftShape
-
 
 class Rope:
     """Angles for the first ``2 * len(inv_freq)`` channels of each head; the others pass unrotated.
@@ -21,12 +19,10 @@ class Rope:
     Not a module: the frequencies stay float32 whatever dtype the draft is cast to, as in the engines.
     """
 
-    def __init__(self, shape: DraftShape) -> None:
-        dim = int(shape.head_dim * shape.rope.get("partial_rotary_factor", 1.0))
-        self._frequency_by_device = {
-            torch.device("cpu"): inverse_frequencies(shape.rope, dim, shape.max_positions)
-        }
-        self.scale = attention_scale(shape.rope, shape.max_positions)
+    def __init__(self, rope: Mapping[str, Any], head_dim: int, max_positions: int) -> None:
+        dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        self._frequency_by_device = {torch.device("cpu"): inverse_frequencies(rope, dim, max_positions)}
+        self.scale = attention_scale(rope, max_positions)
 
     def angles(self, position_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, rotated / 2] of integer positions, for ``rotate``."""

@@ -1,0 +1,65 @@
+"""HostMemory: samples in an arena of host memory that both processes map (see ``shared_memory``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_core.cpu.block_memory import Block, ReceiverMemory, SenderEnd, SenderMemory
+from spec_core.cpu.shared_memory import Arena, attach
+from spec_core.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core.cpu.shared_memory_wire import Layout, Record, Welcome
+    from spec_core.records import FeatureSample
+
+
+class HostMemory(ReceiverMemory):
+    kind: ClassVar[str] = "host"
+
+    def __init__(self, layout: Layout, window_bytes: int) -> None:
+        self._layout = layout
+        self._arena = Arena(window_bytes)
+        self.descriptor, self.size = self._arena.descriptor, self._arena.size
+
+    def allocate(self, num_tokens: int) -> Block | None:
+        offset = self._arena.allocate(self._layout.block_bytes(num_tokens))
+        return None if offset is None else Block(offset, num_tokens)
+
+    def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        return self._layout.view(self._arena.bytes, block.offset, block.num_tokens)
+
+    def free(self, block: Block) -> None:
+        self._arena.free(block.offset)
+
+    def close(self) -> None:
+        self._arena.close()
+
+
+class HostView(SenderMemory):
+    """A sample that lies on a device is copied from there; ``write`` then waits for it."""
+
+    def __init__(self, layout: Layout, descriptor: int, size: int) -> None:
+        self._layout = layout
+        self._mapping, self._bytes = attach(descriptor, size)
+
+    def write(self, grant: Record, sample: FeatureSample) -> None:
+        ids, hidden = self._layout.view(self._bytes, grant.value, len(sample.input_ids))
+        ids.copy_(sample.input_ids)
+        hidden.copy_(sample.hidden_TNH)
+
+    def settle(self) -> None:
+        """``write`` has copied when it returns."""
+
+    def close(self) -> None:
+        del self._mapping, self._bytes
+
+
+class HostEnd(SenderEnd):
+    def attach(self, welcome: Welcome, descriptor: int, layout: Layout) -> SenderMemory:
+        if welcome.memory != HostMemory.kind:
+            raise ProtocolError(
+                f"the receiver offers memory of kind {welcome.memory!r}, which is unknown here"
+            )
+        return HostView(layout, descriptor, welcome.arena_bytes)

@@ -1,0 +1,47 @@
+"""Parts of a Llama-style decoder layer that drafts are built of. Parameter names are the serving formats'."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INIT_STD = 0.02
+"""As Llama starts. The loss of a first hundred steps hardly depends on it, so the custom stays."""
+
+
+class RMSNorm(nn.Module):
+    """Over the last axis; the weight starts as 1."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Mlp(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = linear(hidden_size, intermediate_size)
+        self.up_proj = linear(hidden_size, intermediate_size)
+        self.down_proj = linear(intermediate_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """Without a bias, drawn from torch's global generator."""
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(layer.weight, std=INIT_STD)
+    return layer

@@ -1,0 +1,54 @@
+"""Hugging Face ``rope_parameters`` of a draft: which can be copied, and their form in a served config.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (),
+}
+
+
+def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
+    """Why a draft cannot copy these rotary embeddings, or None."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _NEEDS:
+        return f"rotary embedding type {kind!r} is not supported (supported: {', '.join(_NEEDS)})"
+    if missing := [key for key in _NEEDS[kind] if key not in rope]:
+        return f"rotary embedding type {kind!r} lacks {', '.join(missing)}"
+    if any(isinstance(value, dict) for value in rope.values()):
+        return "rotary embeddings that differ between layer types are not supported"
+    rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    even = f"rotary embeddings over {rotated} of {head_dim} channels: an even number is needed"
+    return even if rotated % 2 else None
+
+
+def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``rope_parameters`` of today, or ``rope_theta`` with ``rope_scaling`` of older files."""
+    rope: dict[str, Any] = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if fields.get(key) is not None:
+            rope.setdefault(key, fields[key])
+    return rope
+
+
+def rope_fields(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Today's ``rope_parameters``, and what readers of older transformers configurations expect."""
+    whole = {"rope_type": "default", "rope_theta": 10_000.0, **rope}
+    partial = whole.get("partial_rotary_factor")
+    scaling = {
+        key: value for key, value in whole.items() if key not in ("rope_theta", "partial_rotary_factor")
+    }
+    return {
+        "rope_parameters": whole,
+        "rope_theta": whole["rope_theta"],
+        "rope_scaling": None if whole["rope_type"] == "default" else scaling,
+        **({} if partial is None else {"partial_rotary_factor": partial}),
+    }

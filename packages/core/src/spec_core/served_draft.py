@@ -1,0 +1,236 @@
+"""A served draft's folder, config.json and model.safetensors: read with every check, and written.
+
+Reading needs no torch until tensors are loaded. Whatever is wrong with a folder is one ArtifactError of one line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spec_core.errors import ArtifactError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.config import DraftConfig
+    from spec_core.target import TargetSpec
+
+D = TypeVar("D", bound="DraftConfig")
+
+Json = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+
+_FILE = "model.safetensors"
+_SERVED_DTYPES = ("float32", "bfloat16", "float16")
+_STORED_DTYPES = {"d2t": {"I64": 8, "I32": 4}, "t2d": {"BOOL": 1, "U8": 1}}
+"""By a tensor's name: safetensors' dtypes and their bytes. Every other tensor is one of ``_STORED_FLOATS``."""
+_STORED_FLOATS = {"F32": 4, "BF16": 2, "F16": 2}
+
+
+@dataclass(frozen=True)
+class ConfigReader:
+    """Reads fields of a config.json; null counts as absent."""
+
+    fields: Json
+    folder: Path
+
+    def has(self, key: str) -> bool:
+        return self.fields.get(key) is not None
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self.fields.get(key)
+        return self._integer(key, default if value is None else value, 1, "a positive integer")
+
+    def number(self, key: str) -> int:
+        """An integer from 0 on."""
+        return self._integer(key, self.fields.get(key), 0, "an integer from 0 on")
+
+    def ids(self, key: str) -> tuple[int, ...] | None:
+        """A list of integers, or None where it is absent or empty."""
+        value: Any = self.fields.get(key)
+        if not value:
+            return None
+        if not isinstance(value, list):
+            raise self.error(f"{key}={value!r}, expected a list of integers")
+        return tuple(self._integer(key, entry, 0, "integers from 0 on") for entry in value)
+
+    def positive(self, key: str, default: float) -> float:
+        value = self.fields.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise self.error(f"{key}={value!r}, expected a positive number")
+        return value
+
+    def section(self, key: str) -> Json:
+        """A nested object; empty where it is absent."""
+        value: Any = self.fields.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(f"{key}={value!r}, expected an object")
+        return value or {}
+
+    def _integer(self, key: str, value: object, least: int, expected: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self.error(f"{key}={value!r}, expected {expected}")
+        return value
+
+    def error(self, problem: str) -> ArtifactError:
+        return ArtifactError(f"{self.folder / 'config.json'}: {problem}")
+
+
+def read_config(folder: Path) -> Json | None:
+    """None where there is no config.json, or none that is an object."""
+    file = folder / "config.json"
+    try:
+        fields: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{file} cannot be read as JSON: {error}") from None
+    return fields if isinstance(fields, dict) else None
+
+
+def architectures(fields: Json) -> set[str]:
+    """What ``architectures`` of a config.json names; nothing where it is no list of names."""
+    named: Any = fields.get("architectures")
+    return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
+
+
+def not_a_draft(folder: Path, algorithm: str) -> ArtifactError:
+    """For ``draft.init_from``, where the folder is not the algorithm's."""
+    what = "its config.json names none" if (folder / "config.json").is_file() else "it has no config.json"
+    return ArtifactError(f"draft.init_from={folder} is not {algorithm} draft: {what}")
+
+
+def require_agreement(config: DraftConfig, published: object, keys: Iterable[str]) -> None:
+    """Raises ConfigError if one of the options ``keys`` is given and contradicts the published draft's attribute."""
+    for key in keys:
+        wanted, found = getattr(config, key), getattr(published, key)
+        if wanted is not None and wanted != found:
+            raise ConfigError(
+                f"draft.{key}={wanted!r} contradicts draft.init_from={config.init_from}, whose value is {found!r}"
+            )
+
+
+def completed(config: D, published: object, keys: Iterable[str]) -> D:
+    """``config`` with what the published draft has decided written out: it alone makes a draft of that shape."""
+    found = {key: getattr(published, key) for key in keys}
+    return config.model_copy(update={key: value for key, value in found.items() if value is not None})
+
+
+def read_shapes(folder: Path) -> Shapes:
+    """Shape of every tensor; ArtifactError where the file is not complete, or a tensor's dtype is none that engines
+    load (quantised weights have another, and further tensors besides). A safetensors file starts with 8 bytes of
+    length and that much JSON."""
+    file = folder / _FILE
+    try:
+        with file.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(size) if size <= file.stat().st_size else b"")
+        header.pop("__metadata__", None)
+        end = 8 + size + max(entry["data_offsets"][1] for entry in header.values())
+        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+    except OSError as error:
+        raise ArtifactError(f"draft tensors {file} cannot be read: {error.strerror}") from None
+    except (ValueError, struct.error, AttributeError, KeyError, TypeError):
+        raise ArtifactError(f"draft tensors {file} are no safetensors file") from None
+    if end != file.stat().st_size:
+        raise ArtifactError(
+            f"draft tensors {file} have {file.stat().st_size} bytes, expected {end}: not complete"
+        )
+    for name, entry in header.items():
+        _check_stored(f"draft {folder}: {_FILE}: {name}", name, entry)
+    return shapes
+
+
+def _check_stored(where: str, name: str, entry: Json) -> None:
+    """The dtype of one tensor, and that it has as many bytes as its shape needs."""
+    allowed = _STORED_DTYPES.get(name.rpartition(".")[2], _STORED_FLOATS)
+    if entry.get("dtype") not in allowed:
+        raise ArtifactError(f"{where} has dtype {entry.get('dtype')}, expected {' or '.join(allowed)}")
+    begin, end = entry["data_offsets"]
+    if end - begin != math.prod(entry["shape"]) * allowed[entry["dtype"]]:
+        raise ArtifactError(
+            f"{where} has {end - begin} bytes, which is not what its shape {entry['shape']} needs"
+        )
+
+
+def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes | None = None) -> None:
+    """Every tensor accounted for: ArtifactError for one that is missing, unknown, or of another shape."""
+    where, allowed = f"draft {folder}: {_FILE}", required | (optional or {})
+    if missing := sorted(required.keys() - found.keys()):
+        raise ArtifactError(f"{where} lacks {', '.join(missing)}")
+    if extra := sorted(found.keys() - allowed.keys()):
+        raise ArtifactError(f"{where} has unknown tensors {', '.join(extra)}")
+    for name, size in found.items():
+        if size != allowed[name]:
+            raise ArtifactError(
+                f"{where}: {name} has shape {list(size)}, config.json says {list(allowed[name])}"
+            )
+
+
+def check_embedding(folder: Path, stored_name: str, target: TargetSpec, scale: float = 1.0) -> None:
+    """ArtifactError if the draft's own copy of the embedding is not ``scale`` times the target's: SGLang, and our
+    training, use the target's in any case. Some rows are compared, to the precision of bfloat16."""
+    import torch
+
+    from spec_core.target_reader import read_target_tensors
+
+    wanted_VH = read_target_tensors(target).embedding_VH
+    found_VH = load_tensors(folder, {"embedding": stored_name})["embedding"]
+    rows = torch.arange(0, len(wanted_VH), max(1, len(wanted_VH) // 256))
+    same = found_VH.shape == wanted_VH.shape and torch.allclose(
+        found_VH[rows].float(), scale * wanted_VH[rows].float(), rtol=2**-8, atol=1e-6
+    )
+    if not same:
+        raise ArtifactError(
+            f"draft {folder}: its {stored_name} is not the embedding of target {target.folder}: it was made for "
+            "another target, or trained its own, which SGLang does not load"
+        )
+
+
+def load_tensors(folder: Path, stored_names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Tensors as stored; ``stored_names``: name in the result -> name in the file."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / _FILE
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(stored) for name, stored in stored_names.items()}
+    except SafetensorError as error:
+        raise ArtifactError(f"draft tensors {path} cannot be read: {error}") from None
+
+
+def served_dtype(target: TargetSpec) -> str:
+    """The target's, which a draft is served in; bfloat16 where that is a quantised one."""
+    return target.dtype if target.dtype in _SERVED_DTYPES else "bfloat16"
+
+
+def end_tokens(target: TargetSpec) -> Json:
+    """``eos_token_id`` as configurations have it: a number, a list, or absent."""
+    ends = list(target.eos_token_ids)
+    return {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
+
+
+def write_folder(folder: Path, fields: Json, tensors: Mapping[str, Tensor], dtype: str) -> None:
+    """Floating tensors are stored as ``dtype``, others as they are."""
+    from safetensors.torch import save_file
+
+    stored = {name: _as_stored(tensor, dtype) for name, tensor in tensors.items()}
+    save_file(stored, folder / _FILE, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def _as_stored(tensor: Tensor, dtype: str) -> Tensor:
+    import torch
+
+    tensor = tensor.detach().cpu()
+    # A copy of its own: safetensors refuses tensors that share memory.
+    return (tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor).clone().contiguous()

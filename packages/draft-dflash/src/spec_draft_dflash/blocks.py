@@ -1,0 +1,92 @@
+"""Blocks: where a document is cut for training, drawn from its mask alone.
+
+An anchor a is the last known token of a block, whose slot k guesses token a + k. Slot k counts iff tokens a + 1 to
+a + k are all in the document and supervised. Everything here happens on the CPU: the draw needs no features, so the
+denominators of a step are known before its first forward pass, at any number of ranks.
+
+Shapes: A anchors, R counted slots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from spec_core.records import Supervision
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core.records import DraftBatch
+
+DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
+
+
+@dataclass(frozen=True)
+class BlockRule:
+    """How blocks are drawn, and how long they are."""
+
+    num_anchors: int
+    block_size: int
+
+    def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
+        """int64 [A] anchors of one document, ascending, and how many slots of each count (at least 1).
+
+        Uniform without replacement, a function of (seed, epoch, sample id, mask).
+        """
+        mask_T = sample.loss_mask
+        anchor_A = (mask_T[:-1] & mask_T[1:]).nonzero().squeeze(1)
+        if len(anchor_A) > self.num_anchors:
+            chosen = torch.randperm(len(anchor_A), generator=_generator(sample))[: self.num_anchors]
+            anchor_A = anchor_A[chosen].sort().values
+        return anchor_A, (_run_lengths(mask_T)[anchor_A + 1]).clamp(max=self.block_size - 1)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a flat batch, on the CPU; indices count along the batch."""
+
+    anchor_A: Tensor
+    start_A: Tensor
+    """First token of the block's document."""
+    counted_A: Tensor
+
+    @classmethod
+    def of(cls, batch: DraftBatch, rule: BlockRule) -> Self:
+        """Where the batch lies on a device, its mask is copied to the host: call it before work is queued there."""
+        mask_T = batch.loss_mask_T.cpu()
+        columns = [torch.zeros(3, 0, dtype=torch.int64)]
+        for span in batch.spans:
+            sample = Supervision(
+                sample_id=span.sample_id,
+                epoch=span.epoch,
+                loss_mask=mask_T[span.start : span.stop],
+                seed=batch.seed,
+            )
+            anchor_A, counted_A = rule.draw(sample)
+            start_A = torch.full_like(anchor_A, span.start)
+            columns.append(torch.stack([anchor_A + span.start, start_A, counted_A]))
+        return cls(*torch.cat(columns, dim=1))
+
+
+def slot_weights(block_size: int, gamma: float | None) -> Tensor:
+    """float64 [block_size − 1]: exp(−(k − 1) / gamma) of slots k = 1, 2, …"""
+    decay = gamma or DEFAULT_GAMMA.get(block_size, block_size / 2)
+    return (-torch.arange(block_size - 1, dtype=torch.float64) / decay).exp()
+
+
+def _run_lengths(mask_T: Tensor) -> Tensor:
+    """int64 [T]: how many supervised tokens follow one another from each token on."""
+    index_T = torch.arange(len(mask_T))
+    end_T = torch.where(mask_T, len(mask_T), index_T).flip(0).cummin(0).values.flip(0)
+    return end_T - index_T
+
+
+def _generator(sample: Supervision) -> torch.Generator:
+    """Hashed: neighbouring sample ids must not give related draws."""
+    key = f"{sample.seed} {sample.epoch} {sample.sample_id}".encode()
+    number = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "little")
+    return torch.Generator().manual_seed(number)

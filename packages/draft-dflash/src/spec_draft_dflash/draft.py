@@ -1,0 +1,172 @@
+"""DFlashDraft: the plugin. Imports without torch; the network is in ``model.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from spec_core.draft import Draft, Proposer
+from spec_core.errors import TargetError
+from spec_core.records import FeatureSchema, ShardHints
+from spec_core.served_draft import completed, not_a_draft, require_agreement
+from spec_draft_dflash.artifact import Artifact
+from spec_draft_dflash.config import DFlashConfig
+from spec_draft_dflash.shape import FIXED_OPTIONS, DraftShape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from spec_core.config import DraftConfig
+    from spec_core.ops import VocabularyOps
+    from spec_core.records import Supervision
+    from spec_core.target import TargetSpec, TargetTensors
+
+
+class DFlashDraft(Draft):
+    """DFlash (arXiv 2602.06036): a block of tokens in one pass; see ``spec_core.draft`` for the contract."""
+
+    name: ClassVar[str] = "dflash"
+    api_version: ClassVar[int] = 1
+    Config: ClassVar[type[DraftConfig]] = DFlashConfig
+
+    def __init__(self, config: DraftConfig) -> None:
+        """Opens ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a start."""
+        super().__init__(config)
+        assert isinstance(config, DFlashConfig)
+        self._options = config
+        self._artifact = None
+        if config.init_from is not None:
+            self._artifact = Artifact.open(config.init_from)
+            if self._artifact is None:
+                raise not_a_draft(config.init_from, "a DFlash")
+            require_agreement(config, self._artifact.shape, FIXED_OPTIONS)
+            self.config = self._options = completed(config, self._artifact.shape, FIXED_OPTIONS)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self | None:
+        if Artifact.open(folder) is None:
+            return None
+        return cls(DFlashConfig(name=cls.name, init_from=folder))
+
+    def check_target(self, target: TargetSpec) -> None:
+        shape = self._shape(target)
+        problems = (
+            _norm_problem(target),
+            _head_problem(target),
+            _size_problem(shape, target),
+            _layer_problem(shape, target),
+            shape.problem(),
+        )
+        if problem := next((text for text in problems if text), None):
+            raise TargetError(
+                f"{self._who} does not go with target {target.folder} ({target.architecture}): {problem}"
+            )
+        if self._artifact is not None:
+            self._artifact.check_embedding(target)
+
+    def required_features(self, target: TargetSpec) -> FeatureSchema:
+        layers = self._shape(target).layers
+        if self._options.loss == "soft":
+            layers = (*layers, target.num_layers)
+        return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
+
+    def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
+        """float64 [1]: the counted slots' weights, or with ``dpace`` their number."""
+        import torch
+
+        from spec_draft_dflash.blocks import BlockRule, slot_weights
+
+        block_size = self._block_size
+        weight_S = slot_weights(block_size, self._options.gamma)
+        if self._options.loss == "dpace":
+            weight_S = torch.ones_like(weight_S)
+        rule, reached_S = BlockRule(self._options.num_anchors, block_size), weight_S.cumsum(0)
+        shares = [reached_S[rule.draw(sample)[1] - 1].sum() for sample in supervision]
+        return sum(shares, torch.zeros((), dtype=torch.float64))[None]
+
+    def build(self, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None) -> nn.Module:
+        """The final norm starts as the target's: its head is used as it is."""
+        from spec_draft_dflash.model import DFlashModel
+
+        self.check_target(target)
+        module = DFlashModel(self._shape(target), self._options, target.embedding_scale)
+        if self._artifact is not None:
+            module.load_state_dict(self._artifact.read())
+        else:
+            module.load_state_dict({"norm.weight": tensors.norm_H.float()}, strict=False)
+        return module
+
+    def export(self, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
+        from spec_draft_dflash.export import write_draft
+
+        write_draft(weights, self._shape(target), target, folder)
+
+    def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
+        from spec_draft_dflash.model import DFlashModel
+        from spec_draft_dflash.proposer import BlockProposer
+
+        assert isinstance(module, DFlashModel)
+        return BlockProposer(module, ops)
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        return self._block_size - 1
+
+    def shard_hints(self) -> ShardHints:
+        options = self._options
+        fresh = len(options.layer_types or ()) or options.num_layers or 5
+        num_layers = fresh if self._artifact is None else self._artifact.shape.num_layers
+        return ShardHints(blocks=tuple(f"layers.{index}" for index in range(num_layers)))
+
+    @property
+    def _who(self) -> str:
+        return "the dflash draft" if self._artifact is None else f"draft {self._artifact.folder}"
+
+    @property
+    def _block_size(self) -> int:
+        return self._artifact.shape.block_size if self._artifact else self._options.block_size or 16
+
+    def _shape(self, target: TargetSpec) -> DraftShape:
+        return self._artifact.shape if self._artifact else DraftShape.for_target(self._options, target)
+
+
+def _norm_problem(target: TargetSpec) -> str | None:
+    return "its final norm is a layer norm, an RMS norm is needed" if target.norm == "layer" else None
+
+
+def _head_problem(target: TargetSpec) -> str | None:
+    """Engines multiply a DFlash draft's states by the bare rows of the target's head."""
+    if target.logit_softcap is not None:
+        return f"its head is soft-capped ({target.logit_softcap}), a linear head is needed"
+    if target.logit_scale != 1:
+        return f"its head is scaled ({target.logit_scale}), a head without a scale is needed"
+    if target.head_bias_name is not None:
+        return f"its head has a bias ({target.head_bias_name}), a head without one is needed"
+    return None
+
+
+def _size_problem(shape: DraftShape, target: TargetSpec) -> str | None:
+    """Of a published draft, whose sizes are its own."""
+    for what, made_for, found in (
+        ("hidden size", shape.hidden_size, target.hidden_size),
+        ("vocabulary size", shape.vocab_size, target.vocab_size),
+        ("number of layers", shape.num_target_layers or target.num_layers, target.num_layers),
+    ):
+        if made_for != found:
+            return f"it was made for {what} {made_for}, this target has {found}"
+    return None
+
+
+def _layer_problem(shape: DraftShape, target: TargetSpec) -> str | None:
+    """Ids run from 1 to N − 1: SGLang cannot tap the last layer's output."""
+    layers = shape.layers
+    if list(layers) != sorted(set(layers)):
+        return (
+            f"its {target.num_layers} layers are too few for {len(layers)} different features (8 layers for 5); "
+            "lower draft.num_features or set draft.layers"
+        )
+    if layers[0] < 1 or layers[-1] >= target.num_layers:
+        return f"layers {list(layers)} must lie between 1 and {target.num_layers - 1}"
+    return None

@@ -1,0 +1,86 @@
+"""Writes a draft as stock vLLM and SGLang load it: config.json and model.safetensors, no prefix, no head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.rope_parameters import rope_fields
+from spec_core.served_draft import end_tokens, served_dtype, write_folder
+from spec_core.target_reader import read_target_tensors
+from spec_draft_dflash.artifact import ARCHITECTURE, EMBEDDING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.served_draft import Json
+    from spec_core.target import TargetSpec
+    from spec_draft_dflash.shape import DraftShape
+
+
+def write_draft(weights: Mapping[str, Tensor], shape: DraftShape, target: TargetSpec, folder: Path) -> None:
+    """``weights``: the module's full state dict, stored in the target's dtype. Engines share the target's embedding:
+    SGLang the module with its scale, vLLM the bare rows, so for a scaled embedding vLLM gets one of its own."""
+    dtype = served_dtype(target)
+    tensors = {name: weights[name] for name in shape.tensor_shapes()}
+    if target.embedding_scale != 1:
+        tensors[EMBEDDING] = read_target_tensors(target).embedding_VH * target.embedding_scale
+    write_folder(folder, served_config(shape, target, dtype), tensors, dtype)
+
+
+def served_config(shape: DraftShape, target: TargetSpec, dtype: str) -> Json:
+    """Fields that both engines read."""
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "qwen3",
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.norm_eps,
+        "max_position_embeddings": shape.max_positions,
+        "attention_bias": False,
+        "tie_word_embeddings": target.tied,
+        "num_target_layers": target.num_layers,
+        **end_tokens(target),
+        **rope_fields(shape.rope),
+        **_attention_fields(shape),
+        **_block_fields(shape),
+    }
+
+
+def _attention_fields(shape: DraftShape) -> Json:
+    """vLLM 0.32 and SGLang 0.5.23 read ``is_causal`` first, for all layers at once. vLLM 0.26 and SGLang 0.5.16
+    do not know it; without it, all take sliding layers as causal and full ones as not. transformers drops a
+    ``sliding_window`` that is not declared as used."""
+    causal = shape.is_causal
+    return {
+        "layer_types": list(shape.layer_types),
+        "use_sliding_window": shape.sliding_window is not None,
+        "sliding_window": shape.sliding_window,
+        "max_window_layers": shape.num_layers,
+        **({} if causal is None else {"is_causal": causal}),
+    }
+
+
+def _block_fields(shape: DraftShape) -> Json:
+    """The captured layers in both conventions: ``target_layer_ids`` counts outputs of layers, vLLM's top-level list,
+    which it reads first, streams entering them."""
+    nested = {
+        "block_size": shape.block_size,
+        "mask_token_id": shape.mask_token_id,
+        "target_layer_ids": [layer - 1 for layer in shape.layers],
+    }
+    return {
+        "block_size": shape.block_size,
+        "eagle_aux_hidden_state_layer_ids": list(shape.layers),
+        "dflash_config": nested,
+    }

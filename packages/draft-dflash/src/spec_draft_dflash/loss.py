@@ -1,0 +1,161 @@
+"""The target's head over the blocks' slots, the loss and its gradients, some blocks at a time.
+
+Only slots that count are multiplied by the head. Loss, metrics and the gradient with respect to the states come out
+of the same pass, so logits live for one chunk.
+
+Shapes: A blocks, S = B − 1 slots that guess, R counted slots, C blocks of a chunk, V rows of the head (of this
+shard: see ``spec_core.ops``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from spec_core.known_gradients import with_gradients
+from spec_core.records import StepOutput
+from spec_core.vocabulary_rows import arg_max, softmax_
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core.ops import VocabularyOps
+    from spec_core.records import DraftBatch
+    from spec_draft_dflash.blocks import Blocks
+    from spec_draft_dflash.config import LossKind
+
+LOGIT_BYTES = 4 << 20
+"""Least size of a chunk's float32 logits, the teacher's included: on a CPU they should stay in cache."""
+
+
+@dataclass(frozen=True)
+class CountedSlots:
+    """Which slots count, block by block: slots 1 to ``counted`` of each."""
+
+    counted_A: Tensor
+    """int64 [A], on the CPU: chunks are cut without waiting for the device."""
+    block_R: Tensor
+    slot_R: Tensor
+    """int64 [R], on the device; slot k is k − 1 here."""
+    anchor_R: Tensor
+    """int64 [R], on the device: index of the anchor in the flat batch."""
+
+    @classmethod
+    def of(cls, blocks: Blocks, device: torch.device) -> CountedSlots:
+        counted_A = blocks.counted_A
+        block_R = torch.arange(len(counted_A)).repeat_interleave(counted_A)
+        slot_R = torch.arange(len(block_R)) - (counted_A.cumsum(0) - counted_A)[block_R]
+        block_R, slot_R, anchor_R = torch.stack([block_R, slot_R, blocks.anchor_A[block_R]]).to(device)
+        return cls(counted_A, block_R, slot_R, anchor_R)
+
+    def chunks(self, num_rows: int, block_slots: int) -> list[tuple[slice, slice]]:
+        """(blocks, rows): whole blocks, of at most ``num_rows`` slots where one block has no more."""
+        size = max(1, num_rows // block_slots)
+        ends = [0, *self.counted_A.cumsum(0).tolist()]
+        edges = [*range(0, len(self.counted_A), size), len(self.counted_A)]
+        return [(slice(a, b), slice(ends[a], ends[b])) for a, b in pairwise(edges) if a < b]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockLoss:
+    """What slots are compared with, and how much each weighs."""
+
+    ops: VocabularyOps
+    kind: LossKind
+    weight_S: Tensor
+    """Of slots, for the losses that do not weigh by themselves."""
+    alpha: float
+    """Of ``dpace``."""
+
+    def __call__(
+        self, states_ASH: Tensor, batch: DraftBatch, slots: CountedSlots, denominators: Tensor
+    ) -> StepOutput:
+        tally = _Tally(self, states_ASH, batch, denominators)
+        row_bytes = 4 * len(self.ops.head_VH) * (2 if self.kind == "soft" else 1)
+        # As much memory as the head: reading the head once per chunk is paid back by the arithmetic on it.
+        num_rows = max(LOGIT_BYTES, self.ops.head_VH.nbytes) // row_bytes
+        with torch.no_grad():
+            for blocks, rows in slots.chunks(num_rows, len(self.weight_S)):
+                tally.add(slots, blocks, rows)
+        return tally.output()
+
+    def slot_loss(self, logits_RV: Tensor, batch: DraftBatch, label_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy [R] and its gradient with respect to the logits, which takes their memory; ``label_R``: where
+        in the batch the guessed token is. Its law is the target's state one place before."""
+        if self.kind == "soft":
+            law_RV = self.ops.teacher_logits(batch.hidden_TNH[label_R - 1, -1]).to(logits_RV.dtype)
+            softmax_(law_RV, self.ops)
+            aligned_R = self.ops.reduce_sum((law_RV * logits_RV).sum(-1))
+            return softmax_(logits_RV, self.ops) - aligned_R, logits_RV.sub_(law_RV)
+        first, stop = self.ops.vocab_range
+        id_R = batch.input_ids_T[label_R]
+        here_R1 = ((id_R >= first) & (id_R < stop)).to(logits_RV.dtype)[:, None]
+        column_R1 = (id_R - first).clamp(0, stop - first - 1)[:, None]
+        aligned_R = self.ops.reduce_sum((logits_RV.gather(1, column_R1) * here_R1).squeeze(1))
+        cross_R = softmax_(logits_RV, self.ops) - aligned_R
+        return cross_R, logits_RV.scatter_add_(1, column_R1, -here_R1)
+
+    def weights(self, cross_CS: Tensor, counted_CS: Tensor) -> Tensor:
+        """[C, S]: of the slots of some blocks, given their cross-entropies; 0 where a slot does not count."""
+        if self.kind != "dpace":
+            return counted_CS * self.weight_S.to(cross_CS)
+        # D-PACE: P_k is the (smoothed) chance that slots 1 to k are accepted; slot k weighs what it can still add.
+        accepted_CS = torch.where(counted_CS, (1 - self.alpha) * (-cross_CS).exp() + self.alpha, 1.0)
+        reached_CS = accepted_CS.cumprod(1) * counted_CS
+        return reached_CS.flip(1).cumsum(1).flip(1) * counted_CS
+
+
+class _Tally:
+    """Sums of one forward pass over all chunks: loss, metrics, and the states' gradient where it is wanted."""
+
+    def __init__(self, loss: BlockLoss, states_ASH: Tensor, batch: DraftBatch, denominators: Tensor) -> None:
+        self.rule, self.states_ASH, self.batch = loss, states_ASH, batch
+        total = denominators[0].to(states_ASH.device)
+        wide = torch.promote_types(states_ASH.dtype, torch.float32)
+        self.scale = torch.where(total > 0, 1 / total.clamp(min=1e-300), 0).to(wide)
+        zeros, num_slots = self.scale.new_zeros, states_ASH.shape[1]
+        self.loss, self.lengths = zeros(()), zeros(())
+        self.sums = {"accuracy": zeros(num_slots), "slot_loss": zeros(num_slots)}
+        self.counted_S = torch.zeros(num_slots, dtype=torch.int64, device=states_ASH.device)
+        self.grad_ASH = torch.zeros_like(states_ASH) if torch.is_grad_enabled() else None
+
+    def add(self, slots: CountedSlots, blocks: slice, rows: slice) -> None:
+        """Scores the counted slots ``rows`` of the blocks ``blocks``."""
+        block_R, slot_R, anchor_R = (x[rows] for x in (slots.block_R, slots.slot_R, slots.anchor_R))
+        place, ops = (block_R - blocks.start, slot_R), self.rule.ops
+        label_R = anchor_R + 1 + slot_R
+        states_RH = self.states_ASH[block_R, slot_R]
+        logits_RV = F.linear(states_RH, ops.head_VH).to(self.loss.dtype)
+        first, stop = ops.vocab_range
+        best_R = arg_max(logits_RV, torch.arange(first, stop, device=logits_RV.device), ops)
+        correct_R = best_R == self.batch.input_ids_T[label_R]
+        cross_R, grad_RV = self.rule.slot_loss(logits_RV, self.batch, label_R)
+        table = cross_R.new_zeros(blocks.stop - blocks.start, self.states_ASH.shape[1])
+        counted_CS = table.bool().index_put(place, torch.ones_like(correct_R))
+        correct_CS = table.bool().index_put(place, correct_R)
+        cross_CS = table.index_put(place, cross_R)
+        weight_CS = self.rule.weights(cross_CS, counted_CS) * self.scale
+        self.loss += (weight_CS * cross_CS).sum()
+        self.lengths += counted_CS.any(1).sum() + correct_CS.cumprod(1).sum()
+        self.sums["accuracy"] += correct_CS.sum(0)
+        self.sums["slot_loss"] += cross_CS.sum(0)
+        self.counted_S += counted_CS.sum(0)
+        if self.grad_ASH is not None:
+            grad_RH = grad_RV.mul_(weight_CS[place][:, None]).to(states_RH.dtype) @ ops.head_VH
+            self.grad_ASH[block_R, slot_R] = ops.reduce_sum(grad_RH)
+
+    def output(self) -> StepOutput:
+        """Every block counts its first slot, so these are as many as blocks."""
+        loss = self.loss
+        if self.grad_ASH is not None:
+            loss = with_gradients(loss, (self.grad_ASH,), (self.states_ASH,))
+        counts = dict.fromkeys(self.sums, self.counted_S)
+        return StepOutput(
+            loss=loss,
+            sums={**self.sums, "acceptance_length": self.lengths},
+            counts={**counts, "acceptance_length": self.counted_S[0]},
+        )

@@ -1,0 +1,52 @@
+"""The token that stands in the slots to be guessed, where the configuration names none."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import TargetError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.target import TargetSpec
+
+_MASKS = ("<|MASK|>", "<|mask|>", "<mask>", "[MASK]")
+_SPARE = ("reserved", "unused")
+
+
+def choose_mask_token(target: TargetSpec) -> int:
+    """An id below the vocabulary's size, the first of: the tokenizer's own mask token; the first id behind its
+    tokens (a padded vocabulary has some); its first token that is named as reserved or unused; the last id of the
+    vocabulary that is no end token.
+
+    ``<|MASK|>`` comes first because SGLang refuses another id where the tokenizer has it.
+    """
+    ids = _token_ids(target.folder / "tokenizer.json")
+    candidates = [ids[name] for name in _MASKS if name in ids]
+    candidates += [max(ids.values()) + 1] if ids else []
+    candidates += sorted(number for name, number in ids.items() if _is_spare(name))
+    candidates += reversed(range(target.vocab_size))
+    fitting = (token for token in candidates if token < target.vocab_size)
+    return next((token for token in fitting if token not in target.eos_token_ids), 0)
+
+
+def _is_spare(name: str) -> bool:
+    return name.startswith(("<", "[")) and any(word in name.lower() for word in _SPARE)
+
+
+def _token_ids(file: Path) -> dict[str, int]:
+    """Token -> id of a Hugging Face tokenizer.json; empty where there is none."""
+    try:
+        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        vocabulary = fields["model"].get("vocab") or {}
+        if isinstance(vocabulary, list):  # Unigram: [token, score], the id is the index
+            vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
+        return vocabulary | {token["content"]: token["id"] for token in fields.get("added_tokens") or ()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise TargetError(
+            f"{file} cannot be read as a tokenizer: {error!r}; set draft.mask_token_id"
+        ) from None

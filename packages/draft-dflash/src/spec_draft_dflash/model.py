@@ -1,0 +1,147 @@
+"""The DFlash network. Parameter names are the serving format's tensor names.
+
+Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from spec_core.decoder_parts import Mlp, RMSNorm, linear
+from spec_core.rope import Rope, rotate
+from spec_draft_dflash.attention import BlockLayout, block_attention
+from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
+from spec_draft_dflash.loss import BlockLoss, CountedSlots
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core.ops import VocabularyOps
+    from spec_core.records import DraftBatch, StepOutput
+    from spec_draft_dflash.attention import KeysValues
+    from spec_draft_dflash.config import DFlashConfig
+    from spec_draft_dflash.shape import DraftShape
+
+    Angles = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where blocks lie, and the rotary angles of their slots [A · B] and of the context [T]."""
+
+    layout: BlockLayout
+    slot_angles: Angles
+    context_angles: Angles
+
+
+class Attention(nn.Module):
+    """Queries from the block; keys and values, by the same weights, from context and block."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = linear(shape.hidden_size, queries)
+        self.k_proj = linear(shape.hidden_size, keys)
+        self.v_proj = linear(shape.hidden_size, keys)
+        self.o_proj = linear(queries, shape.hidden_size)
+        self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
+        self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
+        self.head_dim = shape.head_dim
+
+    def queries(self, x_RH: Tensor, angles: Angles) -> Tensor:
+        """[R, heads, head_dim], normed per head and rotated."""
+        return rotate(self.q_norm(self.q_proj(x_RH).unflatten(-1, (-1, self.head_dim))), angles)
+
+    def keys_values(self, x_RH: Tensor, angles: Angles) -> KeysValues:
+        """[R, kv_heads, head_dim] twice; keys normed per head and rotated."""
+        k, v = (project(x_RH).unflatten(-1, (-1, self.head_dim)) for project in (self.k_proj, self.v_proj))
+        return rotate(self.k_norm(k), angles), v
+
+
+class Layer(nn.Module):
+    """One Qwen3-style decoder layer over blocks. ``window`` None: full attention; see ``block_attention``."""
+
+    def __init__(self, shape: DraftShape, window: int | None) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.self_attn = Attention(shape)
+        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size)
+        self.window = window
+
+    def forward(self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry) -> Tensor:
+        """The context enters as it is: the input norm is for the block only."""
+        context = self.self_attn.keys_values(context_TH, geometry.context_angles)
+        return self.advance(x_ABH, context, geometry)
+
+    def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
+        """The same, with the context's keys and values at hand."""
+        attention, blocks = self.self_attn, x_ABH.shape[:2]
+        normed_RH = self.input_layernorm(x_ABH).flatten(0, 1)
+        q = attention.queries(normed_RH, geometry.slot_angles).unflatten(0, blocks)
+        k, v = (rows.unflatten(0, blocks) for rows in attention.keys_values(normed_RH, geometry.slot_angles))
+        attended = block_attention(q, context, (k, v), geometry.layout, self.window)
+        x_ABH = x_ABH + attention.o_proj(attended.flatten(2))
+        return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH))
+
+
+class DFlashModel(nn.Module):
+    """Single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
+
+    def __init__(self, shape: DraftShape, config: DFlashConfig, embedding_scale: float) -> None:
+        """``embedding_scale``: what the target multiplies its embedding by before its first layer."""
+        super().__init__()
+        self.shape, self.config, self.embedding_scale = shape, config, embedding_scale
+        self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
+        self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.layers = nn.ModuleList(Layer(shape, window) for window in shape.windows)
+        self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+    def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
+        """This batch's share of the loss; ``denominators`` float64 [1]: the global batch's."""
+        rule = BlockRule(self.config.num_anchors, self.shape.block_size)
+        blocks = Blocks.of(batch, rule)  # First of all: best while nothing is queued on the device.
+        slots = CountedSlots.of(blocks, batch.input_ids_T.device)
+        states_ABH = self.states(batch, blocks, ops)
+        loss = BlockLoss(
+            ops=ops,
+            kind=self.config.loss,
+            weight_S=slot_weights(rule.block_size, self.config.gamma),
+            alpha=self.config.dpace_alpha,
+        )
+        return loss(states_ABH[:, 1:], batch, slots, denominators)
+
+    def states(self, batch: DraftBatch, blocks: Blocks, ops: VocabularyOps) -> Tensor:
+        """[A, B, H]: inputs of the head, after the final norm."""
+        context_TH = self.context(batch.hidden_TNH)
+        layout = BlockLayout(blocks.anchor_A, blocks.start_A, context_TH.device)
+        geometry = self.geometry(layout, self.shape.block_size, batch.position_T, context_TH.dtype)
+        anchor_A = blocks.anchor_A.to(context_TH.device, non_blocking=True)
+        x_ABH = self.embed(batch.input_ids_T[anchor_A], self.shape.block_size, ops)
+        for layer in self.layers:
+            x_ABH = layer(x_ABH, context_TH, geometry)
+        return self.norm(x_ABH)
+
+    def context(self, hidden_TNH: Tensor) -> Tensor:
+        """Captured states -> what every layer attends [T, H]. Further layers behind the draft's own are ignored."""
+        own = hidden_TNH[:, : len(self.shape.layers)].to(self.fc.weight.dtype)
+        return self.hidden_norm(self.fc(own.flatten(1)))
+
+    def embed(self, anchor_ids_A: Tensor, block_size: int, ops: VocabularyOps) -> Tensor:
+        """[A, B, H]: the known token, then mask tokens, as they enter the target's first layer."""
+        ids_AB = anchor_ids_A.new_full((len(anchor_ids_A), block_size), self.shape.mask_token_id)
+        ids_AB[:, 0] = anchor_ids_A
+        embedded = ops.embed(ids_AB)
+        return embedded if self.embedding_scale == 1 else embedded * self.embedding_scale
+
+    def geometry(
+        self, layout: BlockLayout, block_size: int, position_T: Tensor, dtype: torch.dtype
+    ) -> Geometry:
+        """For blocks of ``block_size`` slots over a context at ``position_T``."""
+        slot_R = layout.slot_positions(block_size).flatten()
+        return Geometry(layout, self.rope.angles(slot_R, dtype), self.rope.angles(position_T, dtype))

@@ -1,0 +1,161 @@
+"""DFlash's step written as plainly as possible from the maths: one block at a time, every mask spelled out entry by
+entry, full logits, gradients by autograd alone. Imports nothing of the project; slow on purpose.
+
+It is given the anchors: which ones are drawn is another question, with tests of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Setting:
+    """Everything besides the draft's weights and the documents."""
+
+    embedding: Tensor  # [V, H]
+    target_head: Tensor  # [V, H]
+    target_norm: Tensor  # [H]
+    inv_freq: Tensor  # [head_dim / 2]
+    rope_scale: float
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    windows: list[int | None]  # per layer; None: full
+    block_size: int
+    mask_token_id: int
+    num_features: int
+    gamma: float
+    loss: str = "ce"
+    alpha: float = 0.5
+
+
+@dataclass
+class Document:
+    ids: Tensor  # [T]
+    states: Tensor  # [T, n (+ 1), H]: n captured layers (then, for soft targets, the input of the final norm)
+    mask: Tensor  # [T]
+    anchors: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Result:
+    loss: Tensor
+    denominator: float
+    counted: list[int]  # per slot 1 .. B - 1
+    correct: list[int]
+    slot_loss: list[float]
+    lengths: list[int]  # per block: 1 + length of the correct prefix
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def rope(x: Tensor, positions: list[int], setting: Setting) -> Tensor:
+    """x [rows, heads, head_dim]; the textbook form: x · cos + rotate_half(x) · sin."""
+    angle = torch.tensor(positions, dtype=x.dtype)[:, None] * setting.inv_freq.to(x.dtype)
+    angle = torch.cat([angle, angle], -1)[:, None]
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+    return (x * angle.cos() + turned * angle.sin()) * setting.rope_scale
+
+
+def visible(anchor: int, num_tokens: int, window: int | None, block_size: int) -> Tensor:
+    """bool [B, T + B]: which context tokens and which slots each slot of one block sees."""
+    mask = torch.zeros(block_size, num_tokens + block_size, dtype=torch.bool)
+    for query in range(block_size):
+        for token in range(num_tokens):
+            near = window is None or token >= anchor + query - (window - 1)
+            mask[query, token] = token < anchor and near
+        for slot in range(block_size):
+            mask[query, num_tokens + slot] = window is None or slot <= query
+    return mask
+
+
+def block_states(weights: dict[str, Tensor], document: Document, anchor: int, setting: Setting) -> Tensor:
+    """[B, H]: the head's inputs for one block."""
+    block, num_tokens = setting.block_size, len(document.ids)
+    features = document.states[:, : setting.num_features].flatten(1)
+    context = rms(features @ weights["fc.weight"].T, weights["hidden_norm.weight"], setting.eps)
+    ids = [int(document.ids[anchor])] + [setting.mask_token_id] * (block - 1)
+    x = setting.embedding[ids]
+    for index, window in enumerate(setting.windows):
+        own = {k.removeprefix(f"layers.{index}."): v for k, v in weights.items() if f"layers.{index}." in k}
+        normed = rms(x, own["input_layernorm.weight"], setting.eps)
+        both = torch.cat([context, normed])
+        positions = list(range(num_tokens)) + [anchor + k for k in range(block)]
+
+        def heads(rows, name, own=own):
+            return (rows @ own[f"self_attn.{name}_proj.weight"].T).unflatten(1, (-1, setting.head_dim))
+
+        q = rms(heads(normed, "q"), own["self_attn.q_norm.weight"], setting.eps)
+        k = rms(heads(both, "k"), own["self_attn.k_norm.weight"], setting.eps)
+        q, k, v = rope(q, positions[num_tokens:], setting), rope(k, positions, setting), heads(both, "v")
+        group = setting.num_heads // setting.num_kv_heads
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = torch.einsum("bhd,uhd->hbu", q, k) / setting.head_dim**0.5
+        law = scores.masked_fill(~visible(anchor, num_tokens, window, block), -torch.inf).softmax(-1)
+        x = x + torch.einsum("hbu,uhd->bhd", law, v).flatten(1) @ own["self_attn.o_proj.weight"].T
+        y = rms(x, own["post_attention_layernorm.weight"], setting.eps)
+        gate = torch.nn.functional.silu(y @ own["mlp.gate_proj.weight"].T)
+        x = x + (gate * (y @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
+    return rms(x, weights["norm.weight"], setting.eps)
+
+
+def counted_slots(document: Document, anchor: int, block_size: int) -> int:
+    """How many slots 1, 2, … are in the document and supervised, up to the first that is not."""
+    count = 0
+    while count + 1 < block_size and anchor + count + 1 < len(document.ids):
+        if not document.mask[anchor + count + 1]:
+            break
+        count += 1
+    return count
+
+
+def block_weights(setting: Setting, crosses: list[Tensor]) -> list[float]:
+    """Of the counted slots of one block."""
+    if setting.loss != "dpace":
+        return [math.exp(-k / setting.gamma) for k in range(len(crosses))]
+    # P_k: product of smoothed confidences of slots 1 to k; W_k: sum of P_i over i >= k.
+    reached, product = [], 1.0
+    for cross in crosses:
+        product *= (1 - setting.alpha) * math.exp(-float(cross.detach())) + setting.alpha
+        reached.append(product)
+    return [sum(reached[k:]) for k in range(len(reached))]
+
+
+def dense_dflash(weights: dict[str, Tensor], documents: list[Document], setting: Setting) -> Result:
+    """Loss of the documents as one global batch, with metrics."""
+    slots = setting.block_size - 1
+    numerator = torch.zeros((), dtype=setting.embedding.dtype)
+    result = Result(numerator, 0.0, [0] * slots, [0] * slots, [0.0] * slots, [])
+    for document in documents:
+        for anchor in document.anchors:
+            states = block_states(weights, document, anchor, setting)
+            crosses, length, alive = [], 1, True
+            for k in range(1, counted_slots(document, anchor, setting.block_size) + 1):
+                logits, label = states[k] @ setting.target_head.T, int(document.ids[anchor + k])
+                if setting.loss == "soft":
+                    state = rms(document.states[anchor + k - 1, -1], setting.target_norm, setting.eps)
+                    law = (setting.target_head @ state).softmax(-1)
+                    crosses.append(-(law * logits.log_softmax(-1)).sum())
+                else:
+                    crosses.append(-logits.log_softmax(-1)[label])
+                correct = int(logits.argmax()) == label
+                alive = alive and correct
+                length += alive
+                result.counted[k - 1] += 1
+                result.correct[k - 1] += correct
+                result.slot_loss[k - 1] += float(crosses[-1].detach())
+            result.lengths.append(length)
+            for weight, cross in zip(block_weights(setting, crosses), crosses, strict=True):
+                numerator = numerator + weight * cross
+                result.denominator += 1.0 if setting.loss == "dpace" else weight
+    result.loss = numerator / result.denominator if result.denominator else numerator
+    return result

@@ -1,0 +1,161 @@
+"""The plugin: what it accepts, captures and builds, and which mask token it takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from spec_core.config import validate
+from spec_core.errors import ConfigError, TargetError
+from spec_draft_dflash.config import DFlashConfig
+from spec_draft_dflash.draft import DFlashDraft
+
+from .cases import make_target, make_tensors
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def test_imports_without_torch():
+    code = "import sys, spec_draft_dflash.draft; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "reason"),
+    [
+        ({}, {"num_layers": 7}, "too few for 5 different features"),
+        ({"num_features": 9}, {}, "too few for 9 different features"),
+        ({"layers": (1, 8)}, {}, "must lie between 1 and 7"),
+        ({"layers": (0, 3)}, {}, "must lie between 1 and 7"),
+        ({}, {"logit_softcap": 30.0}, "soft-capped"),
+        ({}, {"logit_scale": 0.5}, "scaled"),
+        ({}, {"head_bias_name": "lm_head.bias"}, "has a bias"),
+        ({}, {"norm": "layer"}, "an RMS norm is needed"),
+        ({"mask_token_id": 29}, {}, "not below the vocabulary's 29"),
+        ({"sliding_window": 15}, {}, "at least a block, 16"),
+        ({"layer_types": (SLIDING, FULL)}, {}, "sliding_window=None"),
+        ({}, {"rope": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
+        ({"num_heads": 3}, {}, "no multiple"),
+        ({"head_dim": 7}, {}, "an even number is needed"),
+    ],
+)
+def test_refuses_what_it_cannot_express_in_one_line(options, changes, reason):
+    with pytest.raises(TargetError, match=reason) as caught:
+        DFlashDraft(DFlashConfig(**options)).check_target(make_target(**changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({"layers": (1, 2)}, {"num_layers": 3}),
+        ({"num_features": 1}, {"num_layers": 4}),
+        ({}, {"norm": "rms_plus_one"}),
+        ({}, {"embedding_scale": 8.0}),
+        ({}, {"rope": {"rope_theta": 10.0, "partial_rotary_factor": 0.25}}),
+        ({"sliding_window": 16}, {}),
+        ({"layer_types": (SLIDING, FULL), "sliding_window": 16}, {}),
+    ],
+)
+def test_accepts_what_it_can_express(options, changes):
+    DFlashDraft(DFlashConfig(**options)).check_target(make_target(**changes))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layers": [3, 2]},
+        {"layers": [2, 2]},
+        {"layers": []},
+        {"layers": [1, 2], "num_features": 3},
+        {"layer_types": [FULL], "num_layers": 2},
+        {"layer_types": ["chunked"]},
+        {"block_size": 1},
+        {"num_anchors": 0},
+        {"loss": "kl"},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_config_errors(options):
+    with pytest.raises(ConfigError, match=rf"{next(iter(options))}|disagree"):
+        validate(DFlashConfig, options, "test")
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "options", "expected"),
+    [
+        (36, {}, (2, 10, 18, 26, 34)),
+        (28, {}, (2, 8, 14, 20, 26)),
+        (8, {}, (2, 3, 4, 5, 6)),
+        (36, {"num_features": 1}, (19,)),
+        (36, {"num_features": 3}, (2, 18, 34)),
+        (36, {"layers": (5, 35)}, (5, 35)),
+        (8, {"loss": "soft"}, (2, 3, 4, 5, 6, 8)),
+    ],
+    ids=str,
+)
+def test_captures_the_papers_layers_and_the_teacher_only_where_it_is_used(num_layers, options, expected):
+    target = make_target(num_layers=num_layers, dtype="bfloat16")
+    schema = DFlashDraft(DFlashConfig(**options)).required_features(target)
+    assert (schema.layers, schema.hidden_size, schema.dtype) == (expected, 16, "bfloat16")
+
+
+def test_defaults_are_the_papers_and_the_final_norm_starts_as_the_targets():
+    target = make_target()
+    module = DFlashDraft(DFlashConfig()).build(target, make_tensors(target), None)
+    shape = module.shape
+    assert (shape.num_layers, shape.block_size, shape.num_features) == (5, 16, 5)
+    assert shape.windows == (None,) * 5
+    assert torch.equal(module.norm.weight, make_tensors(target).norm_H)
+    names = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    assert names == shape.tensor_shapes()
+    assert DFlashDraft(DFlashConfig()).shard_hints().blocks == tuple(f"layers.{i}" for i in range(5))
+
+
+def write_tokenizer(folder, vocabulary, added=()):
+    tokens = [{"id": number, "content": name} for name, number in added]
+    text = json.dumps({"model": {"vocab": vocabulary}, "added_tokens": tokens})
+    (folder / "tokenizer.json").write_text(text)
+
+
+WORDS = {f"w{i}": i for i in range(26)}
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "added", "expected"),
+    [
+        (WORDS, [("<|MASK|>", 26)], 26),
+        (WORDS, [("<|MASK|>", 40)], 28),  # outside the target's vocabulary
+        (WORDS, [("<|end|>", 26)], 27),  # the first id behind the tokenizer's
+        ({**WORDS, "w26": 26, "w27": 27}, [("<|reserved_special_token_0|>", 28)], 28),
+        ({**WORDS, "reserved": 26, "w27": 27, "[unused3]": 28}, [], 28),
+        ({**WORDS, "w26": 26, "w27": 27, "w28": 28}, [], 28),
+        ([[word, 0.0] for word in WORDS], [], 26),  # Unigram
+        (None, [], 28),
+    ],
+    ids=["own", "own too large", "padded", "reserved", "unused", "full", "unigram", "no tokenizer"],
+)
+def test_mask_token_is_one_that_nothing_else_uses(tmp_path, vocabulary, added, expected):
+    if vocabulary is not None:
+        write_tokenizer(tmp_path, vocabulary, added)
+    target = make_target(folder=tmp_path, eos_token_ids=(3,))
+    module = DFlashDraft(DFlashConfig()).build(target, make_tensors(target), None)
+    assert module.shape.mask_token_id == expected
+
+
+def test_mask_token_is_no_end_token():
+    target = make_target(eos_token_ids=(28, 27))
+    module = DFlashDraft(DFlashConfig()).build(target, make_tensors(target), None)
+    assert module.shape.mask_token_id == 26
+
+
+def test_tokenizer_that_cannot_be_read_is_a_target_error(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("[]")
+    target = make_target(folder=tmp_path)
+    with pytest.raises(TargetError, match=r"set draft\.mask_token_id"):
+        DFlashDraft(DFlashConfig()).check_target(target)
+    DFlashDraft(DFlashConfig(mask_token_id=4)).check_target(target)

@@ -1,0 +1,437 @@
+"""The exported folder: fields and names of the serving format, the way back, and damaged or foreign folders."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_core.target_reader import read_target, read_target_tensors
+from spec_draft_dflash.config import DFlashConfig
+from spec_draft_dflash.draft import DFlashDraft
+
+from .cases import (
+    LLAMA3,
+    denominators,
+    make_batch,
+    make_model,
+    make_ops,
+    make_target,
+    make_tensors,
+    random_documents,
+)
+
+LAYER = [
+    "input_layernorm",
+    "post_attention_layernorm",
+    *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+    *(f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")),
+]
+FULL, SLIDING = "full_attention", "sliding_attention"
+SMALL = {"num_layers": 2, "block_size": 4}
+MIXED = {"layer_types": (SLIDING, FULL), "sliding_window": 9, "block_size": 8}
+EVERY_OPTION = {
+    **MIXED,
+    "layers": (1, 3, 6),
+    "head_dim": 6,
+    "num_heads": 2,
+    "intermediate_size": 20,
+    "mask_token_id": 5,
+}
+
+
+def export(folder, target=None, **options):
+    """Trains nothing: writes a random draft; returns it."""
+    target, config = target or make_target(), DFlashConfig(**(options or SMALL))
+    module = make_model(target, config)
+    folder.mkdir(exist_ok=True)
+    DFlashDraft(config).export(module.state_dict(), target, folder)
+    return module
+
+
+def read_fields(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def edit_config(folder, **changes):
+    (folder / "config.json").write_text(json.dumps(read_fields(folder) | changes))
+
+
+def edit_tensors(folder, edit):
+    """``edit`` changes the dictionary of tensors in place."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_folder_holds_exactly_the_serving_formats_files_and_tensors(tmp_path):
+    export(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    tensors = load_file(tmp_path / "model.safetensors")
+    layers = [f"layers.{index}.{name}.weight" for index in range(2) for name in LAYER]
+    assert sorted(tensors) == sorted([*layers, "fc.weight", "hidden_norm.weight", "norm.weight"])
+    assert tensors["fc.weight"].shape == (16, 5 * 16)
+    assert tensors["layers.1.self_attn.q_proj.weight"].shape == (4 * 8, 16)
+    assert tensors["layers.0.self_attn.k_norm.weight"].shape == (8,)
+
+
+def test_config_fields_satisfy_both_engines(tmp_path):
+    export(tmp_path, make_target(num_layers=36, head_name="model.embed_tokens.weight"), num_layers=3)
+    expected = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 3,
+        "num_target_layers": 36,
+        "vocab_size": 29,
+        "hidden_size": 16,
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "eos_token_id": 3,
+        "max_position_embeddings": 64,
+        "rope_theta": 100.0,
+        "rope_scaling": None,
+        "block_size": 16,
+        "layer_types": [FULL] * 3,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "is_causal": False,
+        # One list counts outputs of layers, as published drafts do, the other streams entering a layer.
+        "dflash_config": {"block_size": 16, "mask_token_id": 28, "target_layer_ids": [1, 9, 17, 25, 33]},
+        "eagle_aux_hidden_state_layer_ids": [2, 10, 18, 26, 34],
+    }
+    fields = read_fields(tmp_path)
+    assert {key: fields[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "causal", "types"),
+    [
+        ({"num_layers": 2}, False, [FULL, FULL]),
+        ({"num_layers": 2, "sliding_window": 16}, True, [SLIDING, SLIDING]),
+        ({**MIXED}, None, [SLIDING, FULL]),
+    ],
+    ids=["full", "sliding", "mixed"],
+)
+def test_causality_is_explicit_where_all_layers_agree(tmp_path, options, causal, types):
+    export(tmp_path, **options)
+    fields = read_fields(tmp_path)
+    assert fields.get("is_causal") is causal
+    assert ("is_causal" in fields) == (causal is not None)
+    assert fields["layer_types"] == types
+    # As the engines see it: transformers drops a window that is not declared as used.
+    seen = AutoConfig.from_pretrained(tmp_path)
+    assert seen.layer_types == types
+    assert seen.sliding_window == options.get("sliding_window")
+    assert seen.dflash_config == fields["dflash_config"]
+
+
+def test_transformers_reads_the_same_rotary_embeddings(tmp_path):
+    """All channels turn: SGLang 0.5.16 knows nothing else for DFlash."""
+    rope = {**LLAMA3, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
+    module = export(tmp_path, make_target(rope=rope))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert {key: config.rope_parameters[key] for key in LLAMA3} == LLAMA3
+    fields = read_fields(tmp_path)
+    for place in (fields, fields["rope_parameters"], fields["rope_scaling"]):
+        assert not {"partial_rotary_factor", "mrope_section"} & place.keys()
+    cos, _ = module.rope.angles(torch.arange(3), torch.float32)
+    assert cos.shape == (3, 1, 4)
+
+
+@pytest.mark.parametrize("options", [SMALL, MIXED, EVERY_OPTION], ids=["full", "mixed", "every option"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_round_trip_is_exact_in_the_stored_dtype(tmp_path, options, dtype):
+    target = make_target(dtype=dtype, rope=LLAMA3)
+    module = export(tmp_path, target, **options)
+    again = DFlashDraft.from_folder(tmp_path).build(target, make_tensors(target), None)
+    assert again.shape == module.shape
+    assert again.state_dict().keys() == module.state_dict().keys()
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, module.state_dict()[name].to(getattr(torch, dtype)).float()), name
+
+
+def test_init_from_continues_with_the_same_loss_and_bytes(tmp_path):
+    target = make_target()
+    module = export(tmp_path, target, **EVERY_OPTION)
+    config = DFlashConfig(init_from=tmp_path)
+    draft, same = DFlashDraft(config), DFlashConfig(**EVERY_OPTION)
+    again = draft.build(target, make_tensors(target), None)
+    documents = random_documents(target, [12, 9], seed=1, num_states=3)
+    arguments = make_batch(documents, [0, 0]), denominators(config, documents), make_ops(target)
+    assert arguments[1].equal(denominators(same, documents))
+    assert torch.equal(again(*arguments).loss, module(*arguments).loss)
+    assert draft.required_features(target).layers == (1, 3, 6)
+    assert draft.shard_hints().blocks == ("layers.0", "layers.1")
+    second = tmp_path / "second"
+    second.mkdir()
+    draft.export(again.state_dict(), target, second)
+    for name in ("config.json", "model.safetensors"):
+        assert (second / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("block_size", 8),
+        ("num_layers", 3),
+        ("mask_token_id", 1),
+        ("layers", (1, 2)),
+        ("num_features", 4),
+        ("sliding_window", 9),
+        ("layer_types", (FULL,)),
+        ("num_heads", 2),
+    ],
+)
+def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
+    export(tmp_path)
+    with pytest.raises(ConfigError, match=f"draft.{option}="):
+        DFlashDraft(DFlashConfig(init_from=tmp_path, **{option: value}))
+
+
+def test_init_from_takes_options_that_agree_and_those_of_training(tmp_path):
+    export(tmp_path)
+    options = {"block_size": 4, "num_layers": 2, "layers": (2, 3, 4, 5, 6), "loss": "dpace", "num_anchors": 3}
+    DFlashDraft(DFlashConfig(init_from=tmp_path, **options)).check_target(make_target())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_size": 32}, "it was made for hidden size 16, this target has 32"),
+        ({"vocab_size": 31}, "made for vocabulary size 29, this target has 31"),
+        ({"num_layers": 9}, "made for number of layers 8, this target has 9"),
+    ],
+)
+def test_draft_of_another_target_is_refused(tmp_path, changes, reason):
+    export(tmp_path)
+    with pytest.raises(TargetError, match=reason) as caught:
+        DFlashDraft.from_folder(tmp_path).check_target(make_target(**changes))
+    assert "\n" not in str(caught.value)
+
+
+def publish(folder, fields, target, **options):
+    """A folder as others publish it: their config, tensors of a draft with the same shape."""
+    module = export(folder, target, **options)
+    (folder / "config.json").write_text(json.dumps(fields))
+    return module
+
+
+COMMON = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 3,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "hidden_size": 16,
+    "initializer_range": 0.02,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_target_layers": 36,
+    "rms_norm_eps": 1e-06,
+    "use_cache": True,
+    "vocab_size": 29,
+}
+
+
+def test_published_draft_of_the_old_style_is_read(tmp_path):
+    """Block size at the top, full layers with a base configuration's unused window, flat rope_theta."""
+    fields = {
+        **COMMON,
+        "block_size": 16,
+        "dflash_config": {"mask_token_id": 20, "target_layer_ids": [1, 9, 17, 25, 33]},
+        "layer_types": [FULL] * 5,
+        "max_window_layers": 5,
+        "num_hidden_layers": 5,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    target = make_target(num_layers=36)
+    module = publish(tmp_path, fields, target, num_layers=5)
+    draft = DFlashDraft.from_folder(tmp_path)
+    again = draft.build(target, make_tensors(target), None)
+    assert (again.shape.block_size, again.shape.mask_token_id, again.shape.windows) == (16, 20, (None,) * 5)
+    assert again.shape.rope == {"rope_type": "default", "rope_theta": 1000000}
+    assert draft.required_features(target).layers == (2, 10, 18, 26, 34)
+    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in again.state_dict().items())
+
+
+def test_published_draft_of_the_new_style_is_read(tmp_path):
+    """Everything nested, sliding layers before a full one, tied, rope_parameters, prefixed names."""
+    types = [*[SLIDING] * 3, FULL]
+    fields = {
+        **COMMON,
+        "dflash_config": {
+            "block_size": 16,
+            "mask_token_id": 27,
+            "target_layer_ids": [1, 5, 9, 13, 17, 21, 25, 29],
+        },
+        "layer_types": types,
+        "num_hidden_layers": 4,
+        "rope_parameters": {"rope_theta": 10000000, "rope_type": "default"},
+        "sliding_window": 4096,
+        "use_sliding_window": True,
+        "tie_word_embeddings": True,
+    }
+    layers = tuple(range(2, 31, 4))
+    target = make_target(num_layers=36)
+    options = {"layer_types": tuple(types), "sliding_window": 4096, "layers": layers}
+    module = publish(tmp_path, fields, target, **options)
+
+    def prefix(tensors):
+        renamed = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        tensors.clear()
+        tensors.update(renamed)
+
+    edit_tensors(tmp_path, prefix)
+    draft = DFlashDraft.from_folder(tmp_path)
+    again = draft.build(target, make_tensors(target), None)
+    assert again.shape.windows == (4096, 4096, 4096, None)
+    assert (again.shape.block_size, again.shape.mask_token_id) == (16, 27)
+    assert draft.required_features(target).layers == layers
+    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in again.state_dict().items())
+
+
+def test_draft_without_layer_ids_has_as_many_default_features_as_layers(tmp_path):
+    export(tmp_path, make_target(num_layers=36), num_layers=3, num_features=3)
+    edit_config(tmp_path, eagle_aux_hidden_state_layer_ids=None, dflash_config={"mask_token_id": 4})
+    draft = DFlashDraft.from_folder(tmp_path)
+    assert draft.required_features(make_target(num_layers=36)).layers == (2, 18, 34)
+
+
+@pytest.fixture
+def make_target_folder(request):
+    """``make_target`` of the root's conftest; the name is taken here."""
+    return request.getfixturevalue("make_target")
+
+
+def test_scaled_embedding_travels_along_for_vllm(make_target_folder, tmp_path):
+    """SGLang shares the target's embedding module, scale and all; vLLM shares bare rows, or takes the draft's own."""
+    target, draft = (
+        read_target(make_target_folder("gemma", tie_word_embeddings=True)),
+        DFlashDraft(DFlashConfig(**SMALL)),
+    )
+    assert target.embedding_scale > 1
+    tensors = read_target_tensors(target)
+    module = draft.build(target, tensors, None)
+    draft.export(module.state_dict(), target, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    torch.testing.assert_close(stored["embed_tokens.weight"], tensors.embedding_VH * target.embedding_scale)
+    again = DFlashDraft.from_folder(tmp_path).build(target, tensors, None)
+    assert again.state_dict().keys() == module.state_dict().keys()
+    edit_tensors(tmp_path, lambda stored: stored["embed_tokens.weight"].mul_(1.5))
+    with pytest.raises(ArtifactError, match="is not the embedding of target"):
+        DFlashDraft.from_folder(tmp_path).check_target(target)
+
+
+def test_a_tensor_stored_twice_is_named(tmp_path):
+    export(tmp_path)
+    edit_tensors(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(16)}))
+    assert_damaged(tmp_path, "the same tensor, stored twice")
+
+
+def test_other_folders_are_not_recognised(tmp_path):
+    assert DFlashDraft.from_folder(tmp_path) is None
+    assert DFlashDraft.from_folder(tmp_path / "absent") is None
+    for architectures in (["LlamaForCausalLMEagle3"], ["Qwen3ForCausalLM"], None):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+        assert DFlashDraft.from_folder(tmp_path) is None
+    with pytest.raises(ArtifactError, match="is not a DFlash draft"):
+        DFlashDraft(DFlashConfig(init_from=tmp_path))
+
+
+NAMES = [f"layers.1.{name}.weight" for name in LAYER] + ["fc.weight", "hidden_norm.weight", "norm.weight"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_missing_or_misshapen_tensor_is_named(tmp_path, name):
+    export(tmp_path)
+    edit_tensors(tmp_path, lambda tensors: tensors.update({name: torch.zeros(3, 2)}))
+    assert_damaged(tmp_path, re.escape(f"{name} has shape [3, 2]"))
+    edit_tensors(tmp_path, lambda tensors: tensors.pop(name))
+    assert_damaged(tmp_path, re.escape(f"lacks {name}"))
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "mask_hidden", "layers.2.mlp.up_proj.weight", "fc.bias"])
+def test_every_unknown_tensor_is_named(tmp_path, name):
+    export(tmp_path)
+    edit_tensors(tmp_path, lambda tensors: tensors.update({name: torch.zeros(3)}))
+    assert_damaged(tmp_path, f"unknown tensors {name}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"hidden_size": "wide"}, "hidden_size='wide'"),
+        ({"hidden_size": 32}, "config.json says"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers=3"),
+        ({"dflash_config": {"target_layer_ids": [1, 2, 3, 4, 5]}}, "mask_token_id=None"),
+        ({"dflash_config": {"mask_token_id": 29}}, "not below the vocabulary's 29"),
+        ({"dflash_config": {"mask_token_id": 2, "target_layer_ids": [1, 2]}}, "disagree"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 6, 5], "dflash_config": {"mask_token_id": 2}},
+            "ascending",
+        ),
+        ({"eagle_aux_hidden_state_layer_ids": "2"}, "expected a list"),
+        ({"block_size": 1, "dflash_config": {"mask_token_id": 2}}, "block_size=1 leaves no slot"),
+        ({"dflash_config": {"mask_token_id": 2, "block_size": 0}}, "block_size=0"),
+        ({"is_causal": True}, "is_causal=True"),
+        ({"is_causal": None, "dflash_config": {"mask_token_id": 2, "causal": True}}, "causal=True"),
+        ({"layer_types": [SLIDING, FULL]}, "sliding_window=None"),
+        ({"layer_types": [SLIDING] * 2, "sliding_window": 3, "is_causal": True}, "at least a block, 4"),
+        ({"layer_types": ["chunked", FULL]}, "'chunked'"),
+        ({"layer_types": 5}, "layer_types=5"),
+        ({"dflash_config": 5}, "dflash_config=5"),
+        ({"draft_vocab_size": 7}, "draft_vocab_size=7"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"dflash_config": {"mask_token_id": 2, "attention_sink_bias": True}}, "attention_sink_bias=True"),
+        ({"num_key_value_heads": 3}, "no multiple"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small'"),
+    ],
+    ids=str,
+)
+def test_config_that_cannot_be_followed_is_an_artifact_error(tmp_path, changes, reason):
+    export(tmp_path)
+    edit_config(tmp_path, **changes)
+    assert_damaged(tmp_path, reason)
+
+
+def test_trained_mask_vector_is_refused(tmp_path):
+    export(tmp_path)
+    (tmp_path / "mask_embedding.pt").write_bytes(b"")
+    assert_damaged(tmp_path, "mask_embedding.pt")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff" * 100, "cut"], ids=str)
+def test_unreadable_tensor_file_is_an_artifact_error(tmp_path, content):
+    export(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    file.unlink()
+    if content is not None:
+        file.write_bytes(whole[:-10] if content == "cut" else content)
+    assert_damaged(tmp_path, re.escape(str(file)))
+
+
+def assert_damaged(folder, reason):
+    with pytest.raises(ArtifactError, match=reason) as caught:
+        DFlashDraft.from_folder(folder)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,111 @@
+"""What must never exist in memory, and what must not be computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from spec_core.target_ops import TargetOps
+from spec_draft_dflash import attention, loss
+from spec_draft_dflash.config import DFlashConfig
+
+from .cases import (
+    CPU,
+    denominators,
+    make_batch,
+    make_model,
+    make_ops,
+    make_target,
+    make_tensors,
+    random_documents,
+)
+
+VOCAB, BLOCK = 2003, 8
+
+
+class LargestOutput(TorchDispatchMode):
+    """Records the largest number of elements that any operator returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.numel = max([self.numel, *sizes])
+        return out
+
+
+def largest_tensor(num_tokens: int, kind: str) -> int:
+    target = make_target(vocab_size=VOCAB)
+    config = DFlashConfig(block_size=BLOCK, num_layers=1, num_anchors=10_000, loss=kind)
+    module, documents = make_model(target, config), random_documents(target, [num_tokens], 1, 6)
+    arguments = make_batch(documents, [0]), denominators(config, documents), make_ops(target)
+    with LargestOutput() as largest:
+        module(*arguments).loss.backward()
+    return largest.numel
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(loss, "LOGIT_BYTES", 1 << 14)
+    monkeypatch.setattr(attention, "CHUNK_BLOCKS", 4)
+
+
+@pytest.mark.parametrize("kind", ["ce", "dpace", "soft"])
+@pytest.mark.usefixtures("small_chunks")
+def test_no_tensor_is_as_large_as_slots_times_vocabulary_or_times_context(kind):
+    num_tokens = 600
+    slots, largest = num_tokens * BLOCK, largest_tensor(num_tokens, kind)
+    assert largest < slots * VOCAB / 20
+    assert largest < slots * num_tokens / 10
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_memory_of_the_largest_tensor_is_linear_in_tokens():
+    assert largest_tensor(600, "ce") == pytest.approx(2 * largest_tensor(300, "ce"), rel=0.02)
+
+
+class CountingOps(TargetOps):
+    """Counts rows that are multiplied by the target's head."""
+
+    rows = 0
+
+    def teacher_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        self.rows += len(hidden_RH)
+        return super().teacher_logits(hidden_RH)
+
+
+def test_head_is_only_asked_about_slots_that_count():
+    target, config = make_target(), DFlashConfig(block_size=5, num_layers=1, loss="soft")
+    ops = CountingOps(target, make_tensors(target), CPU, torch.float32)
+    documents = random_documents(target, [20, 3, 1, 31], 7, 6)
+    module = make_model(target, config)
+    output = module(make_batch(documents, [0, 2, 0, 0]), denominators(config, documents), ops)
+    assert ops.rows == int(output.counts["accuracy"].sum()) > 100
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_attention_keeps_no_scores_for_the_backward_pass(window):
+    """Linear in blocks: what autograd keeps is a fixed number of numbers per slot and token."""
+    kept = {}
+
+    for num_tokens in (256, 512):
+        sizes = {}  # by storage: several views of one tensor are kept once
+
+        def pack(tensor, sizes=sizes):
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        anchors = torch.arange(1, num_tokens, 2)
+        layout = attention.BlockLayout(anchors, torch.zeros_like(anchors), CPU)
+        q = torch.randn(len(anchors), 4, 2, 8, requires_grad=True)
+        own = [torch.randn(len(anchors), 4, 1, 8, requires_grad=True) for _ in range(2)]
+        context = [torch.randn(num_tokens, 1, 8, requires_grad=True) for _ in range(2)]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            attention.block_attention(q, tuple(context), tuple(own), layout, window)
+        kept[num_tokens] = sum(sizes.values())
+    assert kept[512] <= 2.05 * kept[256]
