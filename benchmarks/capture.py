@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing
 import random
 import statistics
@@ -58,6 +59,7 @@ def main() -> int:
     )
     parser.add_argument("options", nargs="*", help="of the engine: batch_tokens=16384 …")
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_random_target(
             arguments.shape, arguments.target or Path(scratch) / "target", arguments.dtype

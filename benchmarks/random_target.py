@@ -54,6 +54,7 @@ def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16") -> Pa
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields, dtype=dtype)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     weights = {name: tensor.shape for name, tensor in model.state_dict().items()}
     _write_shards(weights, folder, getattr(torch, dtype))

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticUndefined
 
-from spec_core import Backend, Draft, Engine, plugins
+from spec_core import Backend, BackendConfig, Draft, DraftConfig, Engine, EngineConfig, plugins
 from spec_trainer.config import run_config_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
@@ -19,20 +19,40 @@ HEAD = """\
 # Configuration
 
 Made by `docs/generate_configuration.py` from the classes that validate it. A run's configuration is a YAML file, the
-command's flags, and `section.key=value` words; later wins, unknown keys are errors. Sections `backend`, `draft` and
-`engine` are those of the plugins that they name; here: `cpu`, `eagle3`, `hf`.
+command's flags, and `section.key=value` words; later wins, unknown keys are errors. The first table holds what every
+run has; sections `backend`, `draft` and `engine` have further keys, those of the plugins that they name.
 """
+OURS = "spec-"
+"""Distributions of this repository; a stranger's plugins document themselves."""
 
 
 def main() -> None:
-    model = run_config_type(
-        plugins.load(Backend, "cpu").Config,
-        plugins.load(Draft, "eagle3").Config,
-        plugins.load(Engine, "hf").Config,
-    )
     print(HEAD)
+    _print_table(_keys(run_config_type(BackendConfig, DraftConfig, EngineConfig), ""))
+    for section, interface, base in (
+        ("backend", Backend, BackendConfig),
+        ("draft", Draft, DraftConfig),
+        ("engine", Engine, EngineConfig),
+    ):
+        for record in sorted(plugins.installed(interface), key=lambda record: record.name):
+            if record.distribution.startswith(OURS):
+                _print_plugin(section, record.name, plugins.load(interface, record.name).Config, base)
+
+
+def _print_plugin(section: str, name: str, config: type[BaseModel], base: type[BaseModel]) -> None:
+    own = [
+        (key, field)
+        for key, field in _keys(config, f"{section}.")
+        if key.split(".")[1] not in base.model_fields
+    ]
+    if own:
+        print(f"\n## `{section}.name={name}`\n")
+        _print_table(own)
+
+
+def _print_table(keys: Iterable[tuple[str, FieldInfo]]) -> None:
     print("| key | default | meaning |\n|---|---|---|")
-    for key, field in _keys(model, ""):
+    for key, field in keys:
         print(f"| `{key}` | {_default(field)} | {_one_line(field.description)} |")
 
 
@@ -46,9 +66,10 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]
 
 
 def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if default is PydanticUndefined:
         return "required"
-    return "" if field.default is None else f"`{field.default}`"
+    return "" if default is None else f"`{default}`"
 
 
 def _one_line(text: str | None) -> str:

@@ -374,7 +374,7 @@ def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((), "is not a draft that an installed plugin knows (tried: eagle3"),
+        ((), "is not a draft that an installed plugin knows (tried: dflash, eagle3): its config.json names"),
         (("--draft-model", "nowhere"), "draft nowhere is not a folder"),
         (("--target", "nowhere"), "target nowhere is not a folder"),
         (("--engine", "hff"), "no engine plugin is called 'hff'"),
@@ -382,6 +382,7 @@ def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):
         (("--num-draft-tokens", "two"), 'unable to convert "two" into int'),
         (("--temperature", "nan"), "--temperature=nan: expected 0 or more"),
         (("--max-new-tokens", "-3"), "--max-new-tokens=-3: expected 1 or more"),
+        (("--concurrency", "1,many"), "--concurrency=1,many: expected positive integers, such as 1,8,32"),
     ],
 )
 def test_wrong_evaluation(command_line, place, peaked_target, rows_file, words, line):

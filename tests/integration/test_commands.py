@@ -345,6 +345,43 @@ def test_evaluation_of_the_draft(command_line, trained, peaked_target, rows_file
     assert 0 < document["generated_tokens"] <= 12 * 40
 
 
+def test_evaluation_of_everything_that_can_be_asked_for(
+    command_line, trained, peaked_target, rows_file, caplog
+):
+    outcome = command_line(
+        "evaluate", "--target", peaked_target, "--draft-model", trained / "draft", "--prompts", rows_file,
+        "--max-new-tokens", 6, "--temperature", 0.7, "--no-stop-at-eos", "--concurrency", "3,64", "--no-untrained",
+        "engine.dtype=float32", "--json",
+    )  # fmt: skip
+    document = json.loads(outcome.out)
+    assert (document["engine"], document["backend"], document["prompts"]) == ("hf", "cpu", 40)
+    assert (document["num_draft_tokens"], document["temperature"]) == (4, 0.7)
+    assert document["acceptance_length_before"] is None
+    assert document["generated_tokens"] == document["greedy"]["generated_tokens"] == 6 * 40
+    assert document["sampled"].items() <= document.items()
+    assert document["outputs_equal"] is True
+    assert document["first_differences"] == []
+    assert [entry["concurrency"] for entry in document["throughput"]] == [3, 64]
+    assert all(
+        entry["speedup"] == entry["tokens_per_s"] / entry["tokens_per_s_without_draft"]
+        for entry in document["throughput"]
+    )
+    assert "timing 3 answers at once with 4 draft tokens" in caplog.text
+
+
+def test_evaluation_measures_greedy_and_sampled_answers(command_line, trained, peaked_target, rows_file):
+    flags = ["--target", peaked_target, "--draft-model", trained / "draft", "--prompts", rows_file, "--json"]
+    both = json.loads(command_line("evaluate", *flags, "--max-new-tokens", 3, "--no-untrained").out)
+    assert (both["temperature"], both["sampled"]["temperature"]) == (0.0, 1.0)
+    assert both["greedy"].items() <= both.items()
+    alone = json.loads(command_line("evaluate", *flags, "--max-new-tokens", 3, "--temperature", 0).out)
+    assert alone["sampled"] is None
+    assert alone["acceptance_length_before"] >= 1
+    assert {key: alone[key] for key in ("rounds", "drafted", "accepted", "acceptance_per_position")} == {
+        key: both[key] for key in ("rounds", "drafted", "accepted", "acceptance_per_position")
+    }
+
+
 def test_init_from_continues_with_the_draft(words, trained, tmp_path):
     """A step that moves nothing: the held-out loss is that of the draft that it began with, although the held-out
     samples now come one by one."""

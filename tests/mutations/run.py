@@ -21,6 +21,7 @@ PACKAGE = ROOT / "packages/core/src/spec_core"
 
 GLOO, INLINE = "cpu/gloo_process_group.py", "cpu/inline_transport.py"
 SENDER, RECEIVER = "cpu/shared_memory_transport.py", "cpu/shared_memory_receiver.py"
+HOST_MEMORY = "cpu/host_memory.py"
 ARENA, WIRE = "cpu/shared_memory.py", "cpu/shared_memory_wire.py"
 RENDEZVOUS, RELAY = "rendezvous.py", "rendezvous_relay.py"
 
@@ -175,12 +176,10 @@ MUTATIONS = [
     ),
     Mutation(
         "T2",
-        SENDER,
-        "            hidden.copy_(sample.hidden_TNH)\n"
-        "            self._tell(Record(Kind.READY, self._number, sample.sample_id), deadline)\n",
-        "            self._tell(Record(Kind.READY, self._number, sample.sample_id), deadline)\n"
-        "            import threading\n"
-        "            threading.Timer(0.05, lambda: hidden.copy_(sample.hidden_TNH)).start()\n",
+        HOST_MEMORY,
+        "        hidden.copy_(sample.hidden_TNH)\n",
+        "        import threading\n"
+        "        threading.Timer(0.05, lambda: hidden.copy_(sample.hidden_TNH)).start()\n",
         SHM_TEST + "memory_may_be_reused_once_the_ticket_is_done",
     ),
     Mutation(
@@ -193,8 +192,8 @@ MUTATIONS = [
     Mutation(
         "T3",
         RECEIVER,
-        "block = self._arrived.popleft()",
-        "block = self._arrived.pop()",
+        "arrival = self._arrived.popleft()",
+        "arrival = self._arrived.pop()",
         SHM_TEST + "samples_arrive_once_in_order_bit_for_bit",
     ),
     Mutation(
@@ -207,8 +206,9 @@ MUTATIONS = [
     Mutation(
         "T4",
         RECEIVER,
-        "            self._held[id(sample)] = (sample, block)\n",
-        "            self._held[id(sample)] = (sample, block)\n            self._free(block)\n",
+        "            self._held[id(sample)] = (sample, arrival)\n",
+        "            self._held[id(sample)] = (sample, arrival)\n"
+        "            self._reclaim(arrival.memory, arrival.block)\n",
         SHM_TEST + "a_held_sample_stays_as_it_is",
     ),
     Mutation(
@@ -305,8 +305,8 @@ MUTATIONS = [
     Mutation(
         "T9",
         RECEIVER,
-        "        self._arena.close()\n",
-        "        KEPT.append(self._arena)\n",
+        "            memory.close()\n",
+        "            KEPT.append(memory)\n",
         SHM_TEST + "close_twice_leaves_nothing_behind",
     ),
     Mutation(

@@ -53,12 +53,15 @@ def test_full_report(directory):
         "description": "a draft", "steps": 1234, "loss": 1.0, "wall_s": 75.2, "acceptance_length": 2.345,
         "acceptance_length_before": 1.0, "acceptance_length_bigram": 1.3, "acceptance_length_prompt_lookup": 1.1,
         "tokens_per_s": 300.0, "tokens_per_s_without_draft": 200.0, "outputs_equal": True,
+        "throughput": [{"concurrency": 8, "tokens_per_s": 1111.0, "tokens_per_s_without_draft": 99.0}],
         "acceptance_per_position": [0.7, 0.4], "time_s": {"data": 25.0, "step": 75.0},
     }  # fmt: skip
     write_report(directory, "Training", summary)
     page = Words(directory.report.read_text())
-    for part in ("2.35", "1,234", "untrained draft", "1.30", "300 tokens/s with the draft", "75 %", "yes"):
+    for part in ("2.35", "1,234", "untrained draft", "1.30", "tokens/s with the draft", "75 %", "yes"):
         assert part in page.text
+    for row in (("all prompts", "300", "200"), ("8", "1,111", "99")):
+        assert " ".join(row) in " ".join(page.text.split())
     assert [tag for tag, _ in page.tags].count("svg") == 2
     assert not [attrs for tag, attrs in page.tags if tag in ("script", "img", "link") or "src" in attrs]
 

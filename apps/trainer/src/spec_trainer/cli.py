@@ -14,7 +14,8 @@ from cyclopts import App, Parameter
 from cyclopts.exceptions import CycloptsError
 
 from spec_core.errors import ConfigError, SpecError
-from spec_trainer.evaluation_request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
+from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
+from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,6 +127,49 @@ def check(*, backend: str = "cpu", as_json: Json = False) -> None:
 
 
 @app.command
+def capture(
+    *overrides: str, flags: RunFlags = _NO_FLAGS, verify: Path | None = None, as_json: Json = False
+) -> None:
+    """Run the target over all data once and keep the features: data.features=FOLDER trains from them without an
+    engine. The same command again goes on.
+
+    Parameters
+    ----------
+    overrides
+        Configuration keys, such as capture.shard_bytes=268435456.
+    verify
+        Only check every checksum of a folder that was captured.
+    """
+    if verify is not None:
+        from spec_trainer.offline.verify import verify_features
+
+        return _print_document(verify_features(verify), as_json)
+    _check_words(overrides)
+    if flags.output is None and not any(word.startswith("output=") for word in overrides):
+        raise ConfigError("capture needs --output: the folder to write features to")
+    from spec_trainer.offline.capture import resolve_capture, run_capture
+
+    return _print_document(run_capture(resolve_capture(flags.config, flags.as_keys(), overrides)), as_json)
+
+
+@app.command
+def regenerate(
+    *overrides: str, request: Annotated[RegenerationRequest, Parameter(name="*")], as_json: Json = False
+) -> None:
+    """Let the target answer the prompts anew, for training on its own words. The same command again goes on.
+
+    Parameters
+    ----------
+    overrides
+        Options of engine and backend, such as engine.dtype=float32.
+    """
+    _check_words(overrides)
+    from spec_trainer.regeneration.command import regenerate_answers
+
+    _print_document(regenerate_answers(request, overrides), as_json)
+
+
+@app.command
 def export(*, checkpoint: Path, output: Path) -> None:
     """Export a checkpoint as a draft folder that vLLM and SGLang load.
 
@@ -142,11 +186,19 @@ def export(*, checkpoint: Path, output: Path) -> None:
 
 
 @app.command
-def evaluate(*, request: Annotated[EvaluationRequest, Parameter(name="*")], as_json: Json = False) -> None:
-    """Measure acceptance length and speed of an exported draft on prompts."""
-    from spec_trainer.evaluate import evaluate_draft
+def evaluate(
+    *overrides: str, request: Annotated[EvaluationRequest, Parameter(name="*")], as_json: Json = False
+) -> None:
+    """Measure acceptance length and speed of an exported draft on prompts.
 
-    _print_document(evaluate_draft(request), as_json)
+    Parameters
+    ----------
+    overrides
+        Options of engine and backend, such as engine.dtype=float32.
+    """
+    from spec_trainer.evaluation.command import evaluate_draft
+
+    _print_document(evaluate_draft(request, overrides), as_json)
 
 
 @app.command
@@ -203,14 +255,18 @@ def run(words: Sequence[str]) -> int:
 
 
 def _resolve(overrides: Sequence[str], flags: RunFlags) -> Any:
+    _check_words(overrides)
+    from spec_trainer.resolve import resolve
+
+    return resolve(flags.config, flags.as_keys(), overrides)
+
+
+def _check_words(overrides: Sequence[str]) -> None:
     commands = [name for name in app if not name.startswith("-")]
     if overrides and "=" not in overrides[0]:
         raise ConfigError(
             f"{overrides[0]!r} is neither a command ({', '.join(commands)}) nor section.key=value"
         )
-    from spec_trainer.resolve import resolve
-
-    return resolve(flags.config, flags.as_keys(), overrides)
 
 
 def _print_document(document: Mapping[str, Any], as_json: bool) -> None:

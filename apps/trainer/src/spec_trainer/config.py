@@ -96,6 +96,13 @@ class PlacementConfig(Config):
     """Features in flight per trainer rank; by default twice the features of one global batch."""
 
 
+class CaptureConfig(Config):
+    """Section ``capture``: the folder that ``spec-trainer capture`` writes."""
+
+    shard_bytes: PositiveInt = 1 << 30
+    """Most bytes of features in one file; a longer sample has one of its own."""
+
+
 class LauncherConfig(Config):
     name: Literal["local", "ray"] = "local"
     """Who starts the processes. ray is not part of this version."""
@@ -141,6 +148,7 @@ class RunConfig(Config, Generic[B, D, E]):
     train: TrainConfig = TrainConfig()
     engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     placement: PlacementConfig = PlacementConfig()
+    capture: CaptureConfig = CaptureConfig()
     launcher: LauncherConfig = LauncherConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     track: TrackConfig = TrackConfig()
@@ -148,7 +156,7 @@ class RunConfig(Config, Generic[B, D, E]):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        for problem in _illegal_combinations(self):
+        for problem in [*_illegal_with_features(self), *_illegal_combinations(self)]:
             raise ValueError(problem)
         return self
 
@@ -221,6 +229,25 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
         ),
     ]
     return [message for wrong, message in checks if wrong]
+
+
+def _illegal_with_features(config: AnyRunConfig) -> list[str]:
+    """What asks for processes or memory that a run which reads its features from a folder does not have."""
+    placement, engine = config.placement, config.engine
+    if config.data.features is None:
+        return []
+    wrong = {
+        f"engine.replicas={engine.replicas}": engine.replicas > 1,
+        f"engine.tensor_parallel={engine.tensor_parallel}": engine.tensor_parallel > 1,
+        f"placement.window_bytes={placement.window_bytes}": placement.window_bytes is not None,
+        "placement.kind=colocated": placement.kind == "colocated",
+    }
+    return [
+        f"{setting} with data.features: features are read from {config.data.features}, no engine starts; remove one "
+        "of the two"
+        for setting, given in wrong.items()
+        if given
+    ]
 
 
 def _changed(section: Config, key: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core import BatchShare, DraftTrainer
+from spec_trainer.engines.draft_folder import check_export
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,11 +50,12 @@ class ShardedDraftTrainer(DraftTrainer):
 
 
 def export_draft(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, folder: Path) -> None:
-    """Writes a draft folder whole or not at all: a reader never sees half of one."""
+    """Writes a draft folder whole, and one that passes every check of its readers, or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         draft.export(weights, target, scratch)
+        check_export(draft, scratch, target)
         scratch.chmod(0o755)
         if folder.exists():
             shutil.rmtree(folder)

@@ -1,9 +1,10 @@
-"""FeatureStream: one trainer rank's micro-batches, in the plan's order, from a receiver."""
+"""FeatureStream: one trainer rank's micro-batches, in the plan's order, from a receiver. (From a folder:
+``offline/stream.py``.)"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -17,6 +18,29 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, FeatureSample, FeatureSchema, Span
     from spec_trainer.config import AnyRunConfig
     from spec_trainer.work_plan import WorkItem, WorkPlan
+
+
+class BatchSource(Protocol):
+    """What a trainer rank trains on, wherever the features come from."""
+
+    def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
+        """This rank's part of ``item``. Asked for once per item, in the plan's order."""
+
+
+def lay_out(
+    plan: WorkPlan, item: WorkItem, rank: int, schema: FeatureSchema, config: AnyRunConfig
+) -> list[DraftBatch]:
+    """A rank's micro-batches of ``item``: everything in place but the features, which are zero."""
+    return [
+        empty_batch(
+            [plan.dataset.sample(sample_id) for sample_id in part],
+            schema,
+            packing=config.data.packing,
+            seed=config.seed,
+            epoch=item.epoch,
+        )
+        for part in plan.shares(item)[rank]
+    ]
 
 
 class FeatureStream:
@@ -49,7 +73,7 @@ class FeatureStream:
 
     def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
         """This rank's part of ``item``; waits for its features at most ``timeouts.step_s``."""
-        batches = [self._lay_out(item, part) for part in self._plan.shares(item)[self._rank]]
+        batches = lay_out(self._plan, item, self._rank, self._schema, self._config)
         places = {
             self._plan.capture_id(item, span.sample_id): (batch, span)
             for batch in batches
@@ -66,12 +90,6 @@ class FeatureStream:
             else:
                 self._place(sample, *place)
         return batches
-
-    def _lay_out(self, item: WorkItem, sample_ids: tuple[int, ...]) -> DraftBatch:
-        samples = [self._plan.dataset.sample(sample_id) for sample_id in sample_ids]
-        return empty_batch(
-            samples, self._schema, packing=self._config.data.packing, seed=self._config.seed, epoch=item.epoch
-        )
 
     def _receive(self, deadline: float, missing: int, item: WorkItem) -> FeatureSample:
         try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from spec_core import DraftTrainer
-    from spec_trainer.feature_stream import FeatureStream
+    from spec_trainer.feature_stream import BatchSource, FeatureStream
     from spec_trainer.resolve import ResolvedRun
 
 
@@ -60,16 +60,32 @@ def _launch(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
     """Every engine replica and trainer rank in a process of its own."""
     from spec_trainer.launch.local import run_local
 
-    return run_local(plan, stop)
+    run_local(plan, stop, StepProgress(plan.work.total_steps))
+    return json.loads(plan.directory.summary.read_text())
 
 
 def _train_inline(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
-    """Engine and the one trainer rank in this process."""
+    """Engine, if there is one, and the one trainer rank in this process."""
     import torch.distributed as dist
 
+    device = plan.backend.device(0)
+    features = engine_stream if plan.config.data.features is None else _folder_stream
+    with ExitStack() as stack:
+        stream, begin = stack.enter_context(features(plan))
+        progress = stack.enter_context(StepProgress(plan.work.total_steps))
+        links = RankLinks(
+            store=dist.HashStore(), should_stop=lambda done_steps: stop.requested, show=progress.show
+        )
+        run = stack.enter_context(training_run(plan, 0, device, stream, links))
+        begin(run.done_steps)
+        return finish(run, train(run))
+
+
+@contextmanager
+def engine_stream(plan: ResolvedRun) -> Iterator[tuple[FeatureStream, Callable[[int], None]]]:
+    """An engine in this process: what it captures, and what begins the capture, given the steps done."""
     from spec_trainer.feature_stream import FeatureStream
 
-    device = plan.backend.device(0)
     with ExitStack() as stack:
         transport = plan.backend.transport("inline")
         site = Site(backend=plan.backend, placement="inline")
@@ -78,13 +94,17 @@ def _train_inline(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
         dispatcher = Dispatcher(plan.work, plan.schema, [engine], [receiver.address], plan.window_bytes)
         stack.callback(dispatcher.stop)
         stream = FeatureStream(plan.work, 0, receiver, plan.schema, plan.config, dispatcher.released)
-        progress = stack.enter_context(StepProgress(plan.work.total_steps))
-        links = RankLinks(
-            store=dist.HashStore(), should_stop=lambda done_steps: stop.requested, show=progress.show
-        )
-        run = stack.enter_context(training_run(plan, 0, device, stream, links))
-        dispatcher.start(plan.work.items(run.done_steps), failed=stream.fail)
-        return finish(run, train(run))
+        yield stream, lambda done: dispatcher.start(plan.work.items(done), failed=stream.fail)
+
+
+@contextmanager
+def _folder_stream(plan: ResolvedRun) -> Iterator[tuple[BatchSource, Callable[[int], None]]]:
+    """``data.features``: nothing to begin."""
+    from spec_trainer.offline.store import open_features
+    from spec_trainer.offline.stream import StoredStream
+
+    with StoredStream(plan, 0, open_features(plan)) as stream:
+        yield stream, lambda done: None
 
 
 @contextmanager
@@ -92,7 +112,7 @@ def training_run(
     plan: ResolvedRun,
     rank: int,
     device: torch.device,
-    stream: FeatureStream,
+    stream: BatchSource,
     links: RankLinks,
 ) -> Iterator[TrainingRun]:
     """One trainer rank, resumed from the newest checkpoint of the run's directory."""

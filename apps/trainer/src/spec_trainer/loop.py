@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from spec_core import DraftTrainer, TrainStep
     from spec_core.records import StepOutput
     from spec_trainer.checkpoint import CheckpointStore
-    from spec_trainer.feature_stream import FeatureStream
+    from spec_trainer.feature_stream import BatchSource
     from spec_trainer.profiling import StepProfiler
     from spec_trainer.resolve import ResolvedRun
     from spec_trainer.run_log import RunLog
@@ -34,7 +34,7 @@ class TrainingRun:
     plan: ResolvedRun
     rank: int
     trainer: DraftTrainer
-    stream: FeatureStream
+    stream: BatchSource
     checkpoints: CheckpointStore
     log: RunLog
     should_stop: Callable[[int], bool]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 log = logging.getLogger(__name__)
 
@@ -19,14 +19,21 @@ _LINE_EVERY_S = 10.0
 
 
 class StepProgress(AbstractContextManager["StepProgress"]):
-    """Shows loss, acceptance length, throughput and which side the run waits for."""
+    """Shows what ``note`` makes of each record; by default loss, acceptance length, throughput and which side the run
+    waits for."""
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(
+        self,
+        total_steps: int,
+        title: str = "training",
+        note: Callable[[Mapping[str, Any]], str] | None = None,
+    ) -> None:
         self._total = total_steps
+        self._note = note or describe
         self._last_line_s = 0.0
         console = Console(stderr=True)
         columns = (
-            TextColumn("training"),
+            TextColumn(title),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -36,7 +43,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         self._task = self._bar.add_task("train", total=total_steps, note="")
 
     def show(self, record: Mapping[str, Any]) -> None:
-        note = describe(record)
+        note = self._note(record)
         self._bar.update(self._task, completed=record["step"], note=note)
         now = time.monotonic()
         last = record["step"] == self._total

@@ -80,16 +80,25 @@ def _decoding(summary: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     table = "".join(f"<tr><td>{label}<td class=n>{value:.2f}" for label, value in rows)
-    speed = ""
-    if summary.get("tokens_per_s_without_draft"):
-        speed = (
-            f"<p>{summary['tokens_per_s']:,.0f} tokens/s with the draft, "
-            f"{summary['tokens_per_s_without_draft']:,.0f} without (reference decoding, batch 1); greedy output "
-            f"equal to plain greedy: {'yes' if summary['outputs_equal'] else 'no'}.</p>"
-        )
     return (
         "<h2>Speculative decoding on held-out prompts</h2>"
-        f"<table><tr><th>draft<th>acceptance length τ{table}</table>{speed}"
+        f"<table><tr><th>draft<th>acceptance length τ{table}</table>{_speed(summary)}"
+    )
+
+
+def _speed(summary: Mapping[str, Any]) -> str:
+    """Tokens per second with the draft and without: of all prompts given at once, then by concurrency."""
+    if not summary.get("tokens_per_s_without_draft"):
+        return ""
+    rows = [{"concurrency": "all prompts", **summary}, *summary.get("throughput", ())]
+    table = "".join(
+        f"<tr><td>{row['concurrency']}<td class=n>{row['tokens_per_s']:,.0f}"
+        f"<td class=n>{row['tokens_per_s_without_draft']:,.0f}"
+        for row in rows
+    )
+    return (
+        f"<table><tr><th>at once<th>tokens/s with the draft<th>without{table}</table>"
+        f"<p>Greedy output equal to plain greedy: {'yes' if summary['outputs_equal'] else 'no'}.</p>"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +16,24 @@ from spec_core.errors import ConfigError, TargetError
 from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.dispatch import check_sizes, sample_bytes
 from spec_trainer.metrics import check_trackers
+from spec_trainer.offline.store import open_features
 from spec_trainer.run_directory import RunDirectory, run_identity
 from spec_trainer.work_plan import BatchSettings, WorkPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from spec_core import TargetSpec
     from spec_core.records import FeatureSchema
     from spec_trainer.data.dataset import Dataset
 
+_PATHS = (
+    (None, "target"),
+    ("data", "path"),
+    ("data", "eval_path"),
+    ("data", "features"),
+    ("draft", "init_from"),
+)
 _SECTIONS = {"backend": (Backend, "cpu"), "draft": (Draft, "eagle3"), "engine": (Engine, "hf")}
 
 
@@ -71,21 +80,39 @@ class ResolvedRun(ResolvedParts):
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> ResolvedRun:
     """Raises a UsageError, one line, for anything that is wrong; creates nothing."""
+    parts, dataset = read_inputs(config_file, flags, overrides)
+    run = parts.with_dataset(dataset)
+    with _one_line():
+        _check(run)
+    return run
+
+
+def read_inputs(
+    config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
+) -> tuple[ResolvedParts, Dataset]:
+    """Configuration, plugins, target and data, for whatever is to be done with them. Errors as of ``resolve``."""
+    from spec_trainer.data.dataset import load_dataset
+
+    with _one_line():
+        parts = _load_parts(*resolve_config(config_file, flags, overrides))
+        return parts, load_dataset(parts.config.data, parts.target.folder, parts.target.vocab_size)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
     try:
-        return _resolve(config_file, flags, overrides)
+        yield
     except OSError as error:  # what is read here is what the person named
         raise ConfigError(f"{error.filename or 'input'}: {error.strerror or error}") from error
 
 
-def _resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> ResolvedRun:
-    from spec_trainer.data.dataset import load_dataset
-
-    parts = _load_parts(*resolve_config(config_file, flags, overrides))
-    run = parts.with_dataset(load_dataset(parts.config.data, parts.target.folder, parts.target.vocab_size))
+def _check(run: ResolvedRun) -> None:
     _check_held_out(run)
-    check_sizes(run.work, run.schema, run.window_bytes)
+    if run.config.data.features is None:
+        check_sizes(run.work, run.schema, run.window_bytes)
+    else:
+        open_features(run)
     run.directory.check_owner(run.identity)
-    return run
 
 
 def _check_held_out(run: ResolvedRun) -> None:
@@ -133,7 +160,7 @@ def resolve_config(
 
 def _anchor(values: dict[str, Any]) -> None:
     """Paths that exist become absolute, so that ``config.yaml`` means the same from any working directory."""
-    for section, key in ((None, "target"), ("data", "path"), ("data", "eval_path"), ("draft", "init_from")):
+    for section, key in _PATHS:
         part = values if section is None else values.get(section)
         if isinstance(part, dict) and isinstance(part.get(key), str):
             path = os.path.abspath(os.path.expanduser(part[key])) if part[key] else ""
@@ -153,14 +180,26 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
 
 
 def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
-    """The default of ``placement.kind`` for an engine that never runs in the trainer's process."""
+    """The default of ``placement.kind`` for an engine that never runs in the trainer's process; and for several
+    ranks that need no engine."""
     placement = values.setdefault("placement", {})
-    if not engine_type.in_process and isinstance(placement, dict):
-        placement.setdefault("kind", "colocated")
+    if not isinstance(placement, dict):
+        return
+    if _key(values, "data", "features") is None:
+        if not engine_type.in_process:
+            placement.setdefault("kind", "colocated")
+    elif _key(values, "train", "ranks") not in (None, 1):
+        placement.setdefault("kind", "disaggregated")
+
+
+def _key(values: Mapping[str, Any], section: str, key: str) -> Any:
+    part = values.get(section)
+    return part.get(key) if isinstance(part, dict) else None
 
 
 def _check_placement(config: AnyRunConfig, engine_type: type[Engine]) -> None:
-    if config.placement.kind == "inline" and not engine_type.in_process:
+    runs = config.data.features is None
+    if runs and config.placement.kind == "inline" and not engine_type.in_process:
         raise ConfigError(
             f"placement.kind=inline with engine.name={config.engine.name}: this engine runs in processes of its own; "
             "set placement.kind=colocated or disaggregated"
@@ -217,7 +256,9 @@ def describe(run: ResolvedRun) -> dict[str, Any]:
         "architecture": run.target.architecture,
         "draft": config.draft.name,
         "captured_layers": list(run.schema.layers),
+        "features": config.data.features or f"from engine {config.engine.name}",
         "features_bytes_per_token": run.schema.bytes_per_token(),
+        "features_bytes": sum(sample_bytes(run.schema, length) for length in run.dataset.lengths.values()),
         "samples": len(run.dataset.train),
         "held_out_samples": len(run.dataset.held_out),
         "tokens_per_epoch": run.dataset.total_tokens,
@@ -235,12 +276,10 @@ def describe(run: ResolvedRun) -> dict[str, Any]:
 def _processes(run: ResolvedRun) -> list[str]:
     config = run.config
     where = f"backend {config.backend.name}"
+    replicas = range(config.engine.replicas if config.data.features is None else 0)
     if config.placement.kind == "inline":
-        return [
-            f"this process: engine {config.engine.name} and trainer rank 0 ({config.train.strategy}), {where}"
-        ]
-    engines = [
-        f"engine {config.engine.name} replica {index}, {where}" for index in range(config.engine.replicas)
-    ]
+        engine = f"engine {config.engine.name} and " if replicas else ""
+        return [f"this process: {engine}trainer rank 0 ({config.train.strategy}), {where}"]
+    engines = [f"engine {config.engine.name} replica {index}, {where}" for index in replicas]
     ranks = [f"trainer rank {rank} ({config.train.strategy}), {where}" for rank in range(config.train.ranks)]
     return engines + ranks

@@ -76,6 +76,9 @@ class Draft(ABC):
     name: ClassVar[str]
     api_version: ClassVar[int]
     Config: ClassVar[type[DraftConfig]] = DraftConfig
+    small_run: ClassVar[Mapping[str, object]] = {}
+    """Keys of section ``draft`` for a target of a few million parameters and minutes of training: what the quickstart
+    sets."""
 
     def __init__(self, config: DraftConfig) -> None:
         self.config = config

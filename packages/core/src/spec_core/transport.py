@@ -6,7 +6,8 @@ T1  The receiver publishes an opaque ``address``; a sender connects to it. The s
     mismatch raises SchemaMismatch on the sender, naming both sides' tensors, before anything is sent. Where
     nobody listens, ``connect`` raises PeerLost.
 T2  ``send`` hands over one sample and returns a Ticket. When the ticket is done, and not before, the caller may
-    reuse the sample's memory: the bytes were copied, or the receiver released them.
+    reuse the sample's memory: the bytes were copied, or the receiver released them. On a device: by work that
+    comes after ``send`` on the stream that was current then.
 T3  ``receive`` returns samples exactly once, bit for bit, in the order of each sender.
 T4  A received sample's tensors are valid on the current stream until ``release``; then its bytes are free for
     another sample. Releasing twice raises ProtocolError.

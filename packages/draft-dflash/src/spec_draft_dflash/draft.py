@@ -30,6 +30,13 @@ class DFlashDraft(Draft):
     name: ClassVar[str] = "dflash"
     api_version: ClassVar[int] = 1
     Config: ClassVar[type[DraftConfig]] = DFlashConfig
+    small_run: ClassVar[Mapping[str, object]] = {
+        "block_size": 8,
+        "num_layers": 2,
+        "num_anchors": 32,
+        "loss": "soft",  # the law says more than one token, where tokens are few
+        "gamma": 2.0,  # a small draft accepts few
+    }
 
     def __init__(self, config: DraftConfig) -> None:
         """Opens ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a start."""

@@ -102,3 +102,30 @@ def test_guess_that_the_target_excludes_is_never_accepted(generator):
         verdict = verify(logits, Proposal(token_ids=(2, 0)), 1.0, generator)
         assert verdict.accepted == 0
         assert verdict.next_token != 2
+
+
+def test_top_p_keeps_the_fewest_tokens_that_have_the_probability():
+    logits = torch.log(torch.tensor([[0.1, 0.5, 0.15, 0.25], [0.97, 0.01, 0.01, 0.01]]))
+    torch.testing.assert_close(
+        law(logits, 1.0, top_p=0.7),
+        torch.tensor([[0, 2 / 3, 0, 1 / 3], [1, 0, 0, 0]], dtype=torch.float64),
+        rtol=1e-6,
+        atol=0,
+    )
+    torch.testing.assert_close(law(logits, 1.0, top_p=1.0), law(logits, 1.0), rtol=0, atol=0)
+
+
+def test_output_follows_the_law_of_top_p_with_guesses_outside_of_it(generator):
+    logits = torch.log(torch.tensor([[0.1, 0.5, 0.15, 0.25]] * 2))
+    guess = Proposal(token_ids=(0,), probs_KV=torch.tensor([[0.4, 0.2, 0.2, 0.2]]))
+    firsts = []
+    for _ in range(2000):
+        guess = Proposal(
+            token_ids=(int(torch.multinomial(guess.probs_KV[0], 1, generator=generator)),),
+            probs_KV=guess.probs_KV,
+        )
+        verdict = verify(logits, guess, 1.0, generator, top_p=0.7)
+        firsts.append(guess.token_ids[0] if verdict.accepted else verdict.next_token)
+    counts = torch.bincount(torch.tensor(firsts), minlength=4) / len(firsts)
+    assert counts[[0, 2]].tolist() == [0, 0]
+    torch.testing.assert_close(counts[1], torch.tensor(2 / 3), rtol=0.06, atol=0)

@@ -63,6 +63,16 @@ def test_shares_of_a_device_never_exceed_it(kind: str, replicas: int, ranks: int
         assert all(member.memory_fraction is None for member in found)
 
 
+def test_with_features_in_a_folder_there_are_no_engines() -> None:
+    found = config("disaggregated", 1, 3)
+    found = found.model_copy(update={"data": found.data.model_copy(update={"features": "f"})})
+    assert places(found, Capabilities(num_devices=2)) == [
+        ("trainer-0", 0, 0.5, None),
+        ("trainer-1", 1, 1.0, None),
+        ("trainer-2", 0, 0.5, None),
+    ]
+
+
 def test_a_launcher_needs_no_torch() -> None:
     """It trains nothing: hundreds of megabytes and seconds for nothing."""
     program = "import sys, spec_trainer.job, spec_trainer.launch.local; sys.exit('torch' in sys.modules)"

@@ -63,7 +63,11 @@ class ChatRenderer:
         """What the assistant's last answer answers: everything before it, and its header. Raises BadRow."""
         answers = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
         before = chat.messages[: answers[-1]] if answers else chat.messages
-        return self._render(chat, before, prompt=True)[0]
+        return self.opening(chat, before)
+
+    def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> str:
+        """``messages`` of a conversation like ``chat``, and the header of the answer to come. Raises BadRow."""
+        return self._render(chat, messages, prompt=True)[0]
 
     def _marks_before(self, chat: Chat, index: int) -> int:
         """How many marks the template sets before message ``index``."""

@@ -17,7 +17,7 @@ class DataConfig(Config):
     eval_samples: int | None = pydantic.Field(None, ge=0)
     """Samples of ``path`` held out where there is no ``eval_path``: by default 64, never more than a tenth of all."""
     features: str | None = None
-    """Folder of features captured earlier, instead of an engine. Not part of this version."""
+    """Folder that ``spec-trainer capture`` wrote: its features are read, and no engine starts."""
     max_length: int = pydantic.Field(2048, ge=2)
     """Tokens that a sample keeps; what comes after them is cut off."""
     last_turn_only: bool = False
@@ -28,13 +28,6 @@ class DataConfig(Config):
     """What a malformed row does: stops the command, or is dropped and counted in the report."""
     shuffle: bool = True
     """A new order in every epoch; without it, the order of the files."""
-
-    @pydantic.field_validator("features")
-    @classmethod
-    def _no_offline_features_yet(cls, features: str | None) -> str | None:
-        if features is not None:
-            raise ValueError("training from captured features is not part of this version; remove it")
-        return features
 
     @pydantic.model_validator(mode="after")
     def _one_source_of_held_out_data(self) -> Self:

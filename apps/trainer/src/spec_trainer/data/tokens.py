@@ -17,6 +17,7 @@ from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat, Text, Tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,16 @@ class Encoded:
     """int32 [T]"""
     loss_mask: np.ndarray
     """bool [T]"""
+
+
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """What an answer answers."""
+
+    text: str
+    input_ids: list[int]
+    offsets: np.ndarray
+    """int [T, 2]: characters of each token."""
 
 
 class Encoder:
@@ -58,6 +69,17 @@ class Encoder:
             start = int(last_run(row.loss_mask).argmax())
             ids = row.input_ids[: start or None]
         return self._checked(ids).tolist()
+
+    def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
+        """``messages`` of a conversation like ``chat``, with the header of the answer to come. Raises BadRow."""
+        text = _unicode(self._renderer.opening(chat, messages))
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids = self._checked(np.asarray(encoding["input_ids"], dtype=np.int64))
+        return Opening(text, ids.tolist(), np.asarray(encoding["offset_mapping"]).reshape(-1, 2))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         outside = (ids < 0) | (ids >= self._vocab_size)

@@ -85,7 +85,7 @@ class CaptureOutlet(Resource):
         ``token_ids`` are those that the engine ran; they must be the request's.
         """
         ready = None
-        if hidden_TNH.device.type != "cpu":
+        if not hidden_TNH.is_cpu:
             ready = torch.Event(hidden_TNH.device)
             ready.record()
         self._deliveries.put(_Delivery(key, token_ids, hidden_TNH, ready))

@@ -66,7 +66,7 @@ class Decoder:
         answer = _Answer(sampling, frozenset(self._model.target.eos_token_ids))
 
         logits_RV, hidden_TNH = session.forward(prompt, last_only=True)
-        verdict = verify(logits_RV, _NO_GUESS, sampling.temperature, generator)
+        verdict = verify(logits_RV, _NO_GUESS, sampling.temperature, generator, sampling.top_p)
         next_ids = [*prompt[1:], verdict.next_token]
         answer.take(next_ids[-1:], logits_RV)
         while not answer.complete:
@@ -75,7 +75,7 @@ class Decoder:
                 proposer.extend(next_ids, hidden_TNH)
                 proposal = proposer.propose(sampling.num_draft_tokens, sampling.temperature, generator)
             logits_RV, hidden_TNH = session.forward([next_ids[-1], *proposal.token_ids])
-            verdict = verify(logits_RV, proposal, sampling.temperature, generator)
+            verdict = verify(logits_RV, proposal, sampling.temperature, generator, sampling.top_p)
             session.rewind(len(proposal.token_ids) - verdict.accepted)
             next_ids = [*proposal.token_ids[: verdict.accepted], verdict.next_token]
             hidden_TNH = hidden_TNH[: len(next_ids)]

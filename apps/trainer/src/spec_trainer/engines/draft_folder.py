@@ -1,22 +1,26 @@
-"""An exported draft's folder, brought to life for reference decoding by whichever installed plugin knows it."""
+"""An exported draft's folder: checked, and brought to life for reference decoding by whichever plugin knows it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from spec_core.draft import Draft
-from spec_core.errors import ArtifactError, PluginError
+from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError, UsageError
 from spec_core.plugins import installed, load
-from spec_core.target_ops import TargetOps
-from spec_core.target_reader import read_target_tensors
-from spec_trainer.engines.decoding import Drafting
+from spec_core.served_draft import architectures, read_config
+from spec_trainer.engines.serving_formats import check_for_both
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
     from spec_core.target import TargetSpec
+    from spec_trainer.engines.decoding import Drafting
+
+
+CHAIN_TOKENS = 4
+"""Draft tokens a round, unless asked for, where a draft has no limit of its own."""
 
 
 def load_draft(folder: Path, target: TargetSpec, device: torch.device, dtype: torch.dtype) -> Drafting:
@@ -25,6 +29,12 @@ def load_draft(folder: Path, target: TargetSpec, device: torch.device, dtype: to
     Raises ArtifactError where no installed draft recognises the folder or it is damaged, TargetError where the
     draft does not go with ``target``.
     """
+    import torch
+
+    from spec_core.target_ops import TargetOps
+    from spec_core.target_reader import read_target_tensors
+    from spec_trainer.engines.decoding import Drafting
+
     draft = recognise(folder)
     draft.check_target(target)
     tensors = read_target_tensors(target)
@@ -37,6 +47,39 @@ def load_draft(folder: Path, target: TargetSpec, device: torch.device, dtype: to
         new_proposer=lambda: draft.proposer(module, ops),
         layers=draft.required_features(target).layers,
     )
+
+
+def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) -> tuple[Draft, int]:
+    """The draft in ``folder`` and how many tokens it is to propose a round (None: as many as it can, at most
+    ``CHAIN_TOKENS`` for one that could go on). Starts nothing.
+
+    Raises ArtifactError for a folder that is damaged or no draft, TargetError for another target's, ConfigError for
+    more tokens than the draft can propose.
+    """
+    draft = recognise(folder)
+    draft.check_target(target)
+    most = draft.max_draft_tokens
+    if num_draft_tokens is None:
+        return draft, CHAIN_TOKENS if most is None else most
+    if most is not None and num_draft_tokens > most:
+        raise ConfigError(
+            f"--num-draft-tokens={num_draft_tokens}: draft {folder} has blocks of {most + 1} (a known token and "
+            f"{most} guesses); use {most} or less"
+        )
+    return draft, num_draft_tokens
+
+
+def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
+    """Reads back what ``draft`` has exported: its plugin must find it whole and made for ``target``, and both engines
+    must read in it what was written. Raises RunError: it is no fault of the person's."""
+    try:
+        again = type(draft).from_folder(folder)
+        if again is None:
+            raise ArtifactError(f"{draft.name} does not recognise it")
+        again.check_target(target)
+        check_for_both(folder, target)
+    except UsageError as error:
+        raise RunError(f"the {draft.name} draft was exported and fails the check: {error}") from error
 
 
 def recognise(folder: Path) -> Draft:
@@ -55,5 +98,18 @@ def recognise(folder: Path) -> Draft:
             return draft
         tried.append(name)
     raise ArtifactError(
-        f"{folder} is not a draft that an installed plugin knows (tried: {', '.join(tried) or 'none'})"
+        f"{folder} is not a draft that an installed plugin knows (tried: {', '.join(tried) or 'none'}): "
+        f"{_what_it_is(folder)}"
     )
+
+
+def _what_it_is(folder: Path) -> str:
+    fields = read_config(folder)
+    if fields is None:
+        there = (folder / "config.json").exists()
+        return "its config.json holds no JSON object" if there else "it has no config.json"
+    if kind := fields.get("speculators_model_type"):
+        return f"it is in the speculators format ({kind}), which only vLLM loads; convert it"
+    if not (named := architectures(fields)):
+        return "its config.json names no architectures"
+    return f"its config.json names the architecture {', '.join(sorted(named))}"

@@ -28,16 +28,25 @@ class Verdict:
     next_token: int
 
 
-def verify(logits_RV: Tensor, proposal: Proposal, temperature: float, generator: Generator) -> Verdict:
+def verify(
+    logits_RV: Tensor, proposal: Proposal, temperature: float, generator: Generator, top_p: float = 1.0
+) -> Verdict:
     """Judges K guesses by K + 1 rows of logits; without guesses this is plain decoding."""
     if temperature == 0:
         return _verify_greedy(logits_RV, proposal)
-    return _verify_sampled(law(logits_RV, temperature), proposal, generator)
+    return _verify_sampled(law(logits_RV, temperature, top_p), proposal, generator)
 
 
-def law(logits_RV: Tensor, temperature: float) -> Tensor:
-    """float64 probabilities at ``temperature`` > 0: differences of them decide, so they carry no rounding of ours."""
-    return torch.softmax(logits_RV.double() / temperature, dim=-1)
+def law(logits_RV: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:
+    """float64 probabilities at ``temperature`` > 0: differences of them decide, so they carry no rounding of ours.
+    ``top_p`` < 1 keeps the fewest most likely tokens that together have that probability."""
+    law_RV = torch.softmax(logits_RV.double() / temperature, dim=-1)
+    if top_p < 1:
+        sorted_RV, order_RV = law_RV.sort(dim=-1, descending=True, stable=True)
+        beyond_RV = sorted_RV.cumsum(dim=-1) - sorted_RV >= top_p
+        law_RV = law_RV.masked_fill(beyond_RV.gather(-1, order_RV.argsort(dim=-1)), 0)
+        law_RV = law_RV / law_RV.sum(dim=-1, keepdim=True)
+    return law_RV
 
 
 def draw(law_V: Tensor, generator: Generator) -> int:

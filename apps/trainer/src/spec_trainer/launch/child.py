@@ -36,7 +36,7 @@ class Role(Protocol):
 
 def main() -> int:
     name, descriptor, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    _die_with(parent)
+    die_with(parent)
     faulthandler.enable()
     _leave_signals_to_launcher()
     os.set_inheritable(descriptor, False)
@@ -89,7 +89,8 @@ def _leave_signals_to_launcher() -> None:
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """The kernel kills this process when the thread that started it ends, whatever it ends of."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)

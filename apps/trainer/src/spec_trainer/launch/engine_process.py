@@ -32,6 +32,8 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
         peer_s=timeouts.peer_s,
     )
     engine = stack.enter_context(parts.engine_type.at(parts.config.engine, parts.target, site))
+    if not engine.in_process:  # a batch without requests starts the engine's own processes for this schema
+        engine.capture([], parts.schema).result(timeouts.start_s)
     engine.health()
     stack.enter_context(HealthWatch(engine, channel, timeouts.peer_s))
     channel.send("ready")

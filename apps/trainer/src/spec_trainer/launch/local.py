@@ -1,17 +1,18 @@
 """Launcher ``local``: engine replicas and trainer ranks as processes of this host.
 
-This process trains nothing: it hands out capture batches, answers the ranks after every step, and watches.
+This process trains nothing: it hands out capture batches, answers the ranks after every step, and watches. In place
+of the ranks there may be another kind of process that takes features, such as a capture's writer.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 import secrets
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DeadlineExceeded, RunError
@@ -20,7 +21,6 @@ from spec_trainer.dispatch import Dispatcher
 from spec_trainer.interrupted import Interrupted
 from spec_trainer.launch.members import members
 from spec_trainer.launch.supervisor import Supervisor
-from spec_trainer.progress import StepProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from spec_core.records import CaptureRequest, FeatureSchema
     from spec_trainer.launch.supervisor import Child, Event
+    from spec_trainer.progress import StepProgress
     from spec_trainer.resolve import ResolvedRun
     from spec_trainer.stop_request import StopRequest
 
@@ -36,6 +37,18 @@ log = logging.getLogger(__name__)
 _ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo"}
 """torch's own gloo groups would listen on the interface of the host's name; every rank is on this host. The caller's
 environment wins."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a member of the run runs, and what it is called."""
+
+    name: str
+    entry: str
+
+
+_ENGINE = Program("engine", "spec_trainer.launch.engine_process:run")
+_TRAINER = Program("trainer", "spec_trainer.launch.trainer_process:run")
 
 
 class RemoteEngine:
@@ -78,8 +91,9 @@ class LocalRun:
         self._go_on: dict[int, bool] = {}
         self._interrupted: str | None = None
 
-    def start(self, dataset: Path) -> None:
+    def start(self, dataset: Path, taker: Program) -> None:
         """Starts every process; they load in parallel."""
+        programs = {"engine": _ENGINE, "trainer": taker}
         common = {
             "config": self._plan.config.model_dump(mode="json"),
             "token": secrets.token_hex(16),
@@ -88,15 +102,16 @@ class LocalRun:
         for member in members(self._plan.config, self._plan.backend.capabilities()):
             env = _ONE_HOST | os.environ | member.env(self._plan.backend)
             order = {
-                "entry": f"spec_trainer.launch.{member.role}_process:run",
+                "entry": programs[member.role].entry,
                 "rank": member.index,
                 "memory_fraction": member.memory_fraction,
             }
-            child = self._supervisor.spawn(member.name, order | common, env)
+            name = f"{programs[member.role].name}-{member.index}"
+            child = self._supervisor.spawn(name, order | common, env)
             if member.role == "engine":
-                self._engines[member.name] = RemoteEngine(child)
+                self._engines[name] = RemoteEngine(child)
             else:
-                self._ranks[member.name] = child
+                self._ranks[name] = child
 
     def run(self) -> None:
         """Until every process has ended. Raises the first failure of any, or Interrupted."""
@@ -165,7 +180,8 @@ class LocalRun:
         for child in self._ranks.values():
             child.tell("start")
         log.info("every process is ready; %d steps are done", done := done_steps.pop())
-        self._dispatcher.start(plan.work.items(done), failed=_never)
+        if self._engines:
+            self._dispatcher.start(plan.work.items(done), failed=_never)
 
     def _on_captured(self, child: Child, record: dict[str, Any]) -> None:
         self._engines[child.name].captured(record["batch"])
@@ -184,18 +200,19 @@ class LocalRun:
         self._interrupted = record["message"]
 
 
-def run_local(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
-    """Trains with every process in its place; returns the summary that trainer rank 0 wrote."""
+def run_local(
+    plan: ResolvedRun, stop: StopRequest, progress: StepProgress, taker: Program = _TRAINER
+) -> None:
+    """Runs every process in its place until all have ended. ``taker``: what takes the features."""
     with (
         saved_dataset(plan.dataset, plan.directory.root) as dataset,
         Supervisor(plan.directory.logs, plan.config.timeouts.peer_s) as supervisor,
-        StepProgress(plan.work.total_steps) as progress,
+        progress,
     ):
         run = LocalRun(plan, supervisor, stop, progress)
         stop.on_request(supervisor.wake)
-        run.start(dataset)
+        run.start(dataset, taker)
         run.run()
-    return json.loads(plan.directory.summary.read_text())
 
 
 def _never(error: BaseException) -> None:

@@ -44,7 +44,8 @@ class Member:
 def members(config: AnyRunConfig, capabilities: Capabilities) -> list[Member]:
     """Every process of the run. Colocated, engines and ranks both start at device 0 and share devices; disaggregated,
     engines come first and ranks after them. Both go around the host's devices, and processes of a device share it
-    evenly. Raises ConfigError where an engine spreads over more devices than there are."""
+    evenly. With ``data.features`` there are no engines. Raises ConfigError where an engine spreads over more devices
+    than there are."""
     colocated = config.placement.kind == "colocated"
     fractions = _fractions(config.placement) if colocated else {"engine": 1.0, "trainer": 1.0}
     places = list(_places(config, capabilities.num_devices, colocated))
@@ -70,10 +71,11 @@ def _places(config: AnyRunConfig, num_devices: int, colocated: bool) -> Iterator
             f"engine.tensor_parallel={width}, but this host has {num_devices} device(s) of backend "
             f"{config.backend.name}; set engine.tensor_parallel={num_devices} or less"
         )
-    for index in range(config.engine.replicas):
+    replicas = config.engine.replicas if config.data.features is None else 0
+    for index in range(replicas):
         first = index % (num_devices // width) * width
         yield "engine", index, range(first, first + width)
-    taken = 0 if colocated else config.engine.replicas * width
+    taken = 0 if colocated else replicas * width
     for rank in range(config.train.ranks):
         device = (taken + rank) % num_devices
         yield "trainer", rank, range(device, device + 1)

@@ -15,6 +15,8 @@ from spec_trainer.feature_stream import FeatureStream
 from spec_trainer.interrupted import Interrupted
 from spec_trainer.job import RankLinks, finish, training_run
 from spec_trainer.loop import train
+from spec_trainer.offline.store import open_features
+from spec_trainer.offline.stream import StoredStream
 from spec_trainer.resolve import resolve_parts
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
+    from spec_trainer.feature_stream import BatchSource
     from spec_trainer.launch.control import ControlChannel, Record
     from spec_trainer.resolve import ResolvedRun
 
@@ -67,13 +70,12 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
         plan.backend.limit_memory(order["memory_fraction"])
     device = plan.backend.device(0)
     store = _join(stack, channel, launcher, order, plan)
-    transport = plan.backend.transport(plan.config.placement.kind)
-    receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
-    released = functools.partial(_released, channel)
-    stream = FeatureStream(plan.work, rank, receiver, plan.schema, plan.config, released)
+    stream, address = (_engine_stream if plan.config.data.features is None else _folder_stream)(
+        stack, channel, plan, rank
+    )
     links = RankLinks(store=store, should_stop=launcher.should_stop, show=launcher.show)
     training = stack.enter_context(training_run(plan, rank, device, stream, links))
-    channel.send("ready", address=receiver.address, done_steps=training.done_steps)
+    channel.send("ready", address=address, done_steps=training.done_steps)
     launcher.wait("start", plan.config.timeouts.start_s)
     try:
         finish(training, train(training))
@@ -100,5 +102,23 @@ def _join(
     return rendezvous.store("trainer")
 
 
-def _released(channel: ControlChannel, rank: int, num_tokens: int) -> None:
+def _engine_stream(
+    stack: ExitStack, channel: ControlChannel, plan: ResolvedRun, rank: int
+) -> tuple[BatchSource, str | None]:
+    """What engines send to this rank, and the address that they send it to."""
+    transport = plan.backend.transport(plan.config.placement.kind)
+    receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
+    freed = functools.partial(released, channel)
+    return FeatureStream(plan.work, rank, receiver, plan.schema, plan.config, freed), receiver.address
+
+
+def _folder_stream(
+    stack: ExitStack, channel: ControlChannel, plan: ResolvedRun, rank: int
+) -> tuple[BatchSource, str | None]:
+    """``data.features``: nobody sends anything."""
+    return stack.enter_context(StoredStream(plan, rank, open_features(plan))), None
+
+
+def released(channel: ControlChannel, rank: int, num_tokens: int) -> None:
+    """Tells the launcher that a sample's transport memory is free."""
     channel.send("released", rank=rank, num_tokens=num_tokens)

@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core import Draft, Engine, plugins
+from spec_core.engine import Site
 from spec_core.records import SamplingParams
-from spec_trainer.evaluate import Prompts, decode, export_untrained, measure
+from spec_trainer.evaluation.command import export_untrained, measure
+from spec_trainer.evaluation.engine_output import engine_output_kept
+from spec_trainer.evaluation.measure import decode
+from spec_trainer.evaluation.workload import Workload
 from spec_trainer.job import run_training
 from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by_file
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, tiny_target_cache_key
@@ -27,6 +31,7 @@ from spec_trainer.run_directory import write_atomically
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from spec_trainer.evaluation.workload import Prompts
     from spec_trainer.quickstart.corpus import Document
     from spec_trainer.resolve import ResolvedRun
 
@@ -54,7 +59,6 @@ class QuickstartSize:
         "train.eval_every=50",
         "train.save_every=100",
         "data.max_length=256",
-        "draft.num_steps=4",
     )
     num_prompts: int = 41
     sampling: SamplingParams = field(
@@ -87,7 +91,7 @@ def run_quickstart(
     draft: str, engine: str, output: Path, size: QuickstartSize | None = None
 ) -> dict[str, Any]:
     """Returns the run's summary; see the module's docstring."""
-    plugins.load_available(Draft, draft)  # a name that is wrong fails before minutes of training
+    draft_type = plugins.load_available(Draft, draft)  # a name that is wrong fails before minutes of training
     plugins.load_available(Engine, engine)
     size = size or QuickstartSize()
     files = prepare_files(size.target)
@@ -98,6 +102,7 @@ def run_quickstart(
         "draft.name": draft,
         "engine.name": engine,
         "output": str(output),
+        **{f"draft.{key}": value for key, value in draft_type.small_run.items()},
     }
     run = resolve(None, flags, size.training)
     summary = run_training(run)
@@ -146,12 +151,13 @@ def prepare_files(config: TinyTargetConfig) -> QuickstartFiles:
 
 def _measure_all(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -> dict[str, Any]:
     """Acceptance length of the trained draft and of three others, all by the same decoding."""
-    with run.engine_type(run.config.engine, run.target, run.backend.device(0)) as engine:
-        untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
-        engine.load_draft(untrained)
-        before = _acceptance_length(engine, prompts, sampling)
-        result = measure(engine, run.directory.draft, prompts, sampling)
-    return {"acceptance_length_before": before, **result, **_measure_baselines(run, prompts, sampling)}
+    untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
+    timeouts = run.config.timeouts
+    site = Site(backend=run.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s)
+    with engine_output_kept(), run.engine_type.at(run.config.engine, run.target, site) as engine:
+        work = Workload(prompts=prompts, sampling=sampling)
+        result = measure(engine, run.directory.draft, work, untrained)
+    return {**result, **_measure_baselines(run, prompts, sampling)}
 
 
 def _measure_baselines(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -> dict[str, float]:
@@ -170,8 +176,7 @@ def _measure_baselines(run: ResolvedRun, prompts: Prompts, sampling: SamplingPar
 
 
 def _acceptance_length(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> float:
-    decode(engine, prompts, sampling)
-    return engine.acceptance().acceptance_length
+    return decode(engine, prompts, sampling).counters.acceptance_length
 
 
 def _prompts(run: ResolvedRun, num_prompts: int) -> Prompts:

@@ -1,0 +1,1 @@
+"""Engine ``sglang``: the target run by stock SGLang, captured through SGLang's own plugin entry point."""

@@ -1,0 +1,94 @@
+"""What an SGLang is started for. It can do one of these at a time, so another mode is another start.
+
+The arguments are fields of SGLang's ``ServerArgs``, named as in every version from 0.5.16 to 0.5.23.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.engines.sglang.speculation import speculative_arguments
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.records import FeatureSchema
+    from spec_core.target import TargetSpec
+    from spec_trainer.engines.sglang.config import SglangConfig
+
+Arguments = dict[str, Any]
+
+SPARE_POSITIONS = 8
+"""SGLang refuses prompts within 7 tokens of its context length, so it is told a longer one. What may be asked for is
+checked before (``engine.py``): no position beyond the target's is ever run."""
+ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+
+
+@dataclass(frozen=True)
+class Capturing:
+    """Prefill only, with the hook."""
+
+    schema: FeatureSchema
+
+    def arguments(self) -> Arguments:
+        return {
+            # A cached prefix is not computed, so its states would be missing.
+            "disable_radix_cache": True,
+            # Replaying a graph calls no hook.
+            "disable_cuda_graph": True,
+            # Its layers hand on partial sums, which only the next layer's fused kernel adds up over ranks.
+            "enforce_disable_flashinfer_allreduce_fusion": True,
+        }
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Decoding without a draft."""
+
+    def arguments(self) -> Arguments:
+        return {}
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Decoding with a draft: ``folder`` proposes ``num_draft_tokens`` each round."""
+
+    folder: Path
+    num_draft_tokens: int
+
+    def arguments(self) -> Arguments:
+        return speculative_arguments(self.folder, self.num_draft_tokens)
+
+
+Mode = Capturing | Plain | Drafting
+
+
+def server_arguments(
+    config: SglangConfig, target: TargetSpec, memory_fraction: float | None, mode: Mode
+) -> Arguments:
+    """``memory_fraction``: share of each device's memory that SGLang may take, None for all that it likes.
+
+    Later entries win: what a mode needs, a person cannot take away.
+    """
+    return {
+        "random_seed": 0,
+        **_memory(config, memory_fraction),
+        **config.args,
+        "model_path": str(target.folder),
+        "skip_tokenizer_init": True,
+        "context_length": target.max_positions + SPARE_POSITIONS,
+        "dtype": config.dtype,
+        "tp_size": config.tensor_parallel,
+        "chunked_prefill_size": config.batch_tokens,
+        "max_prefill_tokens": config.batch_tokens,
+        "log_level": config.log_level,
+        **mode.arguments(),
+    }
+
+
+def _memory(config: SglangConfig, memory_fraction: float | None) -> Arguments:
+    """SGLang's fraction is that of weights and KV cache together, of the memory that it finds free at its start."""
+    if memory_fraction is None:
+        return {}
+    return {"mem_fraction_static": round(memory_fraction * (1 - config.headroom), 4)}

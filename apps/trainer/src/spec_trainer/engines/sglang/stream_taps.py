@@ -1,0 +1,158 @@
+"""Taps on the residual stream of an SGLang model, written into one buffer per forward pass.
+
+SGLang carries the stream in two parts, ``hidden_states`` and ``residual``, which fused kernels add up *in place*: a
+tap has to add them at once, into memory of its own. In 0.5.16 a decoder layer takes both parts as arguments; in
+0.5.23 the batch carries them, and most layers take a callback ``capture_output`` that gets their sum. The final norm
+takes both parts in either case. (``models/llama.py``, ``models/qwen3.py``, ``layers/layer_boundary/``.)
+
+Shapes: R rows of a forward pass (tokens of all its requests), N captured layers, H hidden size.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from spec_core.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from spec_core.records import FeatureSchema
+
+    Tap = Callable[..., None]
+    """(hidden_states, residual=None)"""
+    PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class StreamTaps:
+    """Idle until ``open``. What goes wrong in a pass is told by ``close``: raised at once, it would end SGLang."""
+
+    def __init__(self, model: nn.Module, schema: FeatureSchema, norm: str) -> None:
+        """``norm``: name of the decoder's final norm. Raises EngineError for a model that cannot be tapped."""
+        self._schema = schema
+        self._buffer_RNH: Tensor | None = None
+        self._missing: set[int] = set()
+        self._problem: str | None = None
+        name, decoder = _find_decoder(model, norm)
+        self.description = (
+            f"{type(model).__name__}.{name}, {len(decoder.layers)} x {_kind(decoder.layers[0])}"
+        )
+        for place, layer in enumerate(schema.layers):
+            tap = partial(self._take, place)
+            if layer == len(decoder.layers):
+                getattr(decoder, norm).register_forward_pre_hook(_before_norm(tap), with_kwargs=True)
+            else:
+                hook = _before_layer(decoder.layers[layer], tap)
+                decoder.layers[layer].register_forward_pre_hook(hook, with_kwargs=True)
+
+    def open(self, num_rows: int, device: torch.device) -> None:
+        """The next forward pass computes ``num_rows`` rows."""
+        self._problem = None
+        self._missing = set(range(len(self._schema.layers)))
+        try:
+            # SGLang computes in inference mode; its tensors could not be written to elsewhere.
+            with torch.inference_mode(False):
+                self._buffer_RNH = torch.empty(
+                    self._schema.shape(num_rows), dtype=self._schema.torch_dtype(), device=device
+                )
+        except RuntimeError as error:  # out of memory
+            self._problem = f"no memory for the states of {num_rows} tokens: {error}"
+
+    def close(self) -> Tensor:
+        """The states [R, N, H]. Raises EngineError where they are not whole."""
+        states_RNH, self._buffer_RNH = self._buffer_RNH, None
+        if self._problem is None and self._missing:
+            layers = [self._schema.layers[place] for place in sorted(self._missing)]
+            self._problem = f"SGLang ran a forward pass without calling layers {layers} (a replayed graph?)"
+        if self._problem is not None or states_RNH is None:
+            raise EngineError(self._problem or "no forward pass was opened")
+        return states_RNH
+
+    def _take(self, place: int, hidden: Tensor, residual: Tensor | None = None, **_: object) -> None:
+        """Further arguments are those of SGLang's own callback (``owned``)."""
+        if self._buffer_RNH is None:
+            return
+        self._missing.discard(place)
+        self._problem = self._problem or _what_is_wrong(hidden, residual, self._buffer_RNH)
+        if self._problem is None:
+            rows = len(self._buffer_RNH)  # the rest is padding
+            out_RH = self._buffer_RNH[:, place]
+            if residual is None:
+                out_RH.copy_(hidden[:rows])
+            else:
+                torch.add(hidden[:rows], residual[:rows], out=out_RH)
+
+
+def _find_decoder(model: nn.Module, norm: str) -> tuple[str, Any]:
+    """The module that holds ``layers`` and the final norm; of several (a vision tower) the one with most layers."""
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "layers", None), nn.ModuleList)
+        and isinstance(getattr(module, norm, None), nn.Module)
+    ]
+    if not found:
+        raise EngineError(
+            f"{type(model).__name__} has no decoder with 'layers' and {norm!r}; it cannot be captured"
+        )
+    return max(found, key=lambda pair: len(pair[1].layers))
+
+
+def _kind(layer: nn.Module) -> str:
+    return f"{type(layer).__name__}({', '.join(inspect.signature(layer.forward).parameters)})"
+
+
+def _before_layer(layer: nn.Module, tap: Tap) -> PreHook:
+    signature = inspect.signature(layer.forward)
+    names = signature.parameters.keys()
+    if "capture_output" in names:
+        return partial(_pass_callback, tap)
+    if not {"hidden_states", "residual"} <= names:
+        raise EngineError(f"layers of a kind that cannot be captured: {_kind(layer)}")
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        tap(given["hidden_states"], given.get("residual"))
+
+    return hook
+
+
+def _pass_callback(
+    tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def both(hidden: Tensor, **how: Any) -> None:
+        tap(hidden)
+        if theirs is not None:
+            theirs(hidden, **how)
+
+    theirs = kwargs.get("capture_output")
+    return args, {**kwargs, "capture_output": both}
+
+
+def _before_norm(tap: Tap) -> PreHook:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        residual = args[1] if len(args) > 1 else kwargs.get("residual")
+        tap(args[0], residual)
+
+    return hook
+
+
+def _what_is_wrong(hidden: Any, residual: Any, buffer_RNH: Tensor) -> str | None:
+    num_rows, _, width = buffer_RNH.shape
+    for part in (hidden, residual):
+        if part is None:
+            continue
+        if not isinstance(part, torch.Tensor):
+            return f"the residual stream is no tensor but a {type(part).__name__}"
+        if part.ndim != 2 or part.shape[1] != width or part.shape[0] < num_rows:
+            return f"the residual stream has shape {list(part.shape)}, expected [{num_rows} or more, {width}]"
+    if getattr(hidden, "_sglang_needs_allreduce_fusion", False):
+        return "the residual stream is a partial sum: SGLang adds it up over ranks in a later kernel"
+    return None

@@ -1,0 +1,221 @@
+"""The process that vLLM lives in: ``python -m spec_trainer.engines.vllm.host_process FD PARENT``.
+
+vLLM is a program of its own: it writes to stdout, configures logging, handles signals, and is steered by environment
+variables. So it gets a process, with its environment, and vLLM's engine core is a child of that. The first record on
+the control channel, the order, holds the arguments; then each ``run`` is one request. Answers: ``ready``, ``done``,
+``refused`` (a request), ``counters``, ``alive``, ``failed`` (all is over).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import DeadlineExceeded, PeerLost
+from spec_trainer.launch.child import die_with
+from spec_trainer.launch.control import ControlChannel
+
+if TYPE_CHECKING:
+    from spec_trainer.launch.control import Record
+
+_PULSES_PER_TIMEOUT = 8
+_SETTLE_S = 1.0
+"""For the end of vLLM's engine core to be seen, which says more than what its frontend raises."""
+
+
+def main() -> int:
+    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    die_with(parent)
+    os.set_inheritable(descriptor, False)
+    channel = ControlChannel(socket.socket(fileno=descriptor))
+    order = next(channel.records(), None)
+    if order is None:
+        return 1
+    try:
+        asyncio.run(_serve(channel, order))
+    except Exception as error:  # noqa: BLE001 (top of a process)
+        traceback.print_exc()
+        with suppress(PeerLost):
+            channel.send("failed", message=_one_line(error))
+        return 1
+    return 0
+
+
+async def _serve(channel: ControlChannel, order: Record) -> None:
+    llm = _start(order["arguments"])
+    try:
+        await llm.is_sleeping()  # an answer of the engine core: every socket is connected
+        _watch_cores(channel)
+        channel.send("ready")
+        await Host(channel, llm, order).serve()
+    finally:
+        llm.shutdown()
+
+
+def _start(arguments: dict[str, Any]) -> Any:
+    """vLLM's AsyncLLM. No thread of ours runs yet: vLLM may fork."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    if (transfer := arguments.get("kv_transfer_config")) is not None:
+        arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+    elif not _generators_rewind():
+        longest = max(arguments["max_num_batched_tokens"], arguments["max_model_len"])
+        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": longest}
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _generators_rewind() -> bool:
+    """vLLM (0.26 and 0.32) rewinds the random generator of a request with a seed after each chunk of its prompt but
+    the last one. Where generators cannot (on a processor), it dies of that."""
+    import torch
+    from vllm.platforms import current_platform
+
+    try:
+        torch.Generator(current_platform.device_type).get_offset()
+    except RuntimeError:
+        return False
+    return True
+
+
+class Host:
+    """Runs requests as they come; vLLM batches them."""
+
+    def __init__(self, channel: ControlChannel, llm: Any, order: Record) -> None:
+        self._channel = channel
+        self._llm = llm
+        self._peer_s: float = order["peer_s"]
+        self._sound = None if "worker_extension_cls" in order["arguments"] else True
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self._failure: Exception | None = None
+
+    async def serve(self) -> None:
+        """Until the channel ends. Raises what vLLM has died of."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=(loop,), name="orders", daemon=True).start()
+        self._begin(self._pulse())
+        await self._ended.wait()
+        for task in self._tasks:
+            task.cancel()
+        if self._failure is not None:
+            await asyncio.sleep(_SETTLE_S)
+            raise self._failure
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        handlers = {"run": self._run, "counters": self._counters}
+        for record in self._channel.records():
+            loop.call_soon_threadsafe(lambda record=record: self._begin(handlers[record["kind"]](record)))
+        loop.call_soon_threadsafe(self._ended.set)
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, record: Record) -> None:
+        try:
+            token_ids, gaps = await self._generate(record)
+        except Exception as error:  # noqa: BLE001 (whatever vLLM raises is told to whoever asked)
+            if self._llm.errored:
+                self._failure = error
+                self._ended.set()
+                return
+            self._channel.send("refused", key=record["key"], message=_one_line(error))
+        else:
+            self._channel.send("done", key=record["key"], token_ids=token_ids, gaps=gaps)
+
+    async def _generate(self, record: Record) -> tuple[list[int], list[float]]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if record["sampling"]["temperature"] > 0:
+            await self._check_law()
+        params = SamplingParams(
+            **record["sampling"],
+            detokenize=False,
+            ignore_eos=True,  # where to stop, we say by stop_token_ids
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = {"prompt_token_ids": record["token_ids"]}
+        async for output in self._llm.generate(prompt, params, request_id=str(record["key"])):
+            answer = output.outputs[0]
+        return list(answer.token_ids), [_gap(position) for position in answer.logprobs or ()]
+
+    async def _check_law(self) -> None:
+        """Raises where this vLLM is known to sample wrongly with a draft (``soundness.py``)."""
+        if self._sound is None:
+            self._sound = all(await self._llm.collective_rpc("samples_soundly_with_a_draft"))
+        if not self._sound:
+            raise RuntimeError(
+                "this build of vLLM does not sample from the target's law when it drafts; use temperature 0, or no "
+                "draft"
+            )
+
+    async def _counters(self, record: Record) -> None:
+        self._channel.send("done", key=record["key"], **speculation_counters())
+
+    async def _pulse(self) -> None:
+        """Tells that vLLM's engine core answers, not only that this process runs: a stopped core goes silent."""
+        with suppress(PeerLost, DeadlineExceeded):
+            while True:
+                await asyncio.sleep(self._peer_s / _PULSES_PER_TIMEOUT)
+                await self._llm.is_sleeping()
+                self._channel.send("alive")
+
+
+def speculation_counters() -> dict[str, Any]:
+    """vLLM's own, since the process started."""
+    from vllm.v1.metrics.reader import get_metrics_snapshot
+
+    prefix = "vllm:spec_decode_num_"
+    found = {metric.name.removeprefix(prefix): metric for metric in get_metrics_snapshot()}
+    totals = {
+        ours: found[theirs].value if theirs in found else 0
+        for ours, theirs in (
+            ("rounds", "drafts"),
+            ("drafted", "draft_tokens"),
+            ("accepted", "accepted_tokens"),
+        )
+    }
+    positions = found.get("accepted_tokens_per_pos")
+    return {**totals, "accepted_per_position": list(positions.values) if positions else []}
+
+
+def _watch_cores(channel: ControlChannel) -> None:
+    """Ends this process, with the cause, when one that vLLM has started ends before it."""
+    cores = {process.sentinel: process for process in multiprocessing.active_children()}
+
+    def watch() -> None:
+        core = cores[wait(list(cores))[0]]  # type: ignore[index]
+        core.join()
+        code = core.exitcode or 0
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        with suppress(PeerLost):  # while closing
+            channel.send("failed", message=f"vLLM's process {core.name} {how}")
+        os._exit(1)
+
+    threading.Thread(target=watch, name="core watch", daemon=True).start()
+
+
+def _gap(position: dict[int, Any]) -> float:
+    """Between the two likeliest tokens: log-probabilities differ as logits do."""
+    first, second = sorted((entry.logprob for entry in position.values()), reverse=True)[:2]
+    return first - second
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

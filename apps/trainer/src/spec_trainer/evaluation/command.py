@@ -1,0 +1,63 @@
+"""Runs an evaluation from its request to its document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.draft_trainer import export_draft
+from spec_trainer.evaluation.document import summarise
+from spec_trainer.evaluation.engine_output import engine_output_kept
+from spec_trainer.evaluation.measure import acceptance_length, decode_with_draft, decode_without_draft
+from spec_trainer.evaluation.prepare import prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spec_core import Draft, Engine, TargetSpec
+    from spec_trainer.evaluation.request import EvaluationRequest
+    from spec_trainer.evaluation.workload import Workload
+
+
+def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
+    """The document of ``evaluate --json``; ``words`` are ``engine.key=value`` and the like."""
+    evaluation = prepare(request, words)
+    with TemporaryDirectory() as scratch:
+        untrained = None
+        if evaluation.measures_untrained:
+            untrained = export_untrained(evaluation.draft, evaluation.target, Path(scratch) / "untrained")
+        with engine_output_kept(), evaluation.options.start(evaluation.target) as engine:
+            figures = measure(engine, request.draft_model, evaluation.work, untrained)
+    return {
+        "target": str(evaluation.target.folder),
+        "draft": str(request.draft_model),
+        "engine": evaluation.options.engine_type.name,
+        "engine_versions": dict(evaluation.options.engine_type.probe().versions),
+        "backend": evaluation.options.backend.name,
+        "prompts": len(evaluation.work.prompts),
+        **figures,
+    }
+
+
+def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:
+    """Figures of a draft (see ``summarise``), and the acceptance length of one that is not trained."""
+    plain = decode_without_draft(engine, work)
+    figures = summarise(work, plain, decode_with_draft(engine, draft_model, work))
+    before = None
+    if untrained is not None:
+        before = acceptance_length(engine, untrained, work, "an untrained draft")
+    return {"acceptance_length_before": before, **figures}
+
+
+def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
+    """A draft of the same shape with fresh weights: where training began."""
+    import torch
+
+    from spec_core.target_reader import read_target_tensors
+
+    fresh = type(draft)(draft.config.model_copy(update={"init_from": None}))
+    with torch.random.fork_rng(devices=[]):
+        module = fresh.build(target, read_target_tensors(target), None)
+    export_draft(fresh, module.state_dict(), target, folder)
+    return folder

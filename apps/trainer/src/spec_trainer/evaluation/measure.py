@@ -1,0 +1,124 @@
+"""Decodes a workload with a draft and without one, and counts.
+
+Passes are in such an order that an engine which has to start anew for another way of decoding starts once for each:
+everything without a draft, then everything with it, then the untrained draft.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from spec_core.records import AcceptanceCounters
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core import Engine
+    from spec_core.records import Generation, SamplingParams
+    from spec_trainer.evaluation.workload import Prompts, Workload
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_ROUNDS = 2
+"""Decoded before the clock starts: kernels are compiled, and an engine starts, at the first use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Answers of one pass over prompts, how long it took, and what the engine counted meanwhile."""
+
+    answers: list[Generation]
+    seconds: float
+    counters: AcceptanceCounters = field(default_factory=AcceptanceCounters)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """A workload, decoded in one mode of the engine."""
+
+    greedy: Pass
+    sampled: Pass | None
+    tokens_per_s: dict[int, float]
+    """By concurrency."""
+
+
+def decode_without_draft(engine: Engine, work: Workload) -> Passes:
+    work = work.without_draft()
+    passes = _decode_all(engine, work, "without a draft")
+    if passes.greedy.answers[0].top_two_gap:
+        return passes
+    log.info(
+        "decoding %d prompts greedily once more, for the gaps of the two largest logits", len(work.prompts)
+    )
+    told = engine.generate(work.prompts, replace(work.greedy, with_gaps=True))
+    return replace(passes, greedy=replace(passes.greedy, answers=told))
+
+
+def decode_with_draft(engine: Engine, draft_model: Path, work: Workload) -> Passes:
+    engine.load_draft(draft_model)
+    return _decode_all(engine, work, f"with {work.num_draft_tokens} draft tokens")
+
+
+def acceptance_length(engine: Engine, draft_model: Path, work: Workload, what: str) -> float:
+    engine.load_draft(draft_model)
+    log.info("decoding %d prompts with %s", len(work.prompts), what)
+    return decode(engine, work.prompts, work.timed).counters.acceptance_length
+
+
+def decode(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> Pass:
+    """All prompts at once, timed after a warm-up."""
+    _warm_up(engine, prompts, sampling)
+    before = engine.acceptance() if sampling.num_draft_tokens else AcceptanceCounters()
+    start = time.perf_counter()
+    answers = engine.generate(prompts, sampling)
+    seconds = time.perf_counter() - start
+    after = engine.acceptance() if sampling.num_draft_tokens else before
+    return Pass(answers=answers, seconds=seconds, counters=_difference(after, before))
+
+
+def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:
+    number = len(work.prompts)
+    log.info("decoding %d prompts greedily %s", number, how)
+    greedy, sampled = decode(engine, work.prompts, work.greedy), None
+    if work.sampled is not None:
+        log.info("decoding %d prompts at temperature %g %s", number, work.sampled.temperature, how)
+        sampled = decode(engine, work.prompts, work.sampled)
+    speeds: dict[int, float] = {}
+    for size in work.concurrency:
+        log.info("timing %d answers at once %s", size, how)
+        speeds[size] = _tokens_per_s(engine, work.groups(size), work.timed)
+    return Passes(greedy=greedy, sampled=sampled, tokens_per_s=speeds)
+
+
+def _tokens_per_s(engine: Engine, groups: list[Prompts], sampling: SamplingParams) -> float:
+    _warm_up(engine, groups[0], sampling)
+    start = time.perf_counter()
+    answers = [answer for group in groups for answer in engine.generate(group, sampling)]
+    return sum(len(answer.token_ids) for answer in answers) / (time.perf_counter() - start)
+
+
+def _warm_up(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> None:
+    few = min(sampling.max_new_tokens, _WARM_UP_ROUNDS * (1 + sampling.num_draft_tokens))
+    engine.generate(prompts, replace(sampling, max_new_tokens=few))
+
+
+def _difference(after: AcceptanceCounters, before: AcceptanceCounters) -> AcceptanceCounters:
+    pairs = zip_longest(after.accepted_per_position, before.accepted_per_position, fillvalue=0)
+    return AcceptanceCounters(
+        rounds=after.rounds - before.rounds,
+        drafted=after.drafted - before.drafted,
+        accepted=after.accepted - before.accepted,
+        accepted_per_position=tuple(new - old for new, old in pairs),
+    )

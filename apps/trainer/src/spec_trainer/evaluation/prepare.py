@@ -1,0 +1,74 @@
+"""From a request to an Evaluation: everything read and checked, nothing started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ConfigError
+from spec_core.records import SamplingParams
+from spec_trainer.engine_options import read_engine_options
+from spec_trainer.evaluation.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spec_core import Draft, TargetSpec
+    from spec_trainer.engine_options import EngineOptions
+    from spec_trainer.evaluation.request import EvaluationRequest
+
+_OTHER_TEMPERATURE = 1.0
+"""Of the sampled answers, where none is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is asked for, on this machine."""
+
+    request: EvaluationRequest
+    options: EngineOptions
+    target: TargetSpec
+    draft: Draft
+    work: Workload
+
+    @property
+    def measures_untrained(self) -> bool:
+        asked = self.request.untrained
+        return self.options.engine_type.in_process if asked is None else asked
+
+
+def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
+    """Raises a UsageError, one line, for anything that is wrong."""
+    from spec_core.target_reader import read_target
+    from spec_trainer.engines.draft_folder import check_draft
+    from spec_trainer.resolve import resolve_target
+
+    options = read_engine_options(request.engine, request.backend, words)
+    target = read_target(resolve_target(request.target))
+    draft, num_draft_tokens = check_draft(request.draft_model, target, request.num_draft_tokens)
+    options.engine_type.check_draft(options.sections.engine, target, request.draft_model, num_draft_tokens)
+    work = _workload(request, target, num_draft_tokens)
+    return Evaluation(request=request, options=options, target=target, draft=draft, work=work)
+
+
+def _workload(request: EvaluationRequest, target: TargetSpec, num_draft_tokens: int) -> Workload:
+    from spec_trainer.data.prompts import load_prompts
+
+    room = target.max_positions - request.max_new_tokens - num_draft_tokens - 1
+    if room < 1:
+        raise ConfigError(
+            f"--max-new-tokens={request.max_new_tokens} and {num_draft_tokens} draft tokens leave no room for a "
+            f"prompt in the {target.max_positions} positions of target {target.folder}; lower --max-new-tokens"
+        )
+    return Workload(
+        prompts=load_prompts(request.prompts, target.folder, target.vocab_size, room),
+        sampling=SamplingParams(
+            max_new_tokens=request.max_new_tokens,
+            temperature=request.temperature or 0.0,
+            seed=request.seed,
+            num_draft_tokens=num_draft_tokens,
+            stop_at_eos=request.stop_at_eos,
+        ),
+        other_temperature=_OTHER_TEMPERATURE if request.temperature is None else None,
+        concurrency=request.concurrencies,
+    )

@@ -1,0 +1,52 @@
+"""EvaluationRequest: what ``spec-trainer evaluate`` is asked for. Light: the command line imports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
+
+from spec_core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    target: str
+    """Folder or hub id of the target."""
+    draft_model: Path
+    """Exported draft folder."""
+    prompts: Path
+    """Data file; of each row, what comes before the last answer is the prompt."""
+    engine: str = "hf"
+    """What runs the target: hf, vllm, sglang or a plugin's."""
+    backend: str = "cpu"
+    """Hardware."""
+    num_draft_tokens: int | None = None
+    """Tokens that the draft proposes per round. By default a whole block, or 4 where the draft has none."""
+    max_new_tokens: int = 128
+    """Length of each answer."""
+    temperature: float | None = None
+    """Of the sampled answers; greedy ones are measured in any case, and with 0 nothing else. The document's own
+    figures are those of the temperature that is given; by default greedy ones, and 1.0 is measured besides."""
+    concurrency: str = ""
+    """How many answers at once the speed is measured with besides, such as 1,8,32."""
+    stop_at_eos: bool = True
+    """An answer ends at the target's end token; else it has max-new-tokens whatever comes."""
+    untrained: bool | None = None
+    """Measure a fresh draft of the same shape too. By default where the engine runs in this process; others have to
+    start once more for it."""
+    seed: int = 0
+    """Seed of sampling."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_draft_tokens", 1), ("max_new_tokens", 1), ("temperature", 0)):
+            value = getattr(self, name)
+            if value is not None and not least <= value < float("inf"):
+                raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
+        _ = self.concurrencies
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        words = [word.strip() for word in self.concurrency.split(",")] if self.concurrency else []
+        if not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise ConfigError(f"--concurrency={self.concurrency}: expected positive integers, such as 1,8,32")
+        return tuple(dict.fromkeys(map(int, words)))

@@ -1,0 +1,231 @@
+"""``spec-trainer capture``: the target runs over every sample once, and its features go into a folder.
+
+A capture is a run whose steps are shards: the same plan, dispatcher, engines and stream as in training, with shards
+in place of global batches and a disk in place of a trainer. Which samples a shard holds follows from data and
+settings alone, so going on means capturing the shards that are not there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ArtifactError, ConfigError
+from spec_trainer.data.dataset import Dataset
+from spec_trainer.dispatch import check_sizes, sample_bytes
+from spec_trainer.interrupted import Interrupted
+from spec_trainer.offline.folder import FeatureFolder
+from spec_trainer.offline.index import FeatureIdentity, data_digest
+from spec_trainer.progress import StepProgress
+from spec_trainer.resolve import ResolvedRun, read_inputs
+from spec_trainer.stop_request import StopRequest
+from spec_trainer.work_plan import BatchSettings, WorkPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.feature_stream import FeatureStream
+    from spec_trainer.resolve import ResolvedParts
+    from spec_trainer.work_plan import WorkItem
+
+log = logging.getLogger(__name__)
+
+_WRITER_FRACTION = 0.1
+"""Of a device that it shares with an engine: it holds features on their way to the host, nothing else."""
+
+
+class ShardPlan(WorkPlan):
+    """Every sample once, in the order of the data; an item is a shard, and only missing ones are items."""
+
+    def __init__(self, dataset: Dataset, settings: BatchSettings, folder: FeatureFolder) -> None:
+        super().__init__(Dataset(dataset.samples, (), dataset.report), settings)
+        self._folder = folder
+
+    def items(self, done_steps: int) -> Iterator[WorkItem]:
+        return (item for item in super().items(done_steps) if not self._folder.has(item.step))
+
+
+@dataclass(frozen=True)
+class CaptureRun:
+    run: ResolvedRun
+    folder: FeatureFolder
+    identity: FeatureIdentity
+
+    @property
+    def num_shards(self) -> int:
+        return self.run.work.total_steps
+
+    def missing(self) -> list[WorkItem]:
+        return list(self.run.work.items(0))
+
+    def num_bytes(self, items: Sequence[WorkItem]) -> int:
+        return sample_bytes(self.run.schema, self.num_tokens(items))
+
+    def num_tokens(self, items: Sequence[WorkItem]) -> int:
+        lengths = self.run.dataset.lengths
+        return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)
+
+
+def resolve_capture(
+    config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
+) -> CaptureRun:
+    """As for training. Raises a UsageError, one line, for anything that is wrong; creates nothing."""
+    parts, dataset = read_inputs(config_file, flags, overrides)
+    if parts.config.data.features is not None:
+        raise ConfigError(
+            f"data.features={parts.config.data.features} with capture, which makes such a folder; remove it, and "
+            "name the folder with --output"
+        )
+    capture = plan_capture(replace(parts, config=_for_capture(parts.config)), dataset)
+    check_sizes(capture.run.work, parts.schema, capture.run.window_bytes)
+    capture.folder.check_owner(capture.identity)
+    capture.folder.check_shards(capture.identity, capture.num_shards)
+    _check_space(capture)
+    return capture
+
+
+def plan_capture(parts: ResolvedParts, dataset: Dataset) -> CaptureRun:
+    """The same in every process of a capture."""
+    config, folder = parts.config, FeatureFolder(parts.config.output)
+    settings = BatchSettings(
+        global_batch_tokens=max(1, config.capture.shard_bytes // sample_bytes(parts.schema, 1)),
+        shuffle=False,
+        seed=0,
+        ranks=1,
+        accumulation=1,
+        capture_tokens=config.engine.batch_tokens,
+        total_steps=None,
+        epochs=1,
+        eval_every=0,
+    )
+    work = ShardPlan(dataset, settings, folder)
+    identity = FeatureIdentity(
+        schema=parts.schema,
+        target_digest=parts.target.digest,
+        data_digest=data_digest(dataset),
+        num_samples=len(dataset.samples),
+        shard_bytes=config.capture.shard_bytes,
+    )
+    return CaptureRun(ResolvedRun(**vars(parts), dataset=work.dataset, work=work), folder, identity)
+
+
+def run_capture(capture: CaptureRun) -> dict[str, Any]:
+    """Captures what the folder lacks; returns the command's document."""
+    started = time.monotonic()
+    run = capture.run
+    inline = run.config.placement.kind == "inline"
+    with capture.folder.locked(), StopRequest() as stop:
+        capture.folder.open(capture.identity, capture.num_shards)
+        missing = capture.missing()
+        log.info(
+            "%d of %d shards are to be captured: %d bytes into %s",
+            len(missing), capture.num_shards, capture.num_bytes(missing), capture.folder.root,
+        )  # fmt: skip
+        if missing:
+            with run.backend.prepare_host(run.config.placement.kind):
+                (_capture_inline if inline else _launch)(capture, stop)
+        capture.folder.seal(capture.identity, capture.num_shards)
+    return _document(capture, missing, time.monotonic() - started)
+
+
+def write_shards(
+    capture: CaptureRun,
+    stream: FeatureStream,
+    should_stop: Callable[[int], bool],
+    show: Callable[[dict[str, Any]], None],
+) -> None:
+    """The missing shards, from ``stream`` to disk; one is written while the next one arrives."""
+    from spec_trainer.offline.shard import write_shard
+
+    missing = capture.missing()
+    written: Future[None] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="shard") as disk:
+        for number, item in enumerate(missing, start=1):
+            since = time.monotonic()
+            (batch,) = stream.micro_batches(item)
+            if written is not None:
+                written.result()
+            written = disk.submit(write_shard, capture.folder.shard(item.step), batch, capture.identity)
+            tokens_per_s = capture.num_tokens([item]) / (time.monotonic() - since)
+            show({"step": number, "tokens_per_s": tokens_per_s})
+            if should_stop(number) and number < len(missing):
+                written.result()
+                raise Interrupted(
+                    f"interrupted; {len(missing) - number} of {capture.num_shards} shards are left; the same command "
+                    "goes on there"
+                )
+        if written is not None:
+            written.result()
+
+
+def _capture_inline(capture: CaptureRun, stop: StopRequest) -> None:
+    """Engine and disk in this process."""
+    from spec_trainer.job import engine_stream
+
+    with ExitStack() as stack:
+        stream, begin = stack.enter_context(engine_stream(capture.run))
+        progress = stack.enter_context(_progress(capture))
+        begin(0)
+        write_shards(capture, stream, lambda done: stop.requested, progress.show)
+
+
+def _launch(capture: CaptureRun, stop: StopRequest) -> None:
+    """Engines in processes of their own, and one process that writes."""
+    from spec_trainer.launch.local import Program, run_local
+
+    writer = Program("writer", "spec_trainer.offline.writer_process:run")
+    capture.run.directory.logs.mkdir(exist_ok=True)
+    run_local(capture.run, stop, _progress(capture), writer)
+
+
+def _progress(capture: CaptureRun) -> StepProgress:
+    def describe(record: Mapping[str, Any]) -> str:
+        return f"{record['tokens_per_s']:,.0f} tok/s"
+
+    return StepProgress(len(capture.missing()), "capturing shards", describe)
+
+
+def _for_capture(config: AnyRunConfig) -> AnyRunConfig:
+    """One process writes, whatever the training is to have; it leaves an engine's device to the engine."""
+    placement = config.placement
+    if placement.kind == "colocated" and placement.engine_fraction is placement.trainer_fraction is None:
+        fractions = {"engine_fraction": 1 - _WRITER_FRACTION, "trainer_fraction": _WRITER_FRACTION}
+        placement = placement.model_copy(update=fractions)
+    train = config.train.model_copy(update={"ranks": 1})
+    return config.model_copy(update={"train": train, "placement": placement})
+
+
+def _check_space(capture: CaptureRun) -> None:
+    root = capture.folder.root.absolute()
+    needed = capture.num_bytes(capture.missing())
+    there = next(folder for folder in (root, *root.parents) if os.path.exists(folder))
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise ArtifactError(
+            f"output {capture.folder.root} needs {needed} bytes for the features of "
+            f"{len(capture.run.dataset.samples)} samples, {free} are free there; choose another disk, fewer samples "
+            "or a smaller data.max_length"
+        )
+
+
+def _document(capture: CaptureRun, captured: Sequence[WorkItem], wall_s: float) -> dict[str, Any]:
+    everything = list(WorkPlan.items(capture.run.work, 0))
+    return {
+        "features": str(capture.folder.root),
+        "layers": list(capture.run.schema.layers),
+        "samples": len(capture.run.dataset.samples),
+        "tokens": capture.num_tokens(everything),
+        "bytes": capture.num_bytes(everything),
+        "shards": capture.num_shards,
+        "captured_shards": len(captured),
+        "captured_tokens": capture.num_tokens(captured),
+        "wall_s": wall_s,
+    }

@@ -1,0 +1,139 @@
+"""One shard: a safetensors file of some samples' features, written whole or not at all, read through mmap.
+
+``hidden_states`` [T, N, H] and ``input_ids`` int64 [T] hold the shard's samples one after the other. The file's own
+metadata says which samples, where, and their checksums, so that a shard stands for itself until the index is written.
+Imports torch only to write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spec_core.errors import ArtifactError, RunError
+from spec_trainer.offline.index import ShardEntry, StoredSample, columns, digest, rows, token_digest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.records import DraftBatch, FeatureSchema
+    from spec_trainer.offline.index import FeatureIdentity
+
+_HIDDEN, _IDS, _METADATA = "hidden_states", "input_ids", "spec_trainer"
+_LENGTH_BYTES = 8
+_ID_BYTES = 8
+
+
+def remedy(file: Path) -> str:
+    return f"delete {file} and run the capture again, which captures that shard only"
+
+
+def write_shard(file: Path, batch: DraftBatch, identity: FeatureIdentity) -> None:
+    """``batch``: the samples of the shard, touching. A reader never sees half of a file."""
+    from safetensors.torch import save_file
+
+    samples = [_stored(batch, span.sample_id, span.start, span.stop) for span in batch.spans]
+    # One key: safetensors writes several in any order, and a shard captured again should be the same file.
+    metadata = {_METADATA: json.dumps({"identity": identity.digest, "samples": columns(samples)})}
+    scratch = scratch_of(file)
+    try:
+        save_file({_HIDDEN: batch.hidden_TNH, _IDS: batch.input_ids_T}, scratch, metadata)
+        with scratch.open("rb") as written:
+            os.fsync(written.fileno())  # the name must not outlive a power cut that its bytes do not
+        scratch.chmod(0o644)  # safetensors' own files are for their owner alone
+        scratch.replace(file)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def scratch_of(file: Path) -> Path:
+    return file.with_name(f".{file.name}.part")
+
+
+def _stored(batch: DraftBatch, sample_id: int, start: int, stop: int) -> StoredSample:
+    import torch
+
+    ids_T = batch.input_ids_T[start:stop].numpy()
+    hidden = batch.hidden_TNH[start:stop].reshape(-1).view(torch.uint8).numpy()
+    return StoredSample(sample_id, start, stop - start, _checksum(hidden, ids_T), token_digest(ids_T))
+
+
+def _checksum(hidden: np.ndarray, ids: np.ndarray) -> str:
+    return digest((digest(hidden) + digest(ids)).encode())
+
+
+def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
+    """What a shard says of itself. Raises ArtifactError where it is damaged or of another capture."""
+    header, metadata, _ = _read_header(file)
+    try:
+        same, samples = metadata["identity"] == identity.digest, rows(metadata["samples"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{file} is damaged: its header makes no sense; {remedy(file)}") from error
+    if not same:
+        raise ArtifactError(f"{file} is of another capture (target, data, layers or dtype); {remedy(file)}")
+    return ShardEntry(file.name, digest(header), samples)
+
+
+class Shard:
+    """A shard that an index lists. Any thread may read it."""
+
+    def __init__(self, root: Path, entry: ShardEntry, schema: FeatureSchema) -> None:
+        """Reads the header alone. Raises ArtifactError where file and index disagree."""
+        self.file = root / entry.file
+        self._row_bytes = schema.bytes_per_token()
+        header, _, tensors = _read_header(self.file)
+        if digest(header) != entry.header_checksum:
+            raise ArtifactError(f"{self.file} is damaged: its header's checksum differs; {remedy(self.file)}")
+        shape = [entry.num_tokens, len(schema.layers), schema.hidden_size]
+        if tensors[_HIDDEN]["shape"] != shape or tensors[_IDS]["shape"] != shape[:1]:
+            raise ArtifactError(f"{self.file} holds other shapes than the index says; {remedy(self.file)}")
+        start = _LENGTH_BYTES + len(header)
+        self._hidden_at = start + tensors[_HIDDEN]["data_offsets"][0]
+        self._ids_at = start + tensors[_IDS]["data_offsets"][0]
+
+    def read(self, sample: StoredSample) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes of the hidden states, uint8 [T · N · H · itemsize], and ids, int64 [T]; views of the file. Raises
+        RunError where the file has changed since it was written."""
+        hidden = self._bytes(self._hidden_at, sample, self._row_bytes)
+        ids = self._bytes(self._ids_at, sample, _ID_BYTES).view("<i8")
+        if _checksum(hidden, ids) != sample.checksum:
+            raise RunError(
+                f"{self.file}: the features of sample {sample.sample_id} are damaged (their checksum differs); "
+                f"{remedy(self.file)}"
+            )
+        return hidden, ids
+
+    def _bytes(self, origin: int, sample: StoredSample, row_bytes: int) -> np.ndarray:
+        start = origin + sample.offset * row_bytes
+        return self._map[start : start + sample.num_tokens * row_bytes]
+
+    @cached_property
+    def _map(self) -> np.ndarray:
+        # Copy on write: torch takes no read-only memory. Nobody writes to it.
+        return np.memmap(self.file, dtype=np.uint8, mode="c").view(np.ndarray)
+
+
+def _read_header(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
+    """The JSON header as stored, its metadata, and its tensors; ArtifactError where the file is no whole shard."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            header = stream.read(min(length, file.stat().st_size))
+        tensors = json.loads(header)
+        metadata = json.loads(tensors.pop("__metadata__")[_METADATA])
+        ends = [_LENGTH_BYTES + length + tensors[name]["data_offsets"][1] for name in (_HIDDEN, _IDS)]
+        whole = max(ends) == file.stat().st_size and prod(tensors[_HIDDEN]["shape"]) > 0
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{file} is missing; run the capture again, which captures that shard only"
+        ) from None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ArtifactError(f"{file} is damaged: its header does not parse; {remedy(file)}") from error
+    if not whole:
+        raise ArtifactError(f"{file} is damaged: it does not end where its header says; {remedy(file)}")
+    return header, metadata, tensors

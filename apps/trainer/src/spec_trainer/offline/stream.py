@@ -1,0 +1,80 @@
+"""StoredStream: one trainer rank's micro-batches, in the plan's order, from a folder of features."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.errors import RunError
+from spec_core.resource import Resource
+from spec_trainer.feature_stream import lay_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spec_core.records import DraftBatch, Span
+    from spec_trainer.offline.store import FeatureStore
+    from spec_trainer.resolve import ResolvedRun
+    from spec_trainer.work_plan import WorkItem
+
+_READERS = 4
+"""Threads that read and check samples: both let go of the interpreter, and a disk likes more than one question."""
+
+
+class StoredStream(Resource):
+    """Reads one item ahead, so that the trainer finds its batch ready. The plan says which item that is."""
+
+    def __init__(self, run: ResolvedRun, rank: int, store: FeatureStore) -> None:
+        self._run = run
+        self._rank = rank
+        self._places = store.places
+        self._stored = store.schema
+        every = store.schema.layers == run.schema.layers
+        chosen = [store.schema.layers.index(layer) for layer in run.schema.layers]
+        self._columns = slice(None) if every else chosen  # a slice copies nothing
+        self._items: Iterator[WorkItem] | None = None
+        self._next: Future[list[DraftBatch]] | None = None
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read ahead")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read features")
+
+    def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
+        """This rank's part of ``item``; items must be asked for in the plan's order. Raises RunError for features
+        that are damaged or not of the sample's tokens."""
+        if self._items is None:
+            self._items = self._run.work.items(item.step)
+            self._read_ahead()
+        assert self._next is not None
+        batches = self._next.result()
+        self._read_ahead()
+        return batches
+
+    def close(self) -> None:
+        self._ahead.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
+
+    def _read_ahead(self) -> None:
+        assert self._items is not None
+        item = next(self._items, None)
+        self._next = None if item is None else self._ahead.submit(self._read, item)
+
+    def _read(self, item: WorkItem) -> list[DraftBatch]:
+        run = self._run
+        batches = lay_out(run.work, item, self._rank, run.schema, run.config)
+        places = [(batch, span) for batch in batches for span in batch.spans]
+        for _ in self._readers.map(self._place, *zip(*places, strict=True)) if places else ():
+            pass
+        return batches
+
+    def _place(self, batch: DraftBatch, span: Span) -> None:
+        shard, sample = self._places[span.sample_id]
+        stored, ids = shard.read(sample)
+        where = slice(span.start, span.stop)
+        if not torch.equal(torch.from_numpy(ids), batch.input_ids_T[where]):
+            raise RunError(
+                f"{shard.file}: sample {sample.sample_id} has other tokens than the data; capture anew"
+            )
+        hidden_TNH = torch.from_numpy(stored).view(self._stored.torch_dtype())
+        hidden_TNH = hidden_TNH.view(self._stored.shape(sample.num_tokens))
+        batch.hidden_TNH[where].copy_(hidden_TNH[:, self._columns])

@@ -1,0 +1,48 @@
+"""``spec-trainer capture --verify FOLDER``: every checksum at once, without a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ArtifactError, RunError, SpecError
+from spec_trainer.offline.index import read_index
+from spec_trainer.offline.shard import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from spec_trainer.offline.index import FeatureIndex, ShardEntry
+
+
+def verify_features(root: Path) -> dict[str, Any]:
+    """What a sound folder holds. Raises ArtifactError if it is none or incomplete, RunError for damage: how much,
+    and where the first is."""
+    index = read_index(root)
+    if not index.complete:
+        raise ArtifactError(f"{root} is incomplete: run its capture again, it goes on")
+    problems = [problem for entry in index.shards for problem in _problems(root, index, entry)]
+    if problems:
+        raise RunError(f"{len(problems)} damaged or missing in {root}, first: {problems[0]}")
+    return {
+        "features": str(root),
+        "samples": index.identity.num_samples,
+        "tokens": sum(entry.num_tokens for entry in index.shards),
+        "shards": len(index.shards),
+        "layers": list(index.identity.schema.layers),
+        "sound": True,
+    }
+
+
+def _problems(root: Path, index: FeatureIndex, entry: ShardEntry) -> Iterator[SpecError]:
+    """One for a file as a whole, or one for each of its samples."""
+    try:
+        shard = Shard(root, entry, index.identity.schema)
+    except ArtifactError as error:
+        yield error
+        return
+    for sample in entry.samples:
+        try:
+            shard.read(sample)
+        except RunError as error:
+            yield error

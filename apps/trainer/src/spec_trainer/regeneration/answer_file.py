@@ -1,0 +1,150 @@
+"""AnswerFile: ``FILE.jsonl``, which only ever grows by whole lines, and ``FILE.jsonl.meta.json``, how it is made."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from spec_core.errors import ArtifactError
+from spec_core.resource import Resource
+from spec_trainer.run_directory import check_creatable, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+FORMAT = "spec-trainer answers 1"
+
+_CUT = b'"finish_reason": "length"'
+"""Stands in no other place: quotes within a JSON string are escaped."""
+
+
+class AnswerFile(Resource):
+    """Opened for one command; a second one is kept out."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, str]) -> None:
+        """Goes on with what is there. ``about`` is for people and may change. Raises ArtifactError as ``check`` does,
+        and where the file is in use."""
+        check(path, settings)
+        self.path = path
+        self._made = {"format": FORMAT, **about, "settings": settings}
+        with ExitStack() as stack:
+            self._file = stack.enter_context(path.open("ab+"))
+            _lock(path, self._file)
+            self.complete = _size(path) > 0 and _meta(path)["result"].get("bytes") == _size(path)
+            """Every row is done."""
+            self.next_row = _first_missing_row(path, self._file)
+            """Rows of the data before this one are done."""
+            if self.next_row == 0:
+                self._write_meta({})
+            stack.pop_all()
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        lines = [json.dumps(row, default=str) + "\n" for row in rows]
+        self._file.write("".join(lines).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def seal(self) -> dict[str, int]:
+        """Every row is done: counts the lines, for the meta file too."""
+        self._file.seek(0)
+        counts = {"rows_written": 0, "rows_cut": 0}
+        for line in self._file:
+            counts["rows_written"] += 1
+            counts["rows_cut"] += _CUT in line
+        self._write_meta({**counts, "bytes": _size(self.path)})
+        return counts
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write_meta(self, result: Mapping[str, int]) -> None:
+        write_atomically(_meta_of(self.path), json.dumps({**self._made, "result": result}, indent=2) + "\n")
+
+
+def check(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raises ArtifactError where ``path`` holds something else, was made with other settings, or cannot be made;
+    creates nothing."""
+    if path.is_dir():
+        raise ArtifactError(f"output {path} is a folder; give a file")
+    if not path.parent.is_dir():
+        check_creatable(path.parent)
+        raise ArtifactError(f"output {path}: there is no folder {path.parent}; make it first")
+    if _size(path) == 0:
+        return
+    there = _meta(path)["settings"]
+    differences = [
+        f"{name} {there.get(name)} there, {value} here"
+        for name, value in settings.items()
+        if there.get(name) != value
+    ]
+    if differences:
+        raise ArtifactError(
+            f"output {path} was made with other settings ({'; '.join(differences)}); give the same ones to go on, or "
+            "choose another file"
+        )
+
+
+def _meta(path: Path) -> dict[str, dict[str, Any]]:
+    """``settings`` and ``result``."""
+    file = _meta_of(path)
+    if not file.exists():
+        raise ArtifactError(
+            f"output {path} exists and has no {file.name}: it is not this command's; choose another"
+        )
+    try:
+        document = json.loads(file.read_bytes())
+        return {key: dict(document[key]) for key in ("settings", "result")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{file} is damaged; choose another output") from error
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _meta_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.meta.json")
+
+
+def _lock(path: Path, file: BinaryIO) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ArtifactError(f"output {path} is being written by another command") from error
+
+
+def _first_missing_row(path: Path, file: BinaryIO) -> int:
+    _drop_half_line(file)
+    last = _last_line(file)
+    return 0 if last is None else _row_of(path, last) + 1
+
+
+def _drop_half_line(file: BinaryIO) -> None:
+    """What a crash left of the last line."""
+    size = os.fstat(file.fileno()).st_size
+    if size:
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
+            whole = content.rfind(b"\n") + 1
+        file.truncate(whole)
+
+
+def _last_line(file: BinaryIO) -> bytes | None:
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+        return None
+    with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
+        return content[content.rfind(b"\n", 0, size - 1) + 1 :]
+
+
+def _row_of(path: Path, line: bytes) -> int:
+    try:
+        return int(json.loads(line)["row"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"output {path}: its last line is no answer; remove it, or choose another file"
+        ) from error

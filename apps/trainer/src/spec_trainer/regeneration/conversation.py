@@ -1,0 +1,191 @@
+"""One row answered anew: its turns replayed in order, each answer in the context of the answers before it.
+
+What others say (system, user, tools) is kept; each answer of the assistant is generated. Kept too: an assistant's
+message before anybody has asked anything, and one that calls tools, for the results that follow it are that call's.
+An assistant's message behind an answer was its continuation and goes with it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spec_trainer.data.errors import BadRow
+from spec_trainer.data.rows import Chat, Text, parse_row
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spec_trainer.data.rows import Tokens
+    from spec_trainer.data.tokens import Encoder, Opening
+
+_ASKING = ("user", "tool", "function")
+_ROW_KEYS = ("messages", "conversations", "text", "input_ids", "loss_mask")
+
+
+class Conversation(ABC):
+    """Asked for a prompt and given its answer, until there is no prompt. ``row`` is what training reads."""
+
+    def __init__(self, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
+        self.encoder = encoder
+        self.prompt: list[int] = []
+        """Token ids that the next answer answers; empty: there is nothing more to answer."""
+        self.kept: list[tuple[int, int]] = []
+        """Where in ``prompt`` earlier answers stand, token for token as they were generated."""
+        self.was_cut = False
+        """An answer was cut, or the next prompt would have been too long."""
+        self.num_generated = 0
+        self.input_ids: list[int] = []
+        """The context of the last answer, and that answer."""
+        self.spans: list[tuple[int, int]] = []
+        """Where in ``input_ids`` answers stand."""
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    def take(self, token_ids: Sequence[int], max_new_tokens: int) -> None:
+        """The answer to ``prompt``. One that was cut is the conversation's last: nobody replies to half an answer."""
+        self.input_ids = [*self.prompt, *token_ids]
+        self.spans = [*self.kept, (len(self.prompt), len(self.input_ids))]
+        said = self.said(token_ids)
+        ended = len(said) < len(token_ids) or len(token_ids) < max_new_tokens
+        self.was_cut = not ended
+        self.num_generated += len(token_ids)
+        self.prompt = []
+        self.answered(said)
+
+    def said(self, token_ids: Sequence[int]) -> list[int]:
+        """An answer without its end token."""
+        ended = bool(token_ids) and token_ids[-1] in self._eos_token_ids
+        return list(token_ids[:-1] if ended else token_ids)
+
+    def row(self, number: int, original: Mapping[str, Any]) -> dict[str, Any]:
+        mask = [0] * len(self.input_ids)
+        for start, stop in self.spans:
+            mask[start:stop] = [1] * (stop - start)
+        return {
+            **{key: value for key, value in original.items() if key not in _ROW_KEYS and value is not None},
+            **self.text_form(),
+            "input_ids": self.input_ids,
+            "loss_mask": mask,
+            "finish_reason": "length" if self.was_cut else "stop",
+            "row": number,
+        }
+
+    @abstractmethod
+    def answered(self, said: list[int]) -> None:
+        """An answer is in ``input_ids``; sets the next ``prompt``, if there is one."""
+
+    @abstractmethod
+    def text_form(self) -> dict[str, Any]:
+        """The row for those who read text."""
+
+
+class Continuation(Conversation):
+    """A text, which the target goes on with; or tokens, of which the last supervised run is replaced."""
+
+    def __init__(self, row: Text | Tokens, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
+        super().__init__(encoder, eos_token_ids)
+        self.prompt = encoder.prompt(row)
+        self._text = row.text if isinstance(row, Text) else None
+
+    def answered(self, said: list[int]) -> None:
+        if self._text is not None:
+            self._text += self.encoder.decode(said)
+
+    def text_form(self) -> dict[str, Any]:
+        return {} if self._text is None else {"text": self._text}
+
+
+class Dialogue(Conversation):
+    """A chat."""
+
+    def __init__(self, chat: Chat, encoder: Encoder, eos_token_ids: Sequence[int], longest: int) -> None:
+        """``longest``: tokens that a prompt may have."""
+        super().__init__(encoder, eos_token_ids)
+        self._chat = chat
+        self._longest = longest
+        self._rest = list(chat.messages)
+        self._messages: list[dict[str, Any]] = []
+        self._known: list[tuple[str, int]] = []
+        """The text so far, and how many of ``input_ids`` spell it: with the last answer's end token, and without."""
+        self.prompt = self._next_prompt()
+
+    def answered(self, said: list[int]) -> None:
+        """The next prompt; none where the conversation ends, has become too long, or the template refuses it."""
+        self._known = [
+            (
+                self._opening.text + self.encoder.decode(self.input_ids[self.spans[-1][0] :]),
+                len(self.input_ids),
+            ),
+            (self._opening.text + self.encoder.decode(said), self.spans[-1][0] + len(said)),
+        ]
+        self._messages.append({"role": "assistant", "content": self.encoder.decode(said)})
+        self._answers = len(self._messages)
+        while self._rest and self._rest[0]["role"] == "assistant":
+            self._rest.pop(0)
+        try:
+            prompt = self._next_prompt() if self._rest and not self.was_cut else []
+        except BadRow:
+            prompt = []
+        if len(prompt) > self._longest:
+            self.was_cut, prompt = True, []
+        self.prompt = prompt
+
+    def text_form(self) -> dict[str, Any]:
+        tools = {} if self._chat.tools is None else {"tools": self._chat.tools}
+        return {"messages": self._messages[: self._answers], **tools}
+
+    def _next_prompt(self) -> list[int]:
+        """Replays what others say up to the next answer. Raises BadRow."""
+        while self._rest and not self._is_to_be_answered():
+            self._messages.append(self._rest.pop(0))
+        if not self._asked():
+            return []
+        if self._rest:
+            self._rest.pop(0)
+        self._opening = self.encoder.opening(self._chat, self._messages)
+        return self._in_context(self._opening)
+
+    def _is_to_be_answered(self) -> bool:
+        return self._rest[0]["role"] == "assistant" and self._asked() and not self._rest[0].get("tool_calls")
+
+    def _asked(self) -> bool:
+        return bool(self._messages) and self._messages[-1]["role"] in _ASKING
+
+    def _in_context(self, opening: Opening) -> list[int]:
+        """The prompt's tokens. Where its text begins with the text so far, its tokens are those so far, not what the
+        tokenizer would make of the text; elsewhere (a template that drops reasoning, say) earlier answers are no
+        longer what was generated, and are not supervised."""
+        for text, length in self._known:
+            first = _border(opening, len(text)) if opening.text.startswith(text) else None
+            if first is not None:
+                self.kept = [*self.spans[:-1], (self.spans[-1][0], length)]
+                return self.input_ids[:length] + opening.input_ids[first:]
+        self.kept = []
+        return opening.input_ids
+
+
+def _border(opening: Opening, position: int) -> int | None:
+    """The token that begins at character ``position``; None if none does."""
+    after = np.flatnonzero(opening.offsets[:, 0] >= position)
+    if not len(after) or (opening.offsets[: after[0], 1] > position).any():
+        return None
+    return int(after[0])
+
+
+def open_conversation(
+    content: object, encoder: Encoder, eos_token_ids: Sequence[int], longest: int
+) -> Conversation:
+    """Raises BadRow for a row that is none, asks nothing, or asks in more than ``longest`` tokens."""
+    row = parse_row(content)
+    conversation: Conversation
+    if isinstance(row, Chat):
+        conversation = Dialogue(row, encoder, eos_token_ids, longest)
+    else:
+        conversation = Continuation(row, encoder, eos_token_ids)
+    if not conversation.prompt:
+        raise BadRow("nothing to answer")
+    if len(conversation.prompt) > longest:
+        raise BadRow("prompt too long", f"{len(conversation.prompt)} tokens, {longest} are possible")
+    return conversation

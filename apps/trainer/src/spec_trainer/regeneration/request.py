@@ -1,0 +1,47 @@
+"""RegenerationRequest: what ``spec-trainer regenerate`` is asked for. Light: the command line imports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
+from typing import Literal
+
+from spec_core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegenerationRequest:
+    target: str
+    """Folder or hub id of the target."""
+    data: str
+    """Prompts: a data file, folder or hub id, in any form that training takes."""
+    output: Path
+    """JSONL file to write; training takes it as data."""
+    engine: str = "hf"
+    """What runs the target: hf, vllm, sglang or a plugin's."""
+    backend: str = "cpu"
+    """Hardware."""
+    max_new_tokens: int = 1024
+    """Most tokens of one answer."""
+    temperature: float = 1.0
+    """1 is the target's own law, 0 is greedy."""
+    top_p: float = 1.0
+    """Draws from the most likely tokens that together have this probability."""
+    seed: int = 0
+    """Seed of sampling."""
+    batch: int = 64
+    """Rows that the engine gets at once; they are written together."""
+    drop_cut: bool = False
+    """Leave out rows with an answer that max-new-tokens cut."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """What a row that cannot be answered does: stops the command before it starts, or is left out."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_new_tokens", 1), ("temperature", 0), ("seed", 0), ("batch", 1)):
+            value = getattr(self, name)
+            if not least <= value < float("inf"):
+                raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"--top-p={self.top_p}: expected more than 0, at most 1")
+        if self.output.suffix != ".jsonl":
+            raise ConfigError(f"--output={self.output}: expected a .jsonl file, as training takes them")

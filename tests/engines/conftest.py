@@ -1,0 +1,190 @@
+"""Targets, trained drafts and shared vLLM processes for the tests with the real vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import transformers
+
+from spec_core import plugins
+from spec_core.cpu.backend import CpuBackend
+from spec_core.draft import Draft
+from spec_core.engine import Site
+from spec_core.records import SamplingParams
+from spec_core.target_reader import read_target
+from spec_trainer.cli import run
+from spec_trainer.engines.hf import HfConfig, HfEngine
+from spec_trainer.engines.vllm.config import VllmConfig
+
+from .sharing import Pool, SharingEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+MAX_LENGTH = 200
+BATCH_TOKENS = 64
+"""Longer prompts run in chunks."""
+NUM_DRAFT_TOKENS = 3
+NEW_TOKENS = 80
+"""Of each of 64 answers: more than the 5,000 that an acceptance length wants."""
+VLLM_ARGS = {"distributed_executor_backend": "uni"}
+"""One process less to start for each vLLM; a processor build wants the variable below for it."""
+
+_SHAPE = {"hidden_size": 64, "head_dim": 32, "initializer_range": 0.25}
+"""vLLM's attention on a processor takes heads of 32 and more."""
+_DRAFTS = {
+    "eagle3": [
+        "draft.vocab_size=80",
+        "draft.num_steps=3",
+        "draft.intermediate_size=256",
+        "train.lr=8e-3",
+        "train.steps=150",
+    ],
+    "dflash": [
+        "draft.block_size=4",
+        "draft.num_layers=2",
+        "draft.num_features=3",
+        "train.lr=3e-3",
+        "train.steps=120",
+    ],
+}
+
+
+class Transformer:
+    """A target as its own authors run it: all hidden states kept, no cache, no batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.no_grad()
+    def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
+        final: list[torch.Tensor] = []
+        hook = self.model.model.norm.register_forward_pre_hook(lambda _, args: final.append(args[0]))
+        output = self.model(torch.tensor([list(token_ids)]), output_hidden_states=True)
+        hook.remove()
+        return torch.stack([*output.hidden_states[:-1], final[0]], dim=2)[0]
+
+    @torch.no_grad()
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        return self.model(torch.tensor([list(token_ids)])).logits[0]
+
+
+@pytest.fixture(scope="session")
+def llama(make_target) -> Path:
+    return make_target("llama", **_SHAPE)
+
+
+@pytest.fixture(scope="session")
+def qwen3(make_target) -> Path:
+    return make_target("qwen3", tie_word_embeddings=True, **_SHAPE)
+
+
+@pytest.fixture(scope="session")
+def config() -> VllmConfig:
+    return VllmConfig(
+        name="vllm",
+        batch_tokens=BATCH_TOKENS,
+        max_model_len=MAX_LENGTH,
+        kv_cache_bytes=64 << 20,
+        args=VLLM_ARGS,
+    )
+
+
+@pytest.fixture(scope="session")
+def site() -> Site:
+    return Site(backend=CpuBackend(CpuBackend.Config()), placement="colocated", start_s=240.0, peer_s=60.0)
+
+
+@pytest.fixture(scope="session")
+def draft_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the rig notes what vLLM drafts."""
+    return tmp_path_factory.mktemp("rig") / "drafts.jsonl"
+
+
+@pytest.fixture(scope="session")
+def vllm_environment(draft_notes: Path) -> Iterator[None]:
+    """Of every vLLM that the tests start: without warm-up, with the rig."""
+    rig = Path(__file__).parent / "vllm_rig"
+    info = draft_notes.parent / "spec_vllm_rig-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-vllm-rig\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(rig), str(draft_notes.parent)]))
+        patch.setenv("SPEC_TEST_DRAFTS", str(draft_notes))
+        patch.setenv("VLLM_CPU_CI_ENV", "1")
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def pool(vllm_environment: None) -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.fixture
+def sharing_engine(pool: Pool, config: VllmConfig, site: Site) -> Iterator[Callable[[Path], SharingEngine]]:
+    """``sharing_engine(target folder)``: an engine whose vLLM is there already if another test has used it."""
+    engines: list[SharingEngine] = []
+
+    def make(folder: Path) -> SharingEngine:
+        engine = SharingEngine(config, read_target(folder), site)
+        engine.pool = pool
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@dataclass(frozen=True)
+class Trained:
+    name: str
+    folder: Path
+    prompts: list[list[int]]
+    """The draft has learned the target's answers to every second one of them."""
+
+
+@pytest.fixture(scope="session")
+def trained_draft(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    """``trained_draft(name)``: a draft that has learned a little of the Llama target's own answers, exported."""
+    prompts, rows = _answered_prompts(llama, tmp_path_factory.mktemp("answers") / "rows.jsonl")
+    drafts: dict[str, Trained] = {}
+
+    def train(name: str) -> Trained:
+        if name not in drafts:
+            output = tmp_path_factory.mktemp(f"trained-{name}")
+            words = ["--target", llama, "--data", rows, "--draft", name, "--output", output, *_DRAFTS[name]]
+            settings = ["train.warmup_steps=5", "train.global_batch_tokens=1024"]
+            assert run([str(word) for word in [*words, *settings]]) == 0
+            drafts[name] = Trained(name, output / "draft", prompts)
+        return drafts[name]
+
+    return train
+
+
+def installed_drafts() -> list[str]:
+    return sorted({record.name for record in plugins.installed(Draft)} & _DRAFTS.keys())
+
+
+def _answered_prompts(target: Path, file: Path) -> tuple[list[list[int]], Path]:
+    draw = random.Random(0)
+    prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(64)]
+    sampling = SamplingParams(max_new_tokens=NEW_TOKENS, stop_at_eos=False)
+    with HfEngine(HfConfig(), read_target(target), torch.device("cpu")) as engine:
+        answers = engine.generate(prompts[::2], sampling)
+    with file.open("w") as rows:
+        for prompt, answer in zip(prompts[::2], answers, strict=True):
+            mask = [0] * len(prompt) + [1] * len(answer.token_ids)
+            rows.write(json.dumps({"input_ids": [*prompt, *answer.token_ids], "loss_mask": mask}) + "\n")
+    return prompts, file

@@ -1,0 +1,77 @@
+"""Engines that share vLLM processes: a start takes 15 to 60 s, and most tests only need one that is there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from spec_core.records import AcceptanceCounters
+from spec_trainer.engines.vllm.engine import VllmEngine
+from spec_trainer.engines.vllm.modes import Drafting
+from spec_trainer.engines.vllm.running import RunningVllm
+
+if TYPE_CHECKING:
+    from spec_core import TargetSpec
+    from spec_core.engine import Site
+    from spec_trainer.engines.vllm.config import VllmConfig
+    from spec_trainer.engines.vllm.modes import Mode
+
+
+class Lease:
+    """A running vLLM for one engine: counts from where it was taken over, and runs on when it is closed."""
+
+    def __init__(self, running: RunningVllm) -> None:
+        self._running = running
+        self._before = running.acceptance() if isinstance(running.mode, Drafting) else AcceptanceCounters()
+
+    def __getattr__(self, name: str):
+        return getattr(self._running, name)
+
+    def acceptance(self) -> AcceptanceCounters:
+        now, before = self._running.acceptance(), self._before
+        positions = before.accepted_per_position or (0,) * len(now.accepted_per_position)
+        return AcceptanceCounters(
+            rounds=now.rounds - before.rounds,
+            drafted=now.drafted - before.drafted,
+            accepted=now.accepted - before.accepted,
+            accepted_per_position=tuple(
+                a - b for a, b in zip(now.accepted_per_position, positions, strict=True)
+            ),
+        )
+
+    def close(self) -> None:
+        self._running.drain()
+
+
+@dataclass
+class Pool:
+    """One vLLM for each target and mode. A thread of its own starts them: each ends with the thread that did."""
+
+    running: dict[object, RunningVllm] = field(default_factory=dict)
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+
+    def lease(self, config: VllmConfig, target: TargetSpec, site: Site, mode: Mode) -> Lease:
+        key = (target.folder, config.model_dump_json(), mode)
+        if key not in self.running:
+            self.running[key] = self.thread.submit(RunningVllm, config, target, site, mode).result()
+            self.running[key].wait_ready()
+        return Lease(self.running[key])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for running in self.running.values():
+            running.close()
+        self.thread.shutdown()
+
+
+class SharingEngine(VllmEngine):
+    """VllmEngine but for where its vLLM comes from."""
+
+    pool: Pool
+
+    def _start(self, mode: Mode):
+        self._running = self.pool.lease(self._config, self.target, self._site, mode)
+        return self._running

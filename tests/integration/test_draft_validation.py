@@ -1,0 +1,231 @@
+"""A draft folder that cannot be evaluated is refused before any engine starts, each flaw with a line of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spec_core import Draft, plugins
+from spec_core.target_reader import read_target
+from spec_trainer.engines.hf import HfEngine
+from spec_trainer.evaluation.command import export_untrained
+
+SHAPES = {
+    "eagle3": {"vocab_size": 40},
+    "dflash": {
+        "block_size": 4,
+        "num_layers": 2,
+        "layer_types": ("full_attention", "sliding_attention"),
+        "sliding_window": 16,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def whole(peaked_target, tmp_path_factory):
+    """An untrained draft of each algorithm, without a flaw."""
+    target, folders = read_target(peaked_target), {}
+    for name, options in SHAPES.items():
+        plugin = plugins.load(Draft, name)
+        torch.manual_seed(0)
+        folder = tmp_path_factory.mktemp(name) / "draft"
+        folders[name] = export_untrained(plugin(plugin.Config(name=name, **options)), target, folder)
+    return folders
+
+
+@pytest.fixture
+def refused(command_line, peaked_target, rows_file, monkeypatch):
+    """The one line that an evaluation of ``folder`` ends with; starting an engine would fail the test."""
+
+    def start(*args):
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(HfEngine, "at", start)
+
+    def evaluate(folder, *words, target=peaked_target):
+        flags = ["--target", target, "--draft-model", folder, "--prompts", rows_file]
+        return command_line("evaluate", *flags, *words).error
+
+    return evaluate
+
+
+@pytest.fixture
+def flawed(whole, tmp_path):
+    """``flawed("eagle3", config={...}, tensors=function)``: a copy with another config and other tensors."""
+
+    def make(algorithm, config=None, tensors=None):
+        folder = tmp_path / "draft"
+        shutil.copytree(whole[algorithm], folder)
+        edit_config(folder, config or {})
+        if tensors is not None:
+            stored = load_file(folder / "model.safetensors")
+            tensors(stored)
+            save_file(stored, folder / "model.safetensors")
+        return folder
+
+    return make
+
+
+def edit_config(folder, changes):
+    """None removes a field; a nested object is merged."""
+    file = folder / "config.json"
+    fields = json.loads(file.read_text())
+    for key, value in changes.items():
+        if value is None:
+            del fields[key]
+        else:
+            fields[key] = {**fields[key], **value} if isinstance(value, dict) else value
+    file.write_text(json.dumps(fields))
+
+
+def put(**changes):
+    return lambda tensors: tensors.update({name.replace("__", "."): value for name, value in changes.items()})
+
+
+TENSORS = {
+    "eagle3: missing": (lambda t: t.pop("fc.weight"), "lacks fc.weight"),
+    "eagle3: extra": (put(fc__bias=torch.zeros(32)), "has unknown tensors fc.bias"),
+    "eagle3: misshapen": (
+        put(fc__weight=torch.zeros(32, 64)),
+        "fc.weight has shape [32, 64], config.json says [32, 96]",
+    ),
+    "eagle3: dtype": (
+        put(norm__weight=torch.zeros(32, dtype=torch.int8)),
+        "norm.weight has dtype I8, expected F32",
+    ),
+    "eagle3: d2t out of range": (put(d2t=torch.full((40,), 60)), "d2t maps rows to ids 60 to 99"),
+    "eagle3: d2t not ascending": (
+        put(d2t=-torch.arange(40)),
+        "does not map its rows to strictly ascending ids",
+    ),
+    "eagle3: d2t missing": (lambda t: t.pop("d2t"), "lacks d2t"),
+    "eagle3: t2d of another": (
+        lambda t: t["t2d"].logical_not_(),
+        "t2d and d2t do not describe the same vocabulary",
+    ),
+    "eagle3: embedding of another": (
+        put(embed_tokens__weight=torch.zeros(97, 32)),
+        "embed_tokens.weight is not the embedding of target",
+    ),
+    "dflash: missing": (lambda t: t.pop("layers.1.mlp.up_proj.weight"), "lacks layers.1.mlp.up_proj.weight"),
+    "dflash: extra": (put(lm_head__weight=torch.zeros(97, 32)), "has unknown tensors lm_head.weight"),
+    "dflash: misshapen": (put(hidden_norm__weight=torch.zeros(8)), "hidden_norm.weight has shape [8]"),
+    "dflash: dtype": (lambda t: t.update({"fc.weight": t["fc.weight"].double()}), "fc.weight has dtype F64"),
+}
+
+CONFIGS = {
+    "eagle3: field missing": (
+        {"intermediate_size": None},
+        "intermediate_size=None, expected a positive integer",
+    ),
+    "eagle3: ids that contradict": (
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}},
+        "do not name the same layers",
+    ),
+    "eagle3: unknown architecture": (
+        {"architectures": ["LlamaForCausalLMEagle9"]},
+        "architecture LlamaForCausalLMEagle9",
+    ),
+    "eagle3: speculators": (
+        {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"},
+        "speculators format (eagle3)",
+    ),
+    "eagle3: two layers": ({"num_hidden_layers": 2}, "num_hidden_layers=2"),
+    "dflash: field missing": ({"hidden_size": None}, "hidden_size=None, expected a positive integer"),
+    "dflash: ids that contradict": ({"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 5, 7]}, "disagree"),
+    "dflash: mask outside": ({"dflash_config": {"mask_token_id": 97}}, "mask_token_id=97 is not below"),
+    "dflash: causality that contradicts": ({"is_causal": True}, "is_causal=True with layers"),
+    "dflash: nested causality that contradicts": (
+        {"dflash_config": {"causal": False}},
+        "causal=False with layers",
+    ),
+    "dflash: window below a block": ({"sliding_window": 3}, "at least a block, 4, is needed"),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_tensors(refused, flawed, case):
+    edit, line = TENSORS[case]
+    assert line in refused(flawed(case.partition(":")[0], tensors=edit))
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_configs(refused, flawed, case):
+    changes, line = CONFIGS[case]
+    assert line in refused(flawed(case.partition(":")[0], config=changes))
+
+
+@pytest.mark.parametrize("algorithm", SHAPES)
+def test_files(refused, flawed, algorithm):
+    folder = flawed(algorithm)
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    stored, fields = weights.read_bytes(), config.read_text()
+    lines = []
+    for file, content, line in (
+        (weights, stored[:-1], "not complete"),
+        (weights, b"PK", "no safetensors file"),
+        (config, fields[:-9], "cannot be read as JSON"),
+        (config, "[]", "its config.json holds no JSON object"),
+    ):
+        kept = file.read_bytes()
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        lines.append(refused(folder))
+        assert line in lines[-1]
+        file.write_bytes(kept)
+    weights.unlink()
+    assert "model.safetensors cannot be read: No such file" in refused(folder)
+    config.unlink()
+    assert "it has no config.json" in refused(folder)
+    assert len(set(lines)) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "line"),
+    [
+        ("eagle3", {"hidden_size": 64}, "hidden size 32, this target has 64"),
+        ("eagle3", {"vocab_size": 101}, "vocabulary size 97, this target has 101"),
+        ("eagle3", {"num_hidden_layers": 4}, "layers [2, 4, 5] must lie between 1 and 3"),
+        ("dflash", {"hidden_size": 64}, "hidden size 32, this target has 64"),
+        ("dflash", {"vocab_size": 101}, "vocabulary size 97, this target has 101"),
+        ("dflash", {"num_hidden_layers": 4}, "number of layers 8, this target has 4"),
+    ],
+)
+def test_another_target(refused, whole, make_target, algorithm, changes, line):
+    other = make_target("llama", **changes)
+    error = refused(whole[algorithm], target=other)
+    assert error.startswith(f"draft {whole[algorithm]} does not go with target {other} (LlamaForCausalLM): ")
+    assert line in error
+
+
+@pytest.mark.parametrize("algorithm", SHAPES)
+def test_target_whose_head_no_draft_expresses(refused, whole, make_target, algorithm):
+    assert "soft-capped" in refused(whole[algorithm], target=make_target("gemma2"))
+
+
+def test_more_draft_tokens_than_a_block_holds(refused, whole):
+    line = refused(whole["dflash"], "--num-draft-tokens", 4)
+    assert line.startswith("--num-draft-tokens=4: draft")
+    assert "blocks of 4 (a known token and 3 guesses); use 3 or less" in line
+
+
+def test_no_room_for_a_prompt(refused, whole):
+    assert "leave no room for a prompt in the 256 positions" in refused(
+        whole["eagle3"], "--max-new-tokens", 252
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("engine.dtyp=float32", "unknown key 'engine.dtyp' (did you mean 'dtype'?)"),
+        ("engine.dtype=int3", "engine.dtype='int3'"),
+        ("train.lr=1", "unknown section or key 'train'"),
+        ("quickly", "override 'quickly' is not of the form section.key=value"),
+    ],
+)
+def test_wrong_options(refused, whole, word, line):
+    assert line in refused(whole["eagle3"], word)

@@ -1,0 +1,299 @@
+"""The target answers a file of prompts anew: every row once, in order, the same whatever interrupts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from spec_trainer.cli import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAM = str(Path(sys.executable).with_name("spec-trainer"))
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+VOCAB = 260
+"""Bytes and four special tokens."""
+ROWS = 24
+
+
+@pytest.fixture(scope="module")
+def target(make_target: Callable[..., Path]) -> Path:
+    """A tiny Llama that speaks bytes, ends its turns about once in 30 tokens, and has a chat template."""
+    tokenizer = Tokenizer(
+        models.BPE(
+            {byte: place for place, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>"]
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in specials])
+    ends = [256 + specials.index("<|im_end|>"), *range(250, 256)]
+    folder = make_target("llama", vocab_size=VOCAB, eos_token_id=ends, initializer_range=0.1)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=CHATML)
+    fast.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations of one to three turns, some with a system prompt, and a few rows of text and of tokens."""
+    draw = random.Random(0)
+    rows: list[dict[str, Any]] = []
+    for number in range(ROWS):
+        turns = [{"role": "system", "content": "be brief"}] if number % 3 == 0 else []
+        for turn in range(draw.randint(1, 3)):
+            turns += [
+                {"role": "user", "content": f"{number} {turn}?"},
+                {"role": "assistant", "content": "old"},
+            ]
+        rows.append({"id": f"c{number}", "messages": turns[: -1 if number % 4 == 0 else None]})
+    rows[5] = {"text": "once upon"}
+    rows[9] = {"input_ids": [70, 71, 72, 73], "loss_mask": [0, 0, 1, 1]}
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def words(target: Path, prompts: Path) -> Callable[..., list[str]]:
+    def build(output: Path, *more: object, seed: int = 3, longest: int = 24) -> list[str]:
+        fixed = ["--max-new-tokens", longest, "--batch", 5, "--seed", seed]
+        inputs = ["--target", target, "--data", prompts, "--output", output]
+        return [str(word) for word in ("regenerate", *inputs, *fixed, *more)]
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def answered(words: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("answered") / "answers.jsonl"
+    assert run(words(output)) == 0
+    return output
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_every_row_is_answered_in_order_and_keeps_what_others_said(answered: Path, prompts: Path) -> None:
+    before, after = rows_of(prompts), rows_of(answered)
+    assert [row["row"] for row in after] == list(range(ROWS))
+    for old, new in zip(before, after, strict=True):
+        assert len(new["input_ids"]) == len(new["loss_mask"])
+        assert 1 in new["loss_mask"]
+        assert old.get("id") == new.get("id")
+        if "messages" in old:
+            said = [message for message in old["messages"] if message["role"] != "assistant"]
+            kept = [message for message in new["messages"] if message["role"] != "assistant"]
+            assert kept == said[: len(kept)]
+            assert new["messages"][-1]["role"] == "assistant"
+            assert all(m["content"] != "old" for m in new["messages"])
+            if new["finish_reason"] == "stop":
+                assert len(kept) == len(said)
+    assert {row["finish_reason"] for row in after} == {"stop", "length"}
+
+
+def test_greedy_answers_are_the_targets_own(
+    words: Callable[..., list[str]], target: Path, tmp_path: Path
+) -> None:
+    """Checked against Transformers' own generation."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    assert run(words(tmp_path / "greedy.jsonl", "--temperature", "0")) == 0
+    model = AutoModelForCausalLM.from_pretrained(target).eval()
+    for row in rows_of(tmp_path / "greedy.jsonl")[:12]:
+        start = len(row["loss_mask"]) - row["loss_mask"][::-1].index(0)
+        ids = torch.tensor([row["input_ids"][:start]])
+        with torch.no_grad():
+            whole = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0
+            )
+        assert whole[0].tolist() == row["input_ids"]
+
+
+def test_training_takes_the_answers(answered: Path, target: Path, tmp_path: Path) -> None:
+    assert (
+        run(
+            ["--target", str(target), "--data", str(answered), "--output", str(tmp_path / "run"),
+             "train.steps=1", "draft.num_steps=2"]
+        )
+        == 0
+    )  # fmt: skip
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_file(
+    words: Callable[..., list[str]], answered: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "answers.jsonl"
+    moments = random.Random(1)
+    for _ in range(2):
+        done = len(rows_of(output)) if output.exists() else 0
+        with _started(words(output)) as child:
+            _until(lambda done=done: output.exists() and output.read_text().count("\n") > done)
+            time.sleep(moments.uniform(0, 0.2))
+            child.send_signal(signal.SIGKILL)
+    assert 0 < len(output.read_text()) < len(answered.read_text())
+    with output.open("r+b") as half:
+        half.truncate(output.stat().st_size - moments.randint(1, 80))
+    assert run(words(output)) == 0
+    assert output.read_text() == answered.read_text()
+
+
+def test_asked_to_stop_it_ends_with_whole_batches(
+    words: Callable[..., list[str]], answered: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "answers.jsonl"
+    with _started(words(output)) as child:
+        _until(lambda: output.exists() and output.stat().st_size > 0)
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert err.splitlines()[-1].endswith("batches are left; the same command goes on there")
+    assert len(rows_of(output)) % 5 == 0
+    assert run(words(output)) == 0
+    assert output.read_text() == answered.read_text()
+
+
+def test_done_it_says_so_and_starts_no_engine(
+    words: Callable[..., list[str]], command_line: Callable[..., Any], answered: Path
+) -> None:
+    before = answered.read_bytes()
+    document = json.loads(command_line(*words(answered), "--json").out)
+    assert (document["rows"], document["rows_written"], document["generated_tokens"]) == (ROWS, ROWS, 0)
+    assert answered.read_bytes() == before
+
+
+def test_the_meta_file_records_what_the_answers_depend_on(answered: Path, target: Path) -> None:
+    from spec_core.target_reader import read_target
+
+    meta = json.loads(Path(f"{answered}.meta.json").read_text())
+    settings = meta["settings"]
+    assert settings["target_digest"] == read_target(target).digest
+    assert settings["engine.name"] == "hf"
+    assert settings["engine_versions"].keys() == {"transformers"}
+    assert (settings["temperature"], settings["top_p"], settings["seed"], settings["max_new_tokens"]) == (
+        1.0, 1.0, 3, 24
+    )  # fmt: skip
+    assert meta["result"]["rows_written"] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("more", "difference"),
+    [
+        (["--temperature", "0.5"], "temperature 1.0 there, 0.5 here"),
+        (["--top-p", "0.9"], "top_p 1.0 there, 0.9 here"),
+        (["engine.dtype=bfloat16"], "engine.dtype None there, bfloat16 here"),
+    ],
+)
+def test_other_settings_are_refused(
+    words: Callable[..., list[str]],
+    command_line: Callable[..., Any],
+    answered: Path,
+    more: list[str],
+    difference: str,
+) -> None:
+    before = answered.read_bytes()
+    assert "(seed 3 there, 4 here)" in command_line(*words(answered, seed=4)).error
+    assert f"was made with other settings ({difference})" in command_line(*words(answered, *more)).error
+    assert answered.read_bytes() == before
+
+
+def test_other_seeds_give_other_answers(
+    words: Callable[..., list[str]], answered: Path, tmp_path: Path
+) -> None:
+    assert run(words(tmp_path / "other.jsonl", seed=4)) == 0
+    one, other = rows_of(answered), rows_of(tmp_path / "other.jsonl")
+    assert sum(a["input_ids"] == b["input_ids"] for a, b in zip(one, other, strict=True)) < ROWS / 4
+
+
+def test_cut_answers_are_left_out_when_asked(
+    words: Callable[..., list[str]], answered: Path, tmp_path: Path
+) -> None:
+    assert run(words(tmp_path / "whole.jsonl", "--drop-cut")) == 0
+    assert rows_of(tmp_path / "whole.jsonl") == [
+        row for row in rows_of(answered) if row["finish_reason"] == "stop"
+    ]
+
+
+def test_a_row_that_cannot_be_answered_stops_it_before_the_start_or_is_left_out(
+    command_line: Callable[..., Any], target: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "prompts.jsonl"
+    good = json.dumps({"messages": [{"role": "user", "content": "hi"}]})
+    data.write_text(f'{good}\n{{"messages": [{{"role": "system", "content": "x"}}]}}\n{good}\n')
+    words = ["regenerate", "--target", target, "--data", data, "--output", tmp_path / "answers.jsonl"]
+    words += ["--max-new-tokens", "4"]
+    assert command_line(*words).error == (
+        f"{data}:2: nothing to answer (--on-bad-row=skip leaves such rows out)"
+    )
+    assert list(tmp_path.iterdir()) == [data]
+    assert command_line(*words, "--on-bad-row", "skip").code == 0
+    assert [row["row"] for row in rows_of(tmp_path / "answers.jsonl")] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (["--top-p", "0"], "--top-p=0.0: expected more than 0, at most 1"),
+        (["--temperature", "-1"], "--temperature=-1.0: expected 0 or more"),
+        (["--engine", "none"], "'none'"),
+        (["engine.dtyp=float32"], "unknown key 'engine.dtyp' (did you mean 'dtype'?)"),
+        (["train.lr=1"], "unknown section or key 'train'"),
+        (["that"], "'that' is neither a command"),
+    ],
+)
+def test_bad_usage_is_one_line_and_makes_nothing(
+    words: Callable[..., list[str]],
+    command_line: Callable[..., Any],
+    tmp_path: Path,
+    more: list[str],
+    problem: str,
+) -> None:
+    assert problem in command_line(*words(tmp_path / "answers.jsonl", *more)).error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_that_leave_no_room_for_a_prompt_are_refused(
+    words: Callable[..., list[str]], command_line: Callable[..., Any], tmp_path: Path
+) -> None:
+    def error(longest: int) -> str:
+        return command_line(*words(tmp_path / "answers.jsonl", longest=longest)).error
+
+    assert error(0) == "--max-new-tokens=0: expected 1 or more"
+    assert "leaves no room for a prompt in the 256 positions" in error(256)
+    assert "prompt too long" in error(250)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _started(words: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [PROGRAM, *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.002)

@@ -1,0 +1,81 @@
+"""As ``sglang/srt/entrypoints/engine.py``: the scheduler is a spawned process, answers come back on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from dataclasses import dataclass
+
+from sglang.srt.managers.scheduler import run_scheduler_process
+from sglang.srt.plugins import load_plugins
+
+KNOWN = {
+    "model_path",
+    "skip_tokenizer_init",
+    "context_length",
+    "dtype",
+    "tp_size",
+    "chunked_prefill_size",
+    "max_prefill_tokens",
+    "log_level",
+    "random_seed",
+    "mem_fraction_static",
+    "disable_radix_cache",
+    "disable_cuda_graph",
+    "attention_backend",
+    "enforce_disable_flashinfer_allreduce_fusion",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "stand_in_without_plugins",
+}
+
+
+@dataclass
+class PortArgs:
+    tokenizer_ipc_name: str
+    instance_id: str = "stand-in"
+
+
+class Engine:
+    def __init__(self, **kwargs):
+        if unknown := sorted(kwargs.keys() - KNOWN):
+            raise TypeError(f"ServerArgs.__init__() got an unexpected keyword argument {unknown[0]!r}")
+        signal.signal(signal.SIGQUIT, lambda number, frame: os.killpg(0, signal.SIGKILL))
+        load_plugins()
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            self.port_args = PortArgs(f"ipc://{file.name}")
+        print("socket", file.name, flush=True)
+        self._conn, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(
+            target=run_scheduler_process, args=(kwargs, theirs)
+        )
+        process.start()
+        theirs.close()
+        if self._conn.recv() != "ready":
+            raise RuntimeError("Initialization failed. Please see the error messages above.")
+        self.loop = asyncio.new_event_loop()
+        self._waiting = {}
+        threading.Thread(target=self._read, daemon=True).start()
+
+    async def async_generate(
+        self, input_ids=None, sampling_params=None, rid=None, return_logprob=False, top_logprobs_num=0
+    ):
+        answers = self.loop.create_future()
+        self._waiting[rid[0]] = answers
+        self._conn.send((rid, input_ids, sampling_params, top_logprobs_num if return_logprob else 0))
+        return await answers
+
+    def _read(self):
+        while True:
+            try:
+                rid, answers = self._conn.recv()
+            except EOFError:
+                return
+            self.loop.call_soon_threadsafe(self._waiting.pop(rid).set_result, answers)

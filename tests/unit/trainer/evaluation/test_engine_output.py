@@ -1,0 +1,70 @@
+"""What engines write while they run, and where it goes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from spec_core.errors import ConfigError, EngineError
+from spec_trainer.evaluation.engine_output import engine_output_kept
+
+ENGINE = logging.getLogger("spec_trainer.engines.some.process")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the log file is made."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def chatter():
+    print("from Python")
+    os.write(1, b"from C\n")
+    subprocess.run([sys.executable, "-c", "print('from a process')"], check=True)
+    ENGINE.info("from a log")
+
+
+def lost_engine():
+    chatter()
+    raise EngineError("lost")
+
+
+def test_nothing_that_an_engine_says_reaches_stdout(folder, capfd, caplog):
+    caplog.set_level(logging.INFO)
+    with engine_output_kept():
+        chatter()
+        ENGINE.warning("mind the gap")
+    print("document")
+    assert capfd.readouterr().out == "document\n"
+    assert [record.message for record in caplog.records] == ["mind the gap"]
+    assert list(folder.iterdir()) == []
+
+
+def test_a_failure_names_the_file_that_has_it_all(folder, capfd, caplog):
+    caplog.set_level(logging.INFO, "spec_trainer")
+    with pytest.raises(EngineError), engine_output_kept():
+        lost_engine()
+    (file,) = folder.iterdir()
+    assert str(file) in caplog.text
+    text = file.read_text()
+    for line in ("from Python", "from C", "from a process", "from a log"):
+        assert line in text
+    assert capfd.readouterr().out == ""
+
+
+def test_bad_usage_leaves_no_file(folder):
+    with pytest.raises(ConfigError), engine_output_kept():
+        raise ConfigError("a word")
+    assert list(folder.iterdir()) == []
+
+
+def test_loggers_are_as_before():
+    with engine_output_kept():
+        pass
+    engines = logging.getLogger("spec_trainer.engines")
+    assert (engines.propagate, engines.handlers) == (True, [])

@@ -1,0 +1,37 @@
+"""What an evaluation may be asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spec_core.errors import ConfigError
+from spec_trainer.evaluation.request import EvaluationRequest
+
+
+def request(**fields):
+    return EvaluationRequest(target="t", draft_model=Path("d"), prompts=Path("p"), **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_draft_tokens", 0),
+        ("max_new_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("concurrency", "1,x"),
+        ("concurrency", "0"),
+        ("concurrency", "1,,2"),
+        ("concurrency", "-1"),
+    ],
+)
+def test_request_out_of_range(name, value):
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}="):
+        request(**{name: value})
+
+
+def test_concurrencies_are_a_list_without_repetitions():
+    assert request(concurrency="8, 1,32,8").concurrencies == (8, 1, 32)
+    assert request().concurrencies == ()

@@ -1,0 +1,77 @@
+"""Features in folders: made by hand, and by a capture of a tiny target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from spec_core.records import FeatureSchema
+from spec_trainer.data.dataset import Sample
+from spec_trainer.data.packing import empty_batch
+from spec_trainer.offline.capture import resolve_capture, run_capture
+from spec_trainer.offline.folder import FeatureFolder
+from spec_trainer.offline.index import FeatureIdentity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from spec_core.records import DraftBatch
+
+SHARD_BYTES = 40_000
+"""Seven samples of ten tokens: the 20 samples of ``words`` make three shards."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Two shards of random features, and what they were made of."""
+
+    folder: FeatureFolder
+    identity: FeatureIdentity
+    batches: list[DraftBatch]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    from spec_trainer.offline.shard import write_shard
+
+    schema = FeatureSchema(layers=(1, 3), hidden_size=4, dtype="bfloat16")
+    identity = FeatureIdentity(
+        schema=schema, target_digest="t" * 40, data_digest="d" * 32, num_samples=4, shard_bytes=200
+    )
+    folder = FeatureFolder(tmp_path / "made")
+    draw = np.random.default_rng(0)
+    lengths = [[3, 5], [1, 4]]
+    batches, number = [], 0
+    with folder.locked():
+        folder.open(identity, len(lengths))
+        for shard, sizes in enumerate(lengths):
+            samples = [
+                Sample(number + place, draw.integers(0, 97, size, dtype=np.int32), np.ones(size, dtype=bool))
+                for place, size in enumerate(sizes)
+            ]
+            number += len(samples)
+            batches.append(empty_batch(samples, schema, packing=True, seed=0, epoch=0))
+            batches[-1].hidden_TNH.copy_(
+                torch.from_numpy(draw.normal(size=tuple(batches[-1].hidden_TNH.shape)))
+            )
+            write_shard(folder.shard(shard), batches[-1], identity)
+        folder.seal(identity, len(lengths))
+    return Made(folder, identity, batches)
+
+
+@pytest.fixture
+def capture(words: list[str], tmp_path: Path) -> Callable[..., Path]:
+    """``capture(*overrides)``: the folder of the features of the run of ``words``, in three shards."""
+
+    def run(*overrides: str) -> Path:
+        folder = tmp_path / "features"
+        own = [f"output={folder}", f"capture.shard_bytes={SHARD_BYTES}", *overrides]
+        run_capture(resolve_capture(None, {}, [*words, *own]))
+        return folder
+
+    return run

@@ -1,0 +1,99 @@
+"""One file of features: bit for bit what was captured, or an error that names it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_core.errors import ArtifactError, RunError, SpecError
+from spec_trainer.offline.index import read_index
+from spec_trainer.offline.shard import Shard, write_shard
+
+
+def shards(made) -> list[Shard]:
+    index = read_index(made.folder.root)
+    return [Shard(made.folder.root, entry, index.identity.schema) for entry in index.shards]
+
+
+def read_all(made) -> None:
+    index = read_index(made.folder.root)
+    for shard, entry in zip(shards(made), index.shards, strict=True):
+        for sample in entry.samples:
+            shard.read(sample)
+
+
+def test_every_sample_comes_back_bit_for_bit(made):
+    index = read_index(made.folder.root)
+    for shard, entry, batch in zip(shards(made), index.shards, made.batches, strict=True):
+        assert [sample.sample_id for sample in entry.samples] == [span.sample_id for span in batch.spans]
+        for sample, span in zip(entry.samples, batch.spans, strict=True):
+            hidden, ids = shard.read(sample)
+            stored = torch.from_numpy(hidden).view(torch.bfloat16).view(-1, 2, 4)
+            torch.testing.assert_close(stored, batch.hidden_TNH[span.start : span.stop], rtol=0, atol=0)
+            assert ids.tolist() == batch.input_ids_T[span.start : span.stop].tolist()
+
+
+def test_safetensors_itself_reads_a_shard(made):
+    from safetensors.torch import load_file
+
+    tensors = load_file(made.folder.shard(1))
+    assert torch.equal(tensors["hidden_states"], made.batches[1].hidden_TNH)
+    assert torch.equal(tensors["input_ids"], made.batches[1].input_ids_T)
+
+
+def test_a_flipped_bit_anywhere_in_a_shard_is_found_and_the_shard_is_named(made):
+    file = made.folder.shard(1)
+    sound = file.read_bytes()
+    for position in range(len(sound)):
+        damaged = bytearray(sound)
+        damaged[position] ^= 1 << position % 8
+        file.write_bytes(damaged)
+        with pytest.raises(SpecError, match=r"features-00001\.safetensors") as caught:
+            read_all(made)
+        assert "run the capture again, which captures that shard only" in str(caught.value)
+        assert "\n" not in str(caught.value)
+    file.write_bytes(sound)
+    read_all(made)
+
+
+def test_a_flipped_feature_names_its_sample(made):
+    file = made.folder.shard(1)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # the last tensor's last byte: of the last sample
+    file.write_bytes(content)
+    index = read_index(made.folder.root)
+    shard = shards(made)[1]
+    shard.read(index.shards[1].samples[0])
+    with pytest.raises(RunError, match="sample 3 are damaged"):
+        shard.read(index.shards[1].samples[1])
+
+
+@pytest.mark.parametrize("kept", [0, 4, 8, 100, -1])
+def test_a_shard_that_was_cut_short_is_found_before_a_start(made, kept):
+    file = made.folder.shard(0)
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ArtifactError, match=r"features-00000\.safetensors is damaged"):
+        shards(made)
+
+
+def test_a_shard_that_is_not_there_is_found_before_a_start(made):
+    made.folder.shard(0).unlink()
+    with pytest.raises(ArtifactError, match=r"features-00000\.safetensors is missing; run the capture again"):
+        shards(made)
+
+
+def test_the_same_samples_make_the_same_file(made):
+    file = made.folder.shard(0)
+    first = file.read_bytes()
+    for _ in range(5):
+        write_shard(file, made.batches[0], made.identity)
+        assert file.read_bytes() == first
+
+
+def test_a_shard_that_could_not_be_written_leaves_nothing(made, tmp_path):
+    (tmp_path / "away").mkdir()
+    file = tmp_path / "away" / "features-00000.safetensors"
+    file.mkdir()  # nothing can be renamed to it
+    with pytest.raises(OSError, match="features-00000"):
+        write_shard(file, made.batches[0], made.identity)
+    assert list((tmp_path / "away").iterdir()) == [file]
