@@ -1,1 +1,1 @@
-"""NVIDIA CUDA backend: packaged as metadata until its issue lands."""
+"""NVIDIA CUDA: MPS, device memory shared between processes, NCCL, attention kernels. See ``backend.CudaBackend``."""

@@ -1,0 +1,119 @@
+"""FlashAttention: the fused causal attention in torch, all documents of a batch in one call.
+
+It takes half precision; wider dtypes go the slow way (``dense_attention``). Rows outside every document do not enter.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from spec_backend_cuda import dense_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+# The operators behind scaled_dot_product_attention; only they return the log-sum-exp and take documents of
+# different lengths without padding.
+_forward = torch.ops.aten._flash_attention_forward.default
+_backward = torch.ops.aten._flash_attention_backward.default
+
+MAX_HEAD_DIM = 256
+HEAD_DIM_MULTIPLE = 8
+
+
+class Documents(NamedTuple):
+    """The documents of a batch as the kernel wants them."""
+
+    rows: slice | Tensor
+    """What of the token axis belongs to documents; a slice where they touch."""
+    starts: Tensor
+    """int32 [documents + 1]: first row of each among those, and the end."""
+    longest: int
+
+
+class FlashAttention:
+    """AttentionKernel (see ``spec_core.ops``)."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
+        if bounds and _is_fused(q):
+            documents = _documents(tuple(bounds), q.device)
+            inputs = (tensor[documents.rows] for tensor in (q, k, v))
+            out, lse, *_ = _forward(*inputs, *_lengths(documents), 0.0, True, False)
+            return _spread(out, documents, len(q)), _spread(lse.T, documents, len(q))
+        out = torch.zeros_like(q)
+        lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+        for rows in (slice(*bound) for bound in bounds):
+            out[rows], lse[rows] = dense_attention.forward(q[rows], k[rows], v[rows])
+        return out, lse
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+        bounds: Sequence[tuple[int, int]],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if bounds and _is_fused(grad_out):
+            documents = _documents(tuple(bounds), grad_out.device)
+            *inputs, lse = (tensor[documents.rows] for tensor in (grad_out, *saved))
+            no_dropout = _no_dropout(grad_out.device)
+            dq, dk, dv = _backward(*inputs, lse.T.contiguous(), *_lengths(documents), 0.0, True, *no_dropout)
+            length = len(grad_out)
+            return (
+                _spread(dq, documents, length),
+                _spread(dk, documents, length),
+                _spread(dv, documents, length),
+            )
+        grads = torch.zeros_like(saved[0]), torch.zeros_like(saved[1]), torch.zeros_like(saved[2])
+        for rows in (slice(*bound) for bound in bounds):
+            q, k, v, out, lse = (tensor[rows] for tensor in saved)
+            parts = dense_attention.backward(grad_out[rows], (q, k, v, out, lse))
+            for grad, part in zip(grads, parts, strict=True):
+                grad[rows] = part
+        return grads
+
+
+def _is_fused(q: Tensor) -> bool:
+    width = q.shape[-1]
+    return (
+        q.dtype in (torch.bfloat16, torch.float16)
+        and width <= MAX_HEAD_DIM
+        and width % HEAD_DIM_MULTIPLE == 0
+    )
+
+
+def _spread(part: Tensor, documents: Documents, num_tokens: int) -> Tensor:
+    """Rows of documents in their places among all tokens, the others 0."""
+    if isinstance(documents.rows, slice) and documents.rows == slice(0, num_tokens):
+        return part
+    whole = part.new_zeros(num_tokens, *part.shape[1:])
+    whole[documents.rows] = part
+    return whole
+
+
+def _lengths(documents: Documents) -> tuple[Tensor, Tensor, int, int]:
+    return documents.starts, documents.starts, documents.longest, documents.longest
+
+
+@lru_cache(maxsize=16)  # a step asks again and again for the same few
+def _documents(bounds: tuple[tuple[int, int], ...], device: torch.device) -> Documents:
+    lengths = [stop - start for start, stop in bounds]
+    starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    touching = all(left[1] == right[0] for left, right in pairwise(bounds))
+    rows: slice | Tensor = slice(bounds[0][0], bounds[-1][1])
+    if not touching:
+        rows = torch.cat([torch.arange(*bound) for bound in bounds]).to(device, non_blocking=True)
+    return Documents(rows, starts.to(device, non_blocking=True), max(lengths))
+
+
+@lru_cache(maxsize=1)
+def _no_dropout(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The random state of dropout that the operator asks for even where there is none."""
+    return torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)

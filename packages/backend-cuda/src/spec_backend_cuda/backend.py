@@ -1,0 +1,174 @@
+"""CudaBackend: NVIDIA GPUs of one host."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from spec_backend_cuda.allocator import allocator_settings, limit_memory
+from spec_backend_cuda.mps import MpsUnavailable, mps_daemon, thread_percentage
+from spec_backend_cuda.nvml import DriverMissing, inventory
+from spec_backend_cuda.visible_devices import child_devices, gpu_of, visible
+from spec_core.backend import Backend, Placement, Role
+from spec_core.config import BackendConfig
+from spec_core.errors import ConfigError
+from spec_core.records import Availability, Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from spec_core.ops import AttentionKernel
+    from spec_core.process_group import ProcessGroup
+    from spec_core.rendezvous import Rendezvous
+    from spec_core.transport import Transport
+
+log = logging.getLogger(__name__)
+
+BFLOAT16_SINCE = (8, 0)
+"""Compute capability of the first GPUs with bfloat16 matrix products (Ampere)."""
+
+
+class CudaConfig(BackendConfig):
+    """Section ``backend`` of a run on NVIDIA GPUs."""
+
+    mps: Literal["auto", "required", "off"] = "auto"
+    """Whether colocated processes compute at the same time under a daemon of this run (MPS) or take turns. ``auto``
+    takes turns, with a warning, where MPS does not work; ``required`` refuses to run then."""
+    mps_threads: Literal["split", "shared"] = "split"
+    """Under MPS: each process gets its share of the GPU's multiprocessors, or all use all of them."""
+    ipc: Literal["auto", "off"] = "auto"
+    """Whether processes of one GPU hand features over in its memory; ``off``: through memory of the host."""
+
+
+class CudaBackend(Backend):
+    name: ClassVar[str] = "cuda"
+    api_version: ClassVar[int] = 1
+    Config: ClassVar[type[BackendConfig]] = CudaConfig
+    dist_backend: ClassVar[str] = "nccl"
+
+    config: CudaConfig
+
+    def __init__(self, config: BackendConfig) -> None:
+        super().__init__(config)
+        self._mps: Mapping[str, str] = {}
+        """Environment of the clients of this run's daemon, while ``prepare_host`` is open."""
+
+    @classmethod
+    def probe(cls) -> Availability:
+        versions, missing = _torch()
+        try:
+            found = inventory()
+        except DriverMissing as error:
+            missing.append(str(error))
+        else:
+            versions["driver"] = found.driver
+            if not visible(os.environ, found.gpus):
+                listed = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+                missing.append(
+                    f"this process sees none of {len(found.gpus)} GPUs (CUDA_VISIBLE_DEVICES is {listed!r})"
+                )
+        return Availability(ok=not missing, reason="; ".join(missing), versions=versions)
+
+    @classmethod
+    def capabilities(cls) -> Capabilities:
+        """All GPUs are taken to be like the first that this process sees."""
+        try:
+            gpus = inventory().gpus
+        except DriverMissing:
+            return Capabilities(num_devices=0)
+        entries = visible(os.environ, gpus)
+        if not entries:
+            return Capabilities(num_devices=0)
+        first = gpu_of(entries[0], gpus)
+        modern = first is None or first.compute_capability >= BFLOAT16_SINCE
+        return Capabilities(
+            device_ipc=True,
+            shared_device=True,
+            memory_limit=True,
+            graph_capture=True,
+            dtypes=frozenset({"float32", "bfloat16"} if modern else {"float32"}),
+            num_devices=len(entries),
+        )
+
+    def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
+        """Under this run's MPS daemon (inside ``prepare_host``) also what a client of it needs."""
+        gpus = inventory().gpus
+        cores = len(os.sched_getaffinity(0)) / max(1, len(visible(os.environ, gpus)))
+        env = {
+            **child_devices(os.environ, gpus, local_rank, num_devices),
+            **allocator_settings(os.environ),
+            "OMP_NUM_THREADS": str(max(1, int(share * num_devices * cores))),
+            **self._mps,
+        }
+        if self._mps and share < 1 and self.config.mps_threads == "split":
+            env |= thread_percentage(share)
+        return env
+
+    @contextmanager
+    def prepare_host(self, placement: Placement) -> Iterator[None]:
+        with ExitStack() as stack:
+            if placement == "colocated" and self.config.mps != "off":
+                self._mps = self._share_devices(stack)
+            try:
+                yield
+            finally:
+                self._mps = {}
+
+    def _share_devices(self, stack: ExitStack) -> Mapping[str, str]:
+        try:
+            return stack.enter_context(mps_daemon())
+        except MpsUnavailable as unavailable:
+            if self.config.mps == "required":
+                raise ConfigError(
+                    f"backend.mps=required, but {unavailable}; set backend.mps=auto to let processes take turns"
+                ) from unavailable
+            log.warning("engine and trainer take turns on each GPU: %s", unavailable)
+            return {}
+
+    def device(self, local_rank: int) -> torch.device:
+        import torch
+
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+
+    def limit_memory(self, fraction: float) -> None:
+        import torch
+
+        limit_memory(fraction, torch.device("cuda", torch.cuda.current_device()))
+
+    def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
+        from spec_backend_cuda.nccl_process_group import NcclProcessGroup
+
+        return NcclProcessGroup(rendezvous, device)
+
+    def transport(self, placement: Placement) -> Transport:
+        if placement == "inline":
+            from spec_core.cpu.inline_transport import InlineTransport
+
+            return InlineTransport()
+        from spec_backend_cuda.ipc_transport import IpcTransport
+
+        return IpcTransport(share_device=placement == "colocated" and self.config.ipc == "auto")
+
+    def attention_kernel(self) -> AttentionKernel:
+        from spec_backend_cuda.attention import FlashAttention
+
+        return FlashAttention()
+
+
+def _torch() -> tuple[dict[str, str], list[str]]:
+    """Its version, and what it lacks; it is not imported for that."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return {}, ["torch is not installed: pip install torch"]
+    version = metadata.version("torch")
+    library = Path(next(iter(spec.submodule_search_locations)), "lib", "libtorch_cuda.so")
+    missing = [] if library.exists() else [f"torch {version} is built without CUDA: install a build with it"]
+    return {"torch": version}, missing

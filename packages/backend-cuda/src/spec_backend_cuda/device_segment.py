@@ -1,0 +1,59 @@
+"""DeviceSegment: device memory that several processes map, as a tensor."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from spec_backend_cuda import driver
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class DeviceSegment:
+    """A mapping in this process; it goes with its last tensor, the memory with the last process that maps it."""
+
+    def __init__(self, handle: int, size: int, device: torch.device) -> None:
+        """Takes the handle over."""
+        self._size, self._device = size, device
+        try:
+            self._address = driver.map_(handle, size, device.index)
+        finally:
+            driver.release(handle)
+        weakref.finalize(self, _unmap, self._address, size, device).atexit = False
+
+    @classmethod
+    def create(cls, min_bytes: int, device: torch.device) -> tuple[Self, int]:
+        """A new segment, and the descriptor by which other processes open it; the caller closes that."""
+        torch.cuda.current_stream(device).query()  # makes the device's context, if nothing else has
+        unit = driver.granularity(device.index)
+        size = -(-max(1, min_bytes) // unit) * unit
+        handle = driver.create(size, device.index)
+        try:
+            descriptor = driver.export(handle)
+        except driver.CudaError:
+            driver.release(handle)
+            raise
+        return cls(handle, size, device), descriptor
+
+    @classmethod
+    def open(cls, descriptor: int, size: int, device: torch.device) -> Self:
+        torch.cuda.current_stream(device).query()
+        return cls(driver.import_(descriptor), size, device)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 2."""
+        return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 2}
+
+    def bytes(self) -> Tensor:
+        """uint8 ``[size]``; it and every view of it keep the segment."""
+        return torch.as_tensor(self, device=self._device)
+
+
+def _unmap(address: int, size: int, device: torch.device) -> None:
+    torch.cuda.synchronize(device)  # work on the memory may still be queued
+    driver.unmap(address, size)

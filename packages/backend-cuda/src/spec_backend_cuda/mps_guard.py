@@ -1,0 +1,163 @@
+"""The process that owns a run's MPS daemon: ``python -I mps_guard.py``, only the standard library.
+
+It starts the daemon in directories of its own, says on one line of JSON how that went, and waits for its standard
+input to end. That is when the launcher closes it, or dies of whatever: one way out for both. Then the daemon and its
+servers end and the directories go. If this process is killed too, the next run's guard finds what is left: it holds a
+lock on each directory that is in use, and the kernel lets go of locks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PREFIX = "spec-mps-"
+CONTROL = "nvidia-cuda-mps-control"
+PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+ANSWER_S = 10.0
+"""For the daemon's own commands; they take milliseconds."""
+END_S = 5.0
+_LONGEST_FOLDER = 80
+"""A Unix socket's name holds 108 bytes, and the daemon adds its own."""
+_TRY_A_CLIENT = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) % 256)"
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {PIPE: str(folder / "pipe"), LOG: str(folder / "log")}
+
+
+def folders() -> Path:
+    """Where every run's folder is: the system's temporary folder, unless its name is too long for a socket."""
+    wanted = Path(tempfile.gettempdir())
+    return wanted if len(str(wanted)) < _LONGEST_FOLDER else Path("/tmp")
+
+
+def own_folder() -> Path:
+    """A new folder, locked for as long as this process lives before others can see it as a run's."""
+    partial = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=folders()))
+    lock(partial)
+    folder = partial.with_name(partial.name[1:])
+    partial.rename(folder)
+    for part in ("pipe", "log"):
+        (folder / part).mkdir()
+    return folder
+
+
+def lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock, or None if another process has it."""
+    descriptor = os.open(folder / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def start(folder: Path) -> str:
+    """Starts the daemon; says why it does not work, or nothing."""
+    said = folder / "log" / "start"
+    env = {**os.environ, **environment(folder)}
+    if not all(entry.startswith("GPU-") for entry in env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+        env.pop("CUDA_VISIBLE_DEVICES", None)  # a daemon renumbers what it sees, and clients would count anew
+    with said.open("wb") as output:  # a file: the daemon keeps its output open
+        command = [CONTROL, "-d"]
+        try:
+            code = subprocess.call(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        except OSError as error:
+            return f"{CONTROL} cannot be run: {error.strerror}"
+    if code != 0:
+        return f"{CONTROL} ended with exit code {code}: {said.read_text(errors='replace').strip()}"
+    client = [sys.executable, "-I", "-c", _TRY_A_CLIENT]
+    if code := subprocess.call(client, env={**os.environ, **environment(folder)}):
+        return f"a process under MPS cannot start CUDA (cuInit: {code})"
+    return ""
+
+
+def stop(folder: Path) -> None:
+    """Ends the daemon of a folder and whatever it started, and removes the folder."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            [CONTROL],
+            input=b"quit -t 1\n",
+            env={**os.environ, **environment(folder)},
+            capture_output=True,
+            timeout=ANSWER_S,
+            check=False,
+        )
+    deadline = time.monotonic() + END_S
+    while (left := processes(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    reap()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def adopt() -> None:
+    """Daemons become children of this process, not of the first one, which in a container may reap nobody."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap() -> None:
+    """Takes leave of the children that have ended, for as long as it takes a killed one to do so."""
+    deadline = time.monotonic() + END_S
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.02)
+
+
+def processes(folder: Path) -> list[int]:
+    """The daemon and its servers, known by the pipe directory in their environment."""
+    mark = f"{PIPE}={folder / 'pipe'}".encode()
+    return [
+        int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_mps(entry, mark)
+    ]
+
+
+def _is_mps(process: Path, mark: bytes) -> bool:
+    try:
+        named = (process / "comm").read_text().startswith(CONTROL[:15])  # the kernel keeps 15 characters
+        return named and mark in (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False  # it ended meanwhile, or is another user's
+
+
+def sweep() -> None:
+    """Ends and removes what runs have left whose guard was killed."""
+    for folder in folders().glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or another sweep was faster
+            if folder.stat().st_uid == os.geteuid() and (descriptor := lock(folder)) is not None:
+                stop(folder)
+                os.close(descriptor)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # a service manager may signal every process of a run
+        signal.signal(number, signal.SIG_IGN)
+    adopt()
+    sweep()
+    folder = own_folder()
+    try:
+        reason = start(folder)
+        print(json.dumps({"reason": reason} if reason else environment(folder)), flush=True)
+        sys.stdin.read()
+    finally:
+        stop(folder)
+
+
+if __name__ == "__main__":
+    main()

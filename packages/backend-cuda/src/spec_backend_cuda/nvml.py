@@ -1,0 +1,76 @@
+"""What the driver's monitoring library says of this host's GPUs: no CUDA context is opened, nothing is allocated."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NAME_BYTES = 96
+"""NVML_DEVICE_UUID_V2_BUFFER_SIZE; versions are shorter."""
+
+
+class DriverMissing(RuntimeError):
+    """No NVIDIA driver that answers; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    uuid: str
+    """As in CUDA_VISIBLE_DEVICES: ``GPU-`` and 36 characters."""
+    compute_capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Inventory:
+    driver: str
+    gpus: tuple[Gpu, ...]
+    """In PCI order."""
+
+
+def inventory() -> Inventory:
+    """Raises DriverMissing."""
+    nvml = _load()
+    _check(nvml, nvml.nvmlInit_v2())
+    try:
+        count = ctypes.c_uint()
+        _check(nvml, nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)))
+        gpus = tuple(_gpu(nvml, index) for index in range(count.value))
+        return Inventory(_text(nvml, nvml.nvmlSystemGetDriverVersion), gpus)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _load() -> ctypes.CDLL:
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        raise DriverMissing(
+            "no NVIDIA driver was found (libnvidia-ml.so.1): install one, or give the container its GPUs "
+            "(docker run --gpus all)"
+        ) from error
+    nvml.nvmlErrorString.restype = ctypes.c_char_p
+    return nvml
+
+
+def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
+    handle = ctypes.c_void_p()
+    _check(nvml, nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(nvml, nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)))
+    return Gpu(_text(nvml, nvml.nvmlDeviceGetUUID, handle), (major.value, minor.value))
+
+
+def _text(nvml: ctypes.CDLL, function: Callable[..., int], *handle: ctypes.c_void_p) -> str:
+    buffer = ctypes.create_string_buffer(_NAME_BYTES)
+    _check(nvml, function(*handle, buffer, _NAME_BYTES))
+    return buffer.value.decode()
+
+
+def _check(nvml: ctypes.CDLL, status: int) -> None:
+    if status != 0:
+        reason = nvml.nvmlErrorString(status).decode()
+        raise DriverMissing(f"the NVIDIA driver does not answer: {reason}; see what nvidia-smi says")

@@ -1,0 +1,62 @@
+"""CUDA_VISIBLE_DEVICES: which of a host's GPUs a process sees, and in which order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spec_backend_cuda.nvml import Gpu
+
+NAME = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
+
+
+def visible(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
+    """Entries for the devices that ``environ`` lets a process see: what its list says up to the first entry that
+    names none, as CUDA reads it; without a list every GPU by its index."""
+    if NAME not in environ:
+        return [str(index) for index in range(len(gpus))]
+    entries: list[str] = []
+    for entry in environ[NAME].split(","):
+        if not _names_one(entry.strip(), gpus):
+            break
+        entries.append(entry.strip())
+    return entries
+
+
+def gpu_of(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """None for a slice of a GPU (MIG), of which the list does not say whose it is."""
+    if entry.isdigit():
+        return gpus[int(entry)]
+    return next((gpu for gpu in gpus if gpu.uuid.startswith(entry)), None)
+
+
+def child_devices(
+    environ: Mapping[str, str], gpus: Sequence[Gpu], local_rank: int, num_devices: int
+) -> dict[str, str]:
+    """Variables that let a child see ``num_devices`` of this process's devices from ``local_rank`` on, and no other.
+    ConfigError if there are fewer."""
+    entries = visible(environ, gpus)
+    chosen = entries[local_rank : local_rank + num_devices]
+    if len(chosen) < num_devices:
+        asked = f"device {local_rank}" if num_devices == 1 else f"{num_devices} devices from {local_rank} on"
+        raise ConfigError(
+            f"a process was to get {asked}, but this host shows {len(entries)} "
+            f"({NAME}={environ.get(NAME, 'not set')}); lower train.ranks, engine.replicas or "
+            "engine.tensor_parallel, or set the variable"
+        )
+    # Indices without a list are the driver's, in PCI order; CUDA by itself counts the fastest first.
+    order = {} if NAME in environ or ORDER in environ else {ORDER: "PCI_BUS_ID"}
+    return {NAME: ",".join(chosen), **order}
+
+
+def _names_one(entry: str, gpus: Sequence[Gpu]) -> bool:
+    if entry.isdigit():
+        return int(entry) < len(gpus)
+    if entry.startswith("MIG-"):
+        return True
+    return entry.startswith("GPU-") and sum(gpu.uuid.startswith(entry) for gpu in gpus) == 1

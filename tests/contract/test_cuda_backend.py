@@ -1,0 +1,97 @@
+"""The cuda backend keeps the contract, on a machine with a GPU. (Without one: tests/unit/backend_cuda.)"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+import torch
+
+from spec_backend_cuda import mps_guard
+from spec_backend_cuda.attention import FlashAttention
+from spec_backend_cuda.backend import CudaBackend, CudaConfig
+from spec_backend_cuda.device_segment import DeviceSegment
+from spec_core.errors import ConfigError
+from spec_core.testing import BackendSuite
+from spec_core.testing.backend_suite import _dense_attention
+from spec_core.testing.conformance import run_python
+
+if TYPE_CHECKING:
+    from spec_core import Backend
+
+AVAILABILITY = CudaBackend.probe()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not AVAILABILITY.ok, reason=AVAILABILITY.reason)]
+
+
+class TestCudaBackend(BackendSuite):
+    sdk_modules: ClassVar[tuple[str, ...]] = ("torch",)
+
+    @pytest.fixture
+    def backend(self) -> type[Backend]:
+        return CudaBackend
+
+    def host_traces(self) -> set[str]:
+        """A daemon that has ended is listed until its parent looks; that is no trace."""
+        folders = {str(folder) for folder in mps_guard.folders().glob("*spec-mps-*")}
+        daemons = {
+            path.parent.name
+            for path in Path("/proc").glob("[0-9]*/comm")
+            if path.exists() and path.read_text().startswith("nvidia-cuda-mps") and _runs(path.parent)
+        }
+        return super().host_traces() | folders | daemons
+
+
+def _runs(process: Path) -> bool:
+    return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_probe_and_capabilities_open_no_context():
+    code = (
+        "import torch\nfrom spec_backend_cuda.backend import CudaBackend\n"
+        "assert CudaBackend.probe().ok\nassert CudaBackend.capabilities().num_devices > 0\n"
+        "print(torch.cuda.is_initialized())"
+    )
+    assert run_python(code).split() == ["False"]
+
+
+def test_a_limit_that_does_not_fit_is_refused():
+    backend = CudaBackend(CudaConfig(name="cuda"))
+    device = backend.device(0)
+    for wrong in (0.0, 1.5):
+        with pytest.raises(ConfigError, match="fraction above 0"):
+            backend.limit_memory(wrong)
+    taken = torch.cuda.mem_get_info(device)[1] // 10
+    torch.cuda.empty_cache()
+    segment, descriptor = DeviceSegment.create(taken, device)
+    os.close(descriptor)
+    with pytest.raises(ConfigError, match=r"0\.95 of cuda:0.*placement\.trainer_fraction"):
+        backend.limit_memory(0.95)
+    before = torch.cuda.mem_get_info(device)[0]
+    del segment
+    assert torch.cuda.mem_get_info(device)[0] >= before + taken
+
+
+@pytest.mark.parametrize("bounds", [[(0, 300)], [(0, 1), (1, 130), (130, 300)], [(3, 40), (50, 290)], []])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [64, 128])
+def test_fused_attention_equals_dense_attention(bounds, dtype, width):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(300, h, width, generator=generator).to(dtype) for h in (8, 2, 2, 8))
+    wide = tuple(tensor.double().requires_grad_() for tensor in (q, k, v))
+    out, lse = _dense_attention(*wide, bounds)
+    expected = torch.autograd.grad(out, wide, grad.double(), allow_unused=True, materialize_grads=True)
+    kernel, device = FlashAttention(), torch.device("cuda", 0)
+    q, k, v, grad = (tensor.to(device) for tensor in (q, k, v, grad))
+    got_out, got_lse = kernel.forward(q, k, v, bounds)
+    assert got_lse.dtype == torch.float32
+    got = kernel.backward(grad, (q, k, v, got_out, got_lse), bounds)
+    tolerance = 3 * torch.finfo(dtype).eps
+    for actual, reference in zip((got_out, *got), (out, *expected), strict=True):
+        scale = max(1.0, reference.abs().max().item())
+        assert (actual.cpu().double() - reference).abs().max().item() < tolerance * scale
+    rows = [row for bound in bounds for row in range(*bound)]
+    torch.testing.assert_close(got_lse.cpu().double()[rows], lse[rows], rtol=1e-3, atol=1e-3)
+    outside = sorted(set(range(300)) - set(rows))
+    assert not got_out[outside].any()

@@ -1,0 +1,53 @@
+"""The slow way of the attention kernel, against autograd through dense attention. (The fused way needs a GPU:
+tests/contract/test_cuda_attention.py.)"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_backend_cuda import dense_attention
+from spec_backend_cuda.attention import FlashAttention
+from spec_core.testing.backend_suite import _dense_attention
+
+
+@pytest.fixture(params=[1 << 28, 300], ids=["one chunk", "many chunks"])
+def chunks(request, monkeypatch):
+    monkeypatch.setattr(dense_attention, "SCORE_BYTES", request.param)
+
+
+@pytest.mark.parametrize("bounds", [[(0, 9)], [(0, 1), (1, 6), (7, 9)], [(2, 5)], []])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_equals_dense_attention(bounds, dtype, chunks):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(9, heads, 24, generator=generator, dtype=dtype) for heads in (4, 2, 2, 4))
+    wide = tuple(tensor.double().requires_grad_() for tensor in (q, k, v))
+    out, lse = _dense_attention(*wide, bounds)
+    expected = torch.autograd.grad(out, wide, grad.double(), allow_unused=True, materialize_grads=True)
+    kernel = FlashAttention()
+    got_out, got_lse = kernel.forward(q, k, v, bounds)
+    got = kernel.backward(grad, (q, k, v, got_out, got_lse), bounds)
+    rows = [row for bound in bounds for row in range(*bound)]
+    for actual, reference in zip((got_out, *got), (out, *expected), strict=True):
+        torch.testing.assert_close(actual.double(), reference, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got_lse.double()[rows], lse[rows], rtol=1e-4, atol=1e-5)
+    assert got_out.dtype == dtype
+
+
+def test_backward_takes_a_merged_result():
+    """Attention over keys A and B: the kernel sees A only, and gets out and lse of both."""
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(5, 2, 8, dtype=torch.float64) for _ in range(4))
+    extra_k, extra_v = torch.randn(5, 2, 8, dtype=torch.float64), torch.randn(5, 2, 8, dtype=torch.float64)
+    inputs = tuple(tensor.requires_grad_() for tensor in (q, k, v))
+    score = torch.einsum("qhd,khd->hqk", q, k) * 8**-0.5
+    score = score.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), float("-inf"))
+    diagonal = (q * extra_k).sum(-1).T[..., None] * 8**-0.5  # one more key per query
+    probability = torch.cat([score, diagonal], dim=-1).softmax(-1)
+    out = torch.einsum("hqk,khd->qhd", probability[..., :5], v) + probability[..., 5].T[..., None] * extra_v
+    lse = torch.cat([score, diagonal], dim=-1).logsumexp(-1).T
+    _, dk, dv = torch.autograd.grad(out, inputs, grad)
+    saved = tuple(tensor.detach() for tensor in (q, k, v, out, lse))
+    _, got_dk, got_dv = FlashAttention().backward(grad, saved, [(0, 5)])
+    torch.testing.assert_close(got_dk, dk)
+    torch.testing.assert_close(got_dv, dv)

@@ -1,0 +1,163 @@
+"""What CudaBackend answers without a GPU."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from spec_backend_cuda import backend as module
+from spec_backend_cuda import nvml
+from spec_backend_cuda.allocator import allocator_settings
+from spec_backend_cuda.backend import CudaBackend, CudaConfig
+from spec_backend_cuda.nvml import DriverMissing, Gpu, Inventory
+from spec_core.config import validate
+from spec_core.errors import ConfigError
+from spec_core.testing.conformance import run_python
+
+TWO = Inventory("580.1", (Gpu("GPU-a", (9, 0)), Gpu("GPU-b", (9, 0))))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """As on a host with two GPUs and no list of visible ones."""
+    monkeypatch.setattr(module, "inventory", lambda: TWO)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def no_driver(monkeypatch):
+    def absent() -> Inventory:
+        raise DriverMissing("no NVIDIA driver was found")
+
+    monkeypatch.setattr(module, "inventory", absent)
+
+
+def cuda(**options: object) -> CudaBackend:
+    return CudaBackend(validate(CudaConfig, {"name": "cuda", **options}, "backend"))
+
+
+def test_probe_names_the_missing_driver(no_driver):
+    availability = CudaBackend.probe()
+    assert not availability.ok
+    assert "no NVIDIA driver was found" in availability.reason
+    assert CudaBackend.capabilities().num_devices == 0
+
+
+def test_probe_names_a_torch_without_cuda(two_gpus, monkeypatch):
+    monkeypatch.setattr(
+        module, "_torch", lambda: ({"torch": "2.11.0"}, ["torch 2.11.0 is built without CUDA"])
+    )
+    availability = CudaBackend.probe()
+    assert (availability.ok, availability.reason) == (False, "torch 2.11.0 is built without CUDA")
+    assert availability.versions == {"torch": "2.11.0", "driver": "580.1"}
+
+
+def test_probe_names_the_variable_that_hides_every_gpu(two_gpus, monkeypatch):
+    monkeypatch.setattr(module, "_torch", lambda: ({"torch": "2.11.0"}, []))
+    assert CudaBackend.probe().ok
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "sees none of 2 GPUs (CUDA_VISIBLE_DEVICES is '')" in CudaBackend.probe().reason
+    assert CudaBackend.capabilities().num_devices == 0
+
+
+def test_probe_and_capabilities_need_no_torch():
+    code = (
+        "from spec_backend_cuda.backend import CudaBackend\n"
+        "print(CudaBackend.probe().reason)\nCudaBackend.capabilities()\nprint(sys.modules.get('torch'))"
+    )
+    reason, torch = run_python(code, blocked=["torch"]).splitlines()
+    assert "torch is not installed: pip install torch" in reason
+    assert torch == "None"
+
+
+def test_the_library_of_the_driver_is_asked_for_by_its_soname(monkeypatch):
+    def load(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(nvml.ctypes, "CDLL", load)
+    with pytest.raises(DriverMissing, match=r"libnvidia-ml\.so\.1.*install"):
+        nvml.inventory()
+
+
+def test_capabilities_come_from_the_devices_that_are_visible(two_gpus, monkeypatch):
+    capabilities = CudaBackend.capabilities()
+    assert capabilities.num_devices == 2
+    assert capabilities.device_ipc
+    assert capabilities.dtypes == {"float32", "bfloat16"}
+    monkeypatch.setattr(module, "inventory", lambda: Inventory("1", (Gpu("GPU-a", (7, 5)),)))
+    assert CudaBackend.capabilities().dtypes == {"float32"}
+
+
+def test_a_child_sees_its_own_devices_and_its_share_of_the_cores(two_gpus):
+    env = cuda().child_env("trainer", 0.5, 1)
+    assert env["CUDA_VISIBLE_DEVICES"] == "1"
+    cores = len(os.sched_getaffinity(0))
+    assert env["OMP_NUM_THREADS"] == str(max(1, int(0.5 * cores / 2)))
+    assert not any(name.startswith("CUDA_MPS") for name in env)
+    assert cuda().child_env("engine", 1.0, 0, 2)["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_clients_of_the_runs_daemon_get_its_directories_and_their_share(two_gpus):
+    backend = cuda()
+    backend._mps = {"CUDA_MPS_PIPE_DIRECTORY": "p", "CUDA_MPS_LOG_DIRECTORY": "l"}
+    env = backend.child_env("engine", 0.35, 0)
+    assert env["CUDA_MPS_PIPE_DIRECTORY"] == "p"
+    assert env["CUDA_MPS_LOG_DIRECTORY"] == "l"
+    assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "35"
+    shared = cuda(mps_threads="shared")
+    shared._mps = backend._mps
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in shared.child_env("engine", 0.35, 0)
+
+
+@pytest.mark.parametrize(
+    ("inherited", "settings"),
+    [
+        ({}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"},
+        ),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"},
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:False"},
+        ),
+        (
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "a:1"},
+            {
+                "PYTORCH_ALLOC_CONF": "expandable_segments:False",
+                "PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:False",
+            },
+        ),
+    ],
+)
+def test_inherited_expandable_segments_are_overridden_and_the_rest_stays(inherited, settings):
+    assert allocator_settings(inherited) == settings
+
+
+def test_without_mps_colocated_processes_take_turns_or_the_run_is_refused(monkeypatch, caplog):
+    monkeypatch.setenv("PATH", "")
+    with caplog.at_level(logging.WARNING), cuda().prepare_host("colocated"):
+        pass
+    assert "take turns on each GPU: nvidia-cuda-mps-control cannot be run" in caplog.text
+    with (
+        pytest.raises(ConfigError, match=r"backend\.mps=required, but nvidia-cuda-mps-control"),
+        cuda(mps="required").prepare_host("colocated"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("placement", "mps"), [("inline", "required"), ("disaggregated", "required"), ("colocated", "off")]
+)
+def test_mps_is_for_colocated_runs_that_want_it(placement, mps, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", "")
+    with cuda(mps=mps).prepare_host(placement):
+        pass
+    assert caplog.text == ""
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(ConfigError, match="mps"):
+        cuda(mps="maybe")
