@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 LIMIT_S = 600.0
+KEPT_TOKENS = 256
 
 
 def main() -> int:
@@ -54,9 +55,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory-fraction", type=float)
-    parser.add_argument(
-        "--keep", type=Path, help="write the features of the first sample there (safetensors)"
-    )
+    parser.add_argument("--keep", type=Path, help="write features of the first sample there (safetensors)")
     parser.add_argument("options", nargs="*", help="of the engine: batch_tokens=16384 …")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
@@ -160,7 +159,6 @@ def receiving(arguments: argparse.Namespace, schema: FeatureSchema) -> Iterator[
 
 def receive(arguments: argparse.Namespace, schema: FeatureSchema, line: Connection) -> None:
     """The trainer's part, until the line is closed: takes as many samples as it is told of, releases each."""
-    import torch
     from safetensors.torch import save_file
 
     backend = load_backend(arguments.backend)
@@ -172,7 +170,8 @@ def receive(arguments: argparse.Namespace, schema: FeatureSchema, line: Connecti
             for _ in range(count := line.recv()):
                 sample = features.receive(LIMIT_S)
                 if arguments.keep is not None and sample.sample_id == 0:
-                    save_file({"hidden_TNH": torch.clone(sample.hidden_TNH).cpu()}, arguments.keep)
+                    kept_TNH = sample.hidden_TNH[:KEPT_TOKENS].clone().cpu()
+                    save_file({"hidden_TNH": kept_TNH}, arguments.keep)
                 features.release(sample)
             line.send(count)
 

@@ -4,8 +4,8 @@ An engine such as vLLM runs the target in worker processes that it starts itself
 hook) sees states and request numbers, nothing else. The desk tells the worker where the states of each request go;
 the worker (``capture_outlet.py``) sends them there and reports what became of each. Tensors never pass the desk.
 
-Records to the worker: ``welcome`` (the capture as a whole), ``expect`` (one request). From it: ``hello`` (the token),
-``sent``, ``failed``, ``alive``.
+Records to the worker: ``welcome`` (the capture as a whole), ``expect`` (some requests). From it: ``hello`` (the
+token), ``sent``, ``failed``, ``alive``.
 """
 
 from __future__ import annotations
@@ -80,11 +80,13 @@ class CaptureDesk(Resource):
             worker = self._worker
             expected = [(next(self._keys), request, Future[None]()) for request in requests]
             self._pending.update({key: (request, future) for key, request, future in expected})
-        for key, request, _ in expected:
-            # The worker compares what it ran with the request: an engine that alters a prompt is found there.
-            worker.send(
-                "expect", key=key, sample_id=request.sample_id, ids=request.input_ids, to=request.destination
-            )
+        # The worker compares what it ran with the request: an engine that alters a prompt is found there. One record:
+        # every read costs a thread of the worker a turn beside the engine's own.
+        orders = [
+            {"key": key, "sample_id": request.sample_id, "ids": request.input_ids, "to": request.destination}
+            for key, request, _ in expected
+        ]
+        worker.send("expect", orders=orders)
         return [(key, future) for key, _, future in expected]
 
     def fail(self, key: int, error: BaseException) -> None:

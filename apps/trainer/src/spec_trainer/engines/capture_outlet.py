@@ -108,7 +108,7 @@ class CaptureOutlet(Resource):
     def _listen(self) -> None:
         for record in self._records:
             with self._arrived:
-                self._expected[record["key"]] = record
+                self._expected.update({order["key"]: order for order in record["orders"]})
                 self._arrived.notify_all()
 
     def _beat(self, peer_s: float) -> None:

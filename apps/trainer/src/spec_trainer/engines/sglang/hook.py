@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ ORDER = "SPEC_TRAINER_SGLANG_CAPTURE"
 _WHITELIST = "SGLANG_PLUGINS"
 """SGLang's own: if set, only the plugins in it are loaded (and, with a platform's plugin, its name belongs there)."""
 _CONNECT_S = 30.0
+_SWITCH_S = 5e-4
+"""SGLang's scheduler polls without a pause. At Python's default of 5 ms, the outlet's threads would wait that long for
+each of their turns."""
 
 
 def environment(address: str, norm: str, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -51,6 +55,7 @@ def attach(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     from spec_trainer.engines.capture_outlet import CaptureOutlet
     from spec_trainer.engines.sglang.state_capture import StateCapture
 
+    sys.setswitchinterval(_SWITCH_S)
     order = json.loads(os.environ[ORDER])
     outlet = CaptureOutlet(order["address"], _CONNECT_S)
     runner = scheduler.tp_worker.model_runner
