@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ENGINES ?= $(VENV)-vllm
+ASCEND ?= $(VENV)-ascend
 MEMBERS := packages/core packages/draft-eagle3 packages/draft-dflash packages/backend-cuda packages/backend-ascend apps/trainer
 EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 
-.PHONY: help install quickstart test test-engines check bench mutations clean
+.PHONY: help install quickstart test test-engines test-ascend check bench mutations clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,6 +23,9 @@ test: install ## all tests
 test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own
 	$(ENGINES)/bin/pytest tests/engines
 
+test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
+	$(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python -m pytest tests/rig_ascend
+
 check: install ## lint, format, types, import law
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,7 +40,7 @@ mutations: install ## delete each contract's implementation, one line at a time:
 	$(BIN)/python tests/mutations/run.py
 
 clean: ## remove the environment and what runs wrote
-	rm -rf $(VENV) $(ENGINES) runs dist
+	rm -rf $(VENV) $(ENGINES) $(ASCEND) runs dist
 
 # torch first, pinned: what follows then finds it satisfied and fetches no other build.
 $(VENV)/installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))
@@ -54,4 +58,12 @@ $(ENGINES)/installed: pyproject.toml constraints.txt tests/engines/requirements.
 	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt --requirement tests/engines/requirements.txt
 	$(ENGINES)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt $(EDITABLE)
+	touch $@
+
+$(ASCEND)/installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))
+	$(PYTHON) -m venv $(ASCEND)
+	$(ASCEND)/bin/pip install --quiet --upgrade "pip>=25.1"
+	$(ASCEND)/bin/pip install --quiet --constraint constraints.txt torch
+	$(ASCEND)/bin/pip install --quiet --constraint constraints.txt torch-npu==2.13.0 numpy pyyaml pytest pytest-timeout \
+		$(EDITABLE)
 	touch $@

@@ -208,7 +208,7 @@ def test_tracker_that_is_not_installed(refused, tracker, monkeypatch):
     ("kind", "name", "hint"),
     [
         ("backend", "cpuu", "did you mean 'cpu'"),
-        ("backend", "metal", "installed: cpu"),
+        ("backend", "metal", "installed: ascend, cpu, cuda"),
         ("draft", "eagle4", "did you mean 'eagle3'"),
         ("engine", "hff", "did you mean 'hf'"),
         ("strategy", "ddp", "installed: fsdp"),

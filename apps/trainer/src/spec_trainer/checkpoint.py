@@ -100,6 +100,7 @@ class CheckpointStore:
 
     def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str) -> Path:
         """Collective. A failure leaves every earlier checkpoint as it was."""
+        import torch.distributed as dist
         from torch.distributed import checkpoint as dcp
 
         folder = self._root / f"step-{meta.step}"
@@ -112,7 +113,7 @@ class CheckpointStore:
             writer = dcp.FileSystemWriter(scratch / "state", sync_files=True)
             dcp.save(trainer.state_dict(), storage_writer=writer, process_group=self._group)
             _save_generator(scratch / f"generator-{rank}.pt")
-        self._group.barrier().wait()
+        dist.barrier(self._group)
         if rank == 0:
             with _whole_or_not(folder, scratch, rank):
                 (scratch / "meta.json").write_text(meta.to_json())
@@ -120,7 +121,7 @@ class CheckpointStore:
                 scratch.rename(folder)
                 _sync_folder(self._root)
             self._rotate()
-        self._group.barrier().wait()
+        dist.barrier(self._group)
         return folder
 
     def mark_best(self, folder: Path) -> None:

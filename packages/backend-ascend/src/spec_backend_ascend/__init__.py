@@ -1,1 +1,1 @@
-"""Huawei Ascend backend: packaged as metadata until its issue lands."""
+"""Huawei Ascend NPUs: HCCL, stateless groups, NPU IPC."""

@@ -133,7 +133,7 @@ class FsdpStrategy(Strategy):
         return optimizer
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
-        """One all-reduce for everything: loss, sums and counts flattened to float64."""
+        """One collective for everything: loss, sums and counts flattened to float64."""
         import torch
         import torch.distributed as dist
         from torch.utils import _pytree
@@ -143,8 +143,10 @@ class FsdpStrategy(Strategy):
             total = total + output
         leaves, structure = _pytree.tree_flatten(total)
         flat = torch.cat([leaf.reshape(-1).double() for leaf in leaves])
-        dist.all_reduce(flat, group=self._mesh.get_group())
-        pieces = flat.split([leaf.numel() for leaf in leaves])
+        # Gathered and added up here, in rank order: not every vendor's all-reduce takes float64.
+        everyones = flat.new_empty(self._mesh.size() * flat.numel())
+        dist.all_gather_into_tensor(everyones, flat, group=self._mesh.get_group())
+        pieces = everyones.view(-1, flat.numel()).sum(0).split([leaf.numel() for leaf in leaves])
         return _pytree.tree_unflatten(
             [piece.view(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)], structure
         )

@@ -24,8 +24,8 @@ _WHITELIST = "SGLANG_PLUGINS"
 """SGLang's own: if set, only the plugins in it are loaded (and, with a platform's plugin, its name belongs there)."""
 _CONNECT_S = 30.0
 _SWITCH_S = 5e-4
-"""SGLang's scheduler polls without a pause. At Python's default of 5 ms, the outlet's threads would wait that long for
-each of their turns."""
+"""SGLang's scheduler polls without a pause. At Python's default of 5 ms, the outlet's threads would wait that long
+for each of their turns."""
 
 
 def environment(address: str, norm: str, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,136 @@
+"""AscendBackend: Huawei NPUs of one host."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from spec_backend_ascend import host
+from spec_backend_ascend.place import child_devices
+from spec_core.backend import Backend, Placement, Role
+from spec_core.config import BackendConfig
+from spec_core.errors import ConfigError
+from spec_core.records import Availability, Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    from spec_core.process_group import ProcessGroup
+    from spec_core.rendezvous import Rendezvous
+    from spec_core.transport import Transport
+
+EXEC_TIMEOUT_UNIT_S = 68
+"""HCCL rounds HCCL_EXEC_TIMEOUT down to multiples of it."""
+
+
+class AscendConfig(BackendConfig):
+    """Section ``backend`` of a run on NPUs. What the caller's environment says already is left alone."""
+
+    ipc: Literal["auto", "required", "never"] = "auto"
+    """Whether processes of one card hand features over in its memory. ``auto``: where driver and CANN are new enough;
+    otherwise, or with ``never``, through memory of the host. ``required`` does not ask for versions."""
+    allocator: str = "expandable_segments:False"
+    """PYTORCH_NPU_ALLOC_CONF. Memory in expandable segments cannot be shared with another process."""
+    task_queue: Literal[0, 1, 2] = 1
+    """TASK_QUEUE_ENABLE: how torch_npu hands operators to the device."""
+    hccl_connect_timeout_s: int = Field(600, ge=120, le=7200)
+    """HCCL_CONNECT_TIMEOUT: how long ranks wait for each other when a group is made."""
+    hccl_exec_timeout_s: int = Field(1836, ge=EXEC_TIMEOUT_UNIT_S, le=17340)
+    """HCCL_EXEC_TIMEOUT: how long a collective may take; HCCL rounds it down to a multiple of 68."""
+    hccl_buffer_mb: int = Field(200, ge=1)
+    """HCCL_BUFFSIZE: every communicator takes twice this of the device's memory."""
+
+
+class AscendBackend(Backend):
+    name: ClassVar[str] = "ascend"
+    api_version: ClassVar[int] = 1
+    Config: ClassVar[type[BackendConfig]] = AscendConfig
+    dist_backend: ClassVar[str] = "hccl"
+
+    config: AscendConfig
+
+    @classmethod
+    def probe(cls) -> Availability:
+        reason = host.missing()
+        return Availability(ok=not reason, reason=reason, versions=host.versions())
+
+    @classmethod
+    def capabilities(cls) -> Capabilities:
+        """There is no daemon that shares a card, as MPS does: processes of a card take turns by themselves."""
+        return Capabilities(
+            device_ipc=host.shares_memory(host.versions()),
+            shared_device=True,
+            memory_limit=True,
+            dtypes=frozenset({"float32", "bfloat16"}),
+            num_devices=host.num_devices(),
+        )
+
+    def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
+        config = self.config
+        wanted = {
+            "PYTORCH_NPU_ALLOC_CONF": config.allocator,
+            "TASK_QUEUE_ENABLE": str(config.task_queue),
+            "HCCL_CONNECT_TIMEOUT": str(config.hccl_connect_timeout_s),
+            "HCCL_EXEC_TIMEOUT": str(config.hccl_exec_timeout_s),
+            "HCCL_BUFFSIZE": str(config.hccl_buffer_mb),
+        }
+        if share < 1:
+            # Processes of one card would all listen on HCCL's fixed ports.
+            wanted |= {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
+        unsaid = {name: value for name, value in wanted.items() if name not in os.environ}
+        return child_devices(os.environ, host.num_devices(), local_rank, num_devices) | unsaid
+
+    def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def device(self, local_rank: int) -> torch.device:
+        torch = _torch_with_npu()
+        torch.npu.set_device(local_rank)
+        return torch.device("npu", local_rank)
+
+    def limit_memory(self, fraction: float) -> None:
+        """Of what torch's allocator takes; HCCL's buffers come on top (``hccl_buffer_mb``)."""
+        if not 0 < fraction <= 1:
+            raise ConfigError(
+                f"a memory limit is a fraction above 0 and at most 1 of the device, not {fraction}"
+            )
+        _torch_with_npu().npu.set_per_process_memory_fraction(fraction)
+
+    def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
+        _torch_with_npu()
+        from spec_backend_ascend.hccl_process_group import HcclProcessGroup
+
+        return HcclProcessGroup(rendezvous, device)
+
+    def transport(self, placement: Placement) -> Transport:
+        if placement == "inline":
+            from spec_core.cpu.inline_transport import InlineTransport
+
+            return InlineTransport()
+        _torch_with_npu()
+        if placement == "disaggregated":
+            from spec_backend_ascend.hccl_transport import HcclTransport
+
+            return HcclTransport()
+        from spec_backend_ascend.ipc_transport import IpcTransport
+
+        return IpcTransport(share_device=self._shares_device())
+
+    def _shares_device(self) -> bool:
+        if self.config.ipc == "auto":
+            return self.capabilities().device_ipc
+        return self.config.ipc == "required"
+
+
+def _torch_with_npu() -> Any:
+    """torch; it has ``torch.npu`` once torch_npu is imported, which TORCH_DEVICE_BACKEND_AUTOLOAD=0 leaves to us."""
+    import torch
+    import torch_npu  # noqa: F401
+
+    return torch

@@ -1,0 +1,35 @@
+"""HcclTransport: features between the cards of a host, over HCCL; within one card through the host's memory.
+
+The conversation is that of ``spec_core.cpu.SharedMemoryTransport``: one host, a Unix socket.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_backend_ascend.announcing_sender import AnnouncingSender
+from spec_backend_ascend.hccl_memory import HcclEnd, HcclMemory
+from spec_backend_ascend.staged_memory import StagedMemory
+from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
+from spec_core.cpu.shared_memory_wire import Layout
+from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+
+if TYPE_CHECKING:
+    from spec_core.cpu.block_memory import ReceiverMemory
+    from spec_core.records import FeatureSchema
+
+
+class HcclTransport(Transport):
+    """Receives on, and sends from, the device that is current when an end is made."""
+
+    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+        device = torch.device("npu", torch.npu.current_device())
+        memories: list[ReceiverMemory] = [StagedMemory(Layout(schema), window_bytes, device)]
+        memories.insert(0, HcclMemory(Layout(schema), device, memories))
+        return SharedMemoryReceiver(schema, window_bytes, memories)
+
+    def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        device = torch.device("npu", torch.npu.current_device())
+        return AnnouncingSender(address, schema, timeout_s, HcclEnd(device))

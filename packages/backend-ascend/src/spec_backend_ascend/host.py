@@ -1,0 +1,110 @@
+"""What this host has of Ascend's software: found without importing torch and without opening a device."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_backend_ascend import acl, hccl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DRIVER = "usr/local/Ascend/driver/version.info"
+INSTALLED = "etc/ascend_install.info"
+"""Says where the driver is if it is not there."""
+TOOLKIT_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+IPC_SINCE = {"driver": (25, 3), "cann": (8, 3)}
+"""Releases with memory that processes of a card share: HDK 25.3.RC1 and CANN 8.3.RC1, says torch_npu's own page on it
+(docs/zh/developer_notes/memory_management/memory_sharing_ipc.md of Ascend/pytorch)."""
+SOURCE_IT = "source /usr/local/Ascend/ascend-toolkit/set_env.sh (or where CANN is installed)"
+
+
+def versions(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Of what is there: torch, torch-npu, CANN, driver."""
+    found = {
+        "torch": _distribution("torch"),
+        "torch-npu": _distribution("torch-npu"),
+        "cann": _cann(environ),
+        "driver": _driver(root),
+    }
+    return {name: version for name, version in found.items() if version}
+
+
+def missing() -> str:
+    """What keeps this process from using an NPU, and what to do about it; empty if nothing does."""
+    for module, distribution in (("torch", "torch"), ("torch_npu", "torch-npu")):
+        if importlib.util.find_spec(module) is None:
+            return f"{distribution} is not installed: pip install {distribution}"
+    for library, load in ((acl.LIBRARY, acl.library), (hccl.LIBRARY, hccl.library)):
+        try:
+            load()
+        except OSError:
+            return (
+                f"CANN is not in this shell ({library} cannot be loaded): {SOURCE_IT}; without it and with torch-npu "
+                "installed, 'import torch' works only under TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+            )
+    return "" if num_devices() else _no_device()
+
+
+def num_devices() -> int:
+    """0 where there is none, or no driver to ask."""
+    try:
+        return acl.device_count()
+    except (OSError, acl.AclError):
+        return 0
+
+
+def shares_memory(found: Mapping[str, str]) -> bool:
+    """Whether driver and CANN of these versions let processes of a card share memory."""
+    return all(_release(found.get(name, "")) >= since for name, since in IPC_SINCE.items())
+
+
+def _no_device() -> str:
+    listed = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    if listed is None:
+        return "no NPU answers: check the driver with 'npu-smi info', and /dev/davinci* inside a container"
+    return (
+        f"ASCEND_RT_VISIBLE_DEVICES={listed!r} leaves no NPU (an empty list is invalid): unset it to use "
+        "all of them, or give ids as in 0,1"
+    )
+
+
+def _distribution(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _cann(environ: Mapping[str, str]) -> str:
+    for variable in TOOLKIT_VARIABLES:
+        if environ.get(variable):
+            files = sorted(Path(environ[variable]).glob("*/ascend_toolkit_install.info"))
+            return _field(files[0], "version") if files else ""
+    return ""
+
+
+def _driver(root: Path) -> str:
+    where = _field(root / INSTALLED, "Driver_Install_Path_Param")
+    own = root / where.lstrip("/") / "driver/version.info" if where else root / DRIVER
+    return _field(own, "Version")
+
+
+def _field(file: Path, name: str) -> str:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    match = re.search(rf"^{name}\s*=\s*(\S+)\s*$", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """``25.3.rc1.2`` -> (25, 3); nothing for what does not begin like that."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else ()

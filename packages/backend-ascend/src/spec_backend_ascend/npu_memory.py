@@ -1,0 +1,266 @@
+"""NpuMemory: samples in one arena of a card's memory, written there by the senders of that card.
+
+No thread of the caller's waits for the device. Each grant carries an event of the receiver's, recorded where the
+block's last reader will be through: the sender's copy waits for that on its stream. A sample is announced once its
+copy is complete (``announcing_sender``): no reader waits on its stream for a process that may die.
+ACL shows one use of an event between processes: who made it records it, the other waits; there is no other here.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from spec_backend_ascend import acl
+from spec_backend_ascend.announcing_sender import DeviceView
+from spec_backend_ascend.place import place_of
+from spec_core.cpu.block_memory import Block, ReceiverMemory, SenderEnd, SenderMemory
+from spec_core.cpu.holes import Holes, Range
+from spec_core.cpu.host_memory import HostEnd
+from spec_core.cpu.shared_memory import aligned
+from spec_core.errors import PeerLost, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from spec_core.cpu.shared_memory_wire import Layout, Record, Welcome
+    from spec_core.records import FeatureSample
+
+MAX_PIECES = 2_000
+"""What fits a packet of the wire with room to spare."""
+
+_NOTE, _PIECE = struct.Struct("<?64s"), struct.Struct("<QQ")
+_OFFER = struct.Struct("<65s7xQ")
+"""The arena's key, and where in that allocation it begins."""
+
+_own_allocations: dict[bytes, int] = {}
+"""Addresses by key: a process does not import what it has exported itself."""
+_own_events: dict[bytes, torch.npu.Event] = {}
+
+
+class Batons:
+    """Events of this process that others can wait for. Those that nobody uses stay for the next receiver: torch_npu
+    destroys an event some time after its last owner has gone."""
+
+    _spare: ClassVar[list[bytes]] = []
+
+    def __init__(self) -> None:
+        self._lent: set[bytes] = set()
+
+    def take(self) -> bytes:
+        """The handle of one that nobody waits for."""
+        handle = self._spare.pop() if self._spare else self._new()
+        self._lent.add(handle)
+        return handle
+
+    def give(self, handle: bytes) -> None:
+        self._lent.remove(handle)
+        self._spare.append(handle)
+
+    def close(self) -> None:
+        """Nobody knows who still waits for those that were not given back."""
+        for handle in self._lent:
+            del _own_events[handle]
+
+    def _new(self) -> bytes:
+        event = torch.npu.Event(interprocess=True)
+        handle = event.ipc_handle()
+        _own_events[handle] = event
+        return handle
+
+
+@dataclass(frozen=True)
+class NpuBlock(Block):
+    pieces: Sequence[Range]
+    """More than one if no hole was large enough; their lengths add up to the sample's block."""
+    baton: bytes
+    dirty: bool
+    """Something may still read its memory: the sender's copy waits for the baton."""
+
+
+class NpuMemory(ReceiverMemory):
+    """As many bytes as the window and the padding of blocks; a sample that finds no hole of its size is scattered
+    over several and gathered when it is read, so what fits by bytes is never kept waiting (T5)."""
+
+    kind: ClassVar[str] = "npu"
+
+    def __init__(self, layout: Layout, window_bytes: int, device: torch.device) -> None:
+        self._layout, self._device = layout, device
+        padded = -(
+            -window_bytes * layout.block_bytes(1) // layout.sample_bytes(1)
+        )  # one token has most padding
+        self._bytes = torch.empty(aligned(padded), dtype=torch.uint8, device=device)
+        self._key, offset = _export(self._bytes)
+        self.size = _OFFER.size
+        self.descriptor = os.memfd_create("spec-offer", os.MFD_CLOEXEC)
+        os.write(self.descriptor, _OFFER.pack(self._key, offset))
+        self._holes = Holes(self._bytes.nbytes)
+        self._batons = Batons()
+        self._read: list[tuple[Range, torch.npu.Event]] = []
+        """Freed, but the device may still be reading."""
+        self._stream = torch.npu.Stream(device)
+        """On which batons are recorded; it does nothing else."""
+
+    def serves(self, place: str) -> bool:
+        return place == place_of(self._device)
+
+    def allocate(self, num_tokens: int) -> Block | None:
+        pieces = self._holes.take_scattered(self._layout.block_bytes(num_tokens)) if num_tokens else []
+        if pieces is None or len(pieces) > MAX_PIECES:
+            self._give(pieces or [])
+            return None
+        torch.npu.set_device(self._device)  # the thread that listens to senders has none yet
+        baton = self._batons.take()
+        self._read = [(piece, done) for piece, done in self._read if not done.query()]
+        readers = [done for read, done in self._read if any(_overlap(read, piece) for piece in pieces)]
+        for done in readers:
+            self._stream.wait_event(done)
+        if readers:
+            _own_events[baton].record(self._stream)
+            acl.drained(self._stream)  # the sender must find the record on the device
+        offset = pieces[0][0] if pieces else 0
+        return NpuBlock(offset, num_tokens, pieces, baton, bool(readers))
+
+    def note(self, block: Block) -> bytes:
+        assert isinstance(block, NpuBlock)
+        pieces = b"".join(_PIECE.pack(*piece) for piece in block.pieces)
+        return _NOTE.pack(block.dirty, block.baton) + pieces
+
+    def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        assert isinstance(block, NpuBlock)
+        if len(block.pieces) < 2:
+            return self._layout.view(self._bytes, block.offset, block.num_tokens)
+        gathered = torch.cat([self._bytes[start:stop] for start, stop in block.pieces])
+        return self._layout.view(gathered, 0, block.num_tokens)
+
+    def free(self, block: Block) -> None:
+        assert isinstance(block, NpuBlock)
+        done = torch.npu.Event()
+        done.record(torch.npu.current_stream(self._device))
+        self._read += [(piece, done) for piece in block.pieces]
+        self._give(block.pieces)
+        self._batons.give(block.baton)
+
+    def reclaim(self, block: Block) -> None:
+        """Its baton is not used again: nobody knows who waits for it."""
+        assert isinstance(block, NpuBlock)
+        self._give(block.pieces)
+
+    def close(self) -> None:
+        acl.close_memory(self._key)
+        del _own_allocations[self._key]
+        os.close(self.descriptor)
+        self._batons.close()
+        self._read.clear()
+        del self._bytes
+
+    def _give(self, pieces: Sequence[Range]) -> None:
+        for piece in pieces:
+            self._holes.give(*piece)
+
+
+class NpuView(DeviceView):
+    """Knows the arena by its address alone; every copy is on the current stream."""
+
+    def __init__(self, layout: Layout, descriptor: int, device: torch.device) -> None:
+        self._layout, self._device = layout, device
+        self._key, offset = _OFFER.unpack(os.pread(descriptor, _OFFER.size, 0))
+        self._imported = self._key not in _own_allocations
+        base = acl.import_memory(self._key) if self._imported else _own_allocations[self._key]
+        self._address = base + offset
+        self._batons: dict[bytes, torch.npu.Event] = {}
+        self._copied = torch.npu.Event()
+
+    def write(self, grant: Record, sample: FeatureSample) -> None:
+        """``copied`` says when it is."""
+        dirty, handle = _NOTE.unpack_from(grant.note)
+        pieces = list(_PIECE.iter_unpack(grant.note[_NOTE.size :]))
+        stream = torch.npu.current_stream(self._device)
+        if dirty:
+            stream.wait_event(self._baton(handle))
+        for target, source, size in _transfers(pieces, self._parts(sample)):
+            acl.copy_on_stream(self._address + target, source, size, stream.npu_stream)
+        self._copied = torch.npu.Event()
+        self._copied.record(stream)
+
+    @property
+    def copied(self) -> torch.npu.Event:
+        return self._copied
+
+    def settle(self) -> None:
+        self._copied.synchronize()
+
+    def close(self) -> None:
+        self.settle()
+        if self._imported:
+            acl.close_memory(self._key)
+        self._batons.clear()
+
+    def _baton(self, handle: bytes) -> torch.npu.Event:
+        if handle in _own_events:
+            return _own_events[handle]
+        if handle not in self._batons:
+            try:
+                self._batons[handle] = torch.npu.Event.from_ipc_handle(self._device, handle)
+            except RuntimeError as error:  # torch's only error; the handle was good while its maker lived
+                raise PeerLost(f"the receiver's event is gone: {error}") from error
+        return self._batons[handle]
+
+    def _parts(self, sample: FeatureSample) -> list[Tensor]:
+        """As they follow each other in a block; raw copies want them on the device and without gaps."""
+        ids, hidden = sample.input_ids.to(self._device), sample.hidden_TNH.to(self._device)
+        return [ids.contiguous(), hidden.contiguous()]
+
+
+class NpuEnd(SenderEnd):
+    """A sender whose tensors are on ``device``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.place = place_of(device)
+
+    def attach(self, welcome: Welcome, descriptor: int, layout: Layout) -> SenderMemory:
+        if welcome.memory != NpuMemory.kind:
+            return HostEnd().attach(welcome, descriptor, layout)
+        if welcome.arena_bytes != _OFFER.size:
+            raise ProtocolError(
+                f"the receiver's offer has {welcome.arena_bytes} bytes instead of {_OFFER.size}"
+            )
+        return NpuView(layout, descriptor, self._device)
+
+
+def _export(tensor: Tensor) -> tuple[bytes, int]:
+    """Key of the allocation that ``tensor`` lies in, and where it begins there."""
+    address = tensor.data_ptr()
+    for segment in torch.npu.memory_snapshot():
+        start, size = segment["address"], segment["total_size"]
+        if start <= address < start + size:
+            key = acl.export_memory(start, size)
+            _own_allocations[key] = start
+            return key, address - start
+    raise ProtocolError("torch's allocator does not list the arena's memory")
+
+
+def _transfers(pieces: Sequence[Range], parts: Sequence[Tensor]) -> Iterator[tuple[int, int, int]]:
+    """(offset in the arena, address, bytes) of every copy that lays ``parts`` out over ``pieces``; each part begins
+    at an aligned place of the block."""
+    begin = 0
+    for part in parts:
+        at = 0
+        for start, stop in pieces:
+            size = stop - start
+            first, last = max(begin, at), min(begin + part.nbytes, at + size)
+            if first < last:
+                yield start + first - at, part.data_ptr() + first - begin, last - first
+            at += size
+        begin += aligned(part.nbytes)
+
+
+def _overlap(left: Range, right: Range) -> bool:
+    return left[0] < right[1] and right[0] < left[1]

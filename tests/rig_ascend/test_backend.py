@@ -1,0 +1,16 @@
+"""AscendBackend keeps the contract on the rig."""
+
+from __future__ import annotations
+
+import pytest
+
+from spec_backend_ascend.backend import AscendBackend
+from spec_core.testing import BackendSuite
+
+
+class TestAscendBackend(BackendSuite):
+    sdk_modules = ("torch_npu",)
+
+    @pytest.fixture
+    def backend(self):
+        return AscendBackend

@@ -1,0 +1,67 @@
+"""Our binding of HCCL: one issue at a time, one creation at a time, errors as ours."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import fake_cann
+import pytest
+import torch
+import torch_npu  # noqa: F401 (torch.npu)
+
+from spec_backend_ascend import hccl
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
+
+THREADS = 3
+
+
+@pytest.fixture
+def slow_issue(monkeypatch):
+    """Long enough for two threads to meet in HCCL."""
+    monkeypatch.setenv("FAKE_CANN_ISSUE_US", "20000")
+
+
+def alone():
+    torch.npu.set_device(0)
+    return hccl.Communicator(hccl.root_info(), 0, 1)
+
+
+def in_threads(function):
+    """What each of several threads that start together returned."""
+    start = threading.Barrier(THREADS)
+
+    def run():
+        torch.npu.set_device(0)
+        start.wait()
+        return function()
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [future.result() for future in [pool.submit(run) for _ in range(THREADS)]]
+
+
+def test_communicators_are_made_one_after_the_other(slow_issue):
+    for communicator in in_threads(alone):
+        communicator.destroy()
+
+
+def test_calls_of_several_threads_are_issued_one_after_the_other(slow_issue):
+    communicator = alone()
+    value = torch.ones(4, device="npu")
+
+    def issue():
+        stream = torch.npu.current_stream().npu_stream
+        communicator.broadcast(value.data_ptr(), value.nbytes, 0, stream)
+
+    in_threads(issue)
+    torch.npu.synchronize()
+    communicator.destroy()
+
+
+@pytest.mark.parametrize(("code", "error"), [(9, DeadlineExceeded), (13, PeerLost), (1, ProtocolError)])
+def test_errors_of_hccl_are_ours_and_say_what_it_said(code, error):
+    communicator = alone()
+    fake_cann.fail("HcclSend", code)
+    with pytest.raises(error, match=f"HcclSend: HCCL error {code}"):
+        communicator.send(0, 4, 0, torch.npu.current_stream().npu_stream)
+    communicator.destroy()

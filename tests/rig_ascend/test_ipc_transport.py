@@ -1,0 +1,225 @@
+"""Features over the memory of a card and of the host: the contract with deferred streams, and every wait."""
+
+from __future__ import annotations
+
+import logging
+
+import fake_cann
+import pytest
+import torch
+
+from spec_backend_ascend.backend import AscendBackend
+from spec_core.records import FeatureSample
+from spec_core.testing import TransportSuite
+from spec_core.testing.processes import run_ranks
+from spec_core.testing.transport_stage import LONG_S, SCHEMA, UNIT, UNIT_BYTES, Stage
+
+STALL_S = 0.15
+
+
+def build(ipc):
+    backend = AscendBackend(AscendBackend.Config(name="ascend", ipc=ipc))
+    backend.device(0)
+    return backend.transport("colocated")
+
+
+def over_the_card():
+    return build("required")
+
+
+def over_the_host():
+    return build("never")
+
+
+class TestIpcTransport(TransportSuite):
+    @pytest.fixture
+    def build(self):
+        return over_the_card
+
+    @pytest.fixture
+    def device(self):
+        return "npu"
+
+
+class TestHostFallback(TransportSuite):
+    @pytest.fixture
+    def build(self):
+        return over_the_host
+
+    @pytest.fixture
+    def device(self):
+        return "npu"
+
+
+BOTH = pytest.mark.parametrize("build", [over_the_card, over_the_host])
+
+
+def send_late_work(me, stage):
+    """The sample is written by a task of the sender's stream that has not run when ``send`` is called."""
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            stage.check(receiver.receive(LONG_S), 3)
+        return
+    with stage.sender(me) as sender:
+        real = stage.sample(3)
+        late = FeatureSample(
+            sample_id=3,
+            input_ids=torch.zeros_like(real.input_ids),
+            hidden_TNH=torch.zeros_like(real.hidden_TNH),
+        )
+        fake_cann.stall(torch.npu.current_stream(), STALL_S)
+        late.input_ids.copy_(real.input_ids)
+        late.hidden_TNH.copy_(real.hidden_TNH)
+        sender.send(late, LONG_S)
+        sender.flush(LONG_S)
+
+
+@BOTH
+def test_a_sample_follows_the_work_that_makes_it(build):
+    run_ranks(send_late_work, 2, Stage(build, "npu"))
+
+
+def overwrite_once_done(me, stage):
+    """As soon as its ticket is done the sample's memory is overwritten, from a stream that waits for nothing."""
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            stage.check(receiver.receive(LONG_S), 3)
+        return
+    with stage.sender(me) as sender:
+        sample = stage.sample(3)
+        nothing = torch.zeros_like(sample.hidden_TNH)
+        elsewhere = torch.npu.Stream()
+        fake_cann.stall(torch.npu.current_stream(), STALL_S)
+        sender.send(sample, LONG_S).result(LONG_S)
+        with torch.npu.stream(elsewhere):
+            sample.hidden_TNH.copy_(nothing)
+        elsewhere.synchronize()
+        sender.flush(LONG_S)
+
+
+@BOTH
+def test_a_ticket_is_done_when_the_device_has_copied(build):
+    run_ranks(overwrite_once_done, 2, Stage(build, "npu"))
+
+
+def release_before_reading(me, stage, record_s=0.0):
+    """The receiver's stream still has to read what was released, while another sample takes its place. Its events may
+    reach the device late, from torch_npu's queue."""
+    if me.rank == 1:
+        with stage.sender(me) as sender:
+            for sample_id in range(2):
+                sender.send(stage.sample(sample_id), LONG_S)
+            sender.flush(LONG_S)
+        return
+    with stage.receiver(me, UNIT_BYTES) as receiver:
+        got = receiver.receive(LONG_S)
+        mine = torch.zeros_like(got.hidden_TNH)
+        fake_cann.stall(torch.npu.current_stream(), STALL_S)
+        mine.copy_(got.hidden_TNH)
+        fake_cann.slow("aclrtRecordEvent", record_s)
+        receiver.release(got)
+        stage.check(receiver.receive(LONG_S), 1)
+        assert torch.equal(bits(mine), bits(stage.sample(0).hidden_TNH))
+
+
+def bits(tensor):
+    return tensor.view(-1).view(torch.uint8)
+
+
+@BOTH
+def test_released_memory_is_not_overwritten_before_it_has_been_read(build):
+    run_ranks(release_before_reading, 2, Stage(build, "npu"))
+
+
+def test_an_event_that_still_lies_in_torch_npus_queue_is_waited_for():
+    run_ranks(release_before_reading, 2, Stage(over_the_card, "npu"), STALL_S / 3)
+
+
+def send_strided(me, stage):
+    real = stage.sample(5)
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            stage.check(receiver.receive(LONG_S), 5)
+        return
+    with stage.sender(me) as sender:
+        hidden = real.hidden_TNH.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+        ids = torch.stack([real.input_ids, real.input_ids], dim=1)[:, 0]
+        assert not hidden.is_contiguous()
+        assert not ids.is_contiguous()
+        sender.send(FeatureSample(sample_id=5, input_ids=ids, hidden_TNH=hidden), LONG_S)
+        sender.flush(LONG_S)
+
+
+@BOTH
+def test_a_strided_sample_arrives_as_it_is(build):
+    run_ranks(send_strided, 2, Stage(build, "npu"))
+
+
+def send_from_the_host(me, stage):
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            stage.check(receiver.receive(LONG_S), 5)
+        return
+    with stage.sender(me) as sender:
+        real = stage.sample(5)
+        on_host = FeatureSample(sample_id=5, input_ids=real.input_ids.cpu(), hidden_TNH=real.hidden_TNH.cpu())
+        sender.send(on_host, LONG_S)
+        sender.flush(LONG_S)
+
+
+@BOTH
+def test_a_sample_in_the_hosts_memory_arrives_on_the_card(build):
+    run_ranks(send_from_the_host, 2, Stage(build, "npu"))
+
+
+def from_another_card(me):
+    backend = AscendBackend(AscendBackend.Config(name="ascend", ipc="required"))
+    backend.device(me.rank)
+    stage = Stage(lambda: backend.transport("colocated"), "npu")
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            got = receiver.receive(LONG_S)
+            assert got.hidden_TNH.device == torch.device("npu", 0)
+            stage.check(got, 5)
+        return
+    with stage.sender(me) as sender:
+        sender.send(stage.sample(5), LONG_S)
+        sender.flush(LONG_S)
+    assert fake_cann.calls("aclrtIpcMemImportByKey") == 0
+
+
+def test_a_sender_on_another_card_goes_through_the_host():
+    run_ranks(from_another_card, 2)
+
+
+@pytest.mark.parametrize("code", [fake_cann.NOT_SUPPORTED])
+def test_a_card_that_shares_no_memory_is_a_warning_and_the_host_carries_features(code, caplog):
+    transport = over_the_card()
+    fake_cann.fail("aclrtIpcMemGetExportKey", code)
+    with (
+        caplog.at_level(logging.WARNING),
+        transport.listen(SCHEMA, 4 * UNIT_BYTES) as receiver,
+        transport.connect(receiver.address, SCHEMA, LONG_S) as sender,
+    ):
+        sample = Stage(over_the_card, "npu").sample(1)
+        sender.send(sample, LONG_S)
+        assert torch.equal(receiver.receive(LONG_S).input_ids, sample.input_ids)
+    assert "features go through the host" in caplog.text
+
+
+def test_an_arena_that_does_not_fit_the_card_is_out_of_memory():
+    with pytest.raises(torch.OutOfMemoryError):
+        over_the_card().listen(SCHEMA, 1 << 40)
+
+
+def test_a_copy_that_fails_fails_its_ticket():
+    transport = over_the_card()
+    with (
+        transport.listen(SCHEMA, 4 * UNIT_BYTES) as receiver,
+        transport.connect(receiver.address, SCHEMA, LONG_S) as sender,
+    ):
+        sample = Stage(over_the_card, "npu").sample(1, UNIT)
+        torch.npu.synchronize()
+        fake_cann.fail("aclrtSynchronizeEvent", fake_cann.TASK_FAILED)
+        ticket = sender.send(sample, LONG_S)
+        assert "failed" in str(ticket.exception(LONG_S))

@@ -1,0 +1,209 @@
+"""Takes away, one at a time, the waits, events and checks of the Ascend transports and group: a rig test must fail.
+
+    python tests/rigs/fake_cann/with_rig.py python tests/rigs/ascend_mutations.py [FILE …]
+
+Each mutation is applied to a temporary copy of ``spec_backend_ascend``. Prints a table; exit code 1 when a mutation
+survives, 2 when a test fails without it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "packages/backend-ascend/src/spec_backend_ascend"
+MEMORY, ANNOUNCER, HCCL_MEMORY = "npu_memory.py", "announcing_sender.py", "hccl_memory.py"
+GROUP, NOTICES, HCCL = "hccl_process_group.py", "notices.py", "hccl.py"
+IPC_TEST = "tests/rig_ascend/test_ipc_transport.py::"
+HCCL_TEST = "tests/rig_ascend/test_hccl_transport.py::"
+GROUP_TEST = "tests/rig_ascend/test_process_group.py::"
+SUITE_TEST = GROUP_TEST + "TestHcclProcessGroup::test_"
+BINDING_TEST = "tests/rig_ascend/test_hccl.py::"
+RELEASED = IPC_TEST + "test_released_memory_is_not_overwritten_before_it_has_been_read[over_the_card]"
+REUSED = "test_a_ticket_is_done_when_the_device_has_copied"
+FOLLOWS = "test_a_sample_follows_the_work_that_makes_it"
+STRIDED = IPC_TEST + "test_a_strided_sample_arrives_as_it_is[over_the_card]"
+
+
+class Mutation(NamedTuple):
+    """``old`` (which occurs once in ``file``) becomes ``new``; then ``test`` must fail."""
+
+    file: str
+    old: str
+    new: str
+    test: str
+
+    def applied(self, source: str) -> str:
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.old!r} occurs {source.count(self.old)} times in {self.file}")
+        return source.replace(self.old, self.new)
+
+
+MUTATIONS = [
+    # The card's memory
+    Mutation(MEMORY, "stream.wait_event(self._baton(handle))", "pass", RELEASED),
+    Mutation(MEMORY, "self._stream.wait_event(done)", "pass", RELEASED),
+    Mutation(MEMORY, "_own_events[baton].record(self._stream)", "pass", RELEASED),
+    Mutation(
+        MEMORY,
+        "acl.drained(self._stream)",
+        "pass",
+        IPC_TEST + "test_an_event_that_still_lies_in_torch_npus_queue_is_waited_for",
+    ),
+    Mutation(MEMORY, "done.record(torch.npu.current_stream(self._device))", "pass", RELEASED),
+    Mutation(
+        MEMORY,
+        "self._copied.record(stream)",
+        "pass",
+        IPC_TEST + REUSED + "[over_the_card]",
+    ),
+    Mutation(MEMORY, "ids.contiguous()", "ids", STRIDED),
+    Mutation(MEMORY, "hidden.contiguous()", "hidden", STRIDED),
+    Mutation(ANNOUNCER, "copy.done.synchronize()", "pass", IPC_TEST + FOLLOWS + "[over_the_card]"),
+    # HCCL between cards
+    Mutation(HCCL_MEMORY, "self._stream.wait_event(self._copied)", "pass", HCCL_TEST + FOLLOWS),
+    Mutation(
+        HCCL_MEMORY,
+        "self._copied.record(torch.npu.current_stream(self._device))",
+        "pass",
+        HCCL_TEST + FOLLOWS,
+    ),
+    Mutation(
+        HCCL_MEMORY,
+        " + [(sent, staged)]",
+        " + [(sent, staged[:0].clone())]",
+        HCCL_TEST + "test_samples_that_wait_with_a_closed_sender_arrive_as_they_were",
+    ),
+    Mutation(
+        HCCL_MEMORY,
+        "sent.record(self._stream)",
+        "pass",
+        HCCL_TEST + "test_samples_that_wait_with_a_closed_sender_arrive_as_they_were",
+    ),
+    Mutation(
+        HCCL_MEMORY,
+        "where == place_of(self._device)",
+        "False",
+        HCCL_TEST + "test_two_ends_on_one_card_go_through_the_host",
+    ),
+    # The group
+    Mutation(
+        GROUP,
+        "if tensor.device != self.device or not tensor.is_contiguous():",
+        "if tensor.device != self.device:",
+        SUITE_TEST + "a_tensor_that_cannot_travel_is_refused_before_anything_is_sent",
+    ),
+    Mutation(
+        GROUP,
+        "if tensor.device != self.device or not tensor.is_contiguous():",
+        "if not tensor.is_contiguous():",
+        SUITE_TEST + "a_tensor_that_cannot_travel_is_refused_before_anything_is_sent",
+    ),
+    Mutation(
+        GROUP,
+        "if name not in SUMMABLE:",
+        "if False:",
+        SUITE_TEST + "all_reduce_refuses_what_it_cannot_sum",
+    ),
+    Mutation(
+        GROUP,
+        "        self._notices.meet(peers, channels, call, self._timeout_s)\n",
+        "",
+        SUITE_TEST + "a_killed_peer_is_lost",
+    ),
+    Mutation(
+        GROUP, "communicator.check()", "pass", GROUP_TEST + "test_what_hccl_notices_later_ends_the_group"
+    ),
+    Mutation(
+        GROUP,
+        "self._issued.record(stream)",
+        "pass",
+        GROUP_TEST + "test_close_lets_what_was_issued_arrive",
+    ),
+    Mutation(
+        GROUP,
+        "        self._refuse_shared_card(rendezvous)\n",
+        "",
+        GROUP_TEST + "test_two_ranks_on_one_card_are_refused",
+    ),
+    Mutation(
+        GROUP,
+        "        self.all_reduce(value)\n",
+        "        value *= self.world_size\n",
+        GROUP_TEST + "test_a_group_that_cannot_work_fails_to_build",
+    ),
+    Mutation(
+        NOTICES,
+        "peer.shutdown(socket.SHUT_RDWR)",
+        "pass",
+        SUITE_TEST + "abort_from_another_thread_unblocks_everybody",
+    ),
+    Mutation(
+        NOTICES,
+        "if (name.rstrip",
+        "if False and (name.rstrip",
+        GROUP_TEST + "test_ranks_that_make_different_calls_learn_of_it_before_anything_is_sent",
+    ),
+    # HCCL's rules
+    Mutation(
+        HCCL,
+        '        with ISSUE:\n            _call("HcclCommInitRootInfo"',
+        '        if True:\n            _call("HcclCommInitRootInfo"',
+        BINDING_TEST + "test_communicators_are_made_one_after_the_other",
+    ),
+    Mutation(
+        HCCL,
+        "        with ISSUE:\n            _call(name,",
+        "        if True:\n            _call(name,",
+        BINDING_TEST + "test_calls_of_several_threads_are_issued_one_after_the_other",
+    ),
+]
+
+
+def survives(mutation: Mutation, sources: Path) -> bool:
+    """Whether the test passes although the mutation is in place."""
+    target = sources / PACKAGE.name / mutation.file
+    original = target.read_text(encoding="utf-8")
+    target.write_text(mutation.applied(original), encoding="utf-8")
+    try:
+        return not failure([mutation.test], sources)
+    finally:
+        target.write_text(original, encoding="utf-8")
+
+
+def failure(tests: list[str], sources: Path) -> str:
+    """What pytest says when a test fails; empty when all pass."""
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(sources)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=90", *tests]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return run.stdout[-4000:] if run.returncode else ""
+
+
+def main(files: list[str]) -> int:
+    chosen = [mutation for mutation in MUTATIONS if not files or mutation.file in files]
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(folder)
+        shutil.copytree(PACKAGE, sources / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+        if output := failure(sorted({mutation.test for mutation in chosen}), sources):
+            print(f"without a mutation, too, a test fails:\n{output}")
+            return 2
+        survivors = 0
+        for mutation in chosen:
+            survived = survives(mutation, sources)
+            survivors += survived
+            line = mutation.old.strip().splitlines()[0][:60]
+            verdict = "SURVIVED" if survived else "caught"
+            print(f"{verdict:8}  {mutation.file:24}  {line:60}  {mutation.test.split('::')[-1]}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutations caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
