@@ -145,7 +145,9 @@ class FsdpStrategy(Strategy):
         flat = torch.cat([leaf.reshape(-1).double() for leaf in leaves])
         # Gathered and added up here, in rank order: not every vendor's all-reduce takes float64.
         everyones = flat.new_empty(self._mesh.size() * flat.numel())
-        dist.all_gather_into_tensor(everyones, flat, group=self._mesh.get_group())
+        # torch 2.13 has renamed it, and warns at the old name.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(everyones, flat, group=self._mesh.get_group())
         pieces = everyones.view(-1, flat.numel()).sum(0).split([leaf.numel() for leaf in leaves])
         return _pytree.tree_unflatten(
             [piece.view(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)], structure
