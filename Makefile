@@ -21,7 +21,7 @@ test: install ## all tests
 	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own
-	$(ENGINES)/bin/pytest tests/engines
+	$(ENGINES)/bin/pytest tests/engines -n 2 --dist loadfile
 
 test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
 	$(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python -m pytest tests/rig_ascend

@@ -62,8 +62,8 @@ class Pool:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for running in self.running.values():
-            running.close()
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(RunningVllm.close, self.running.values()))
         self.thread.shutdown()
 
 

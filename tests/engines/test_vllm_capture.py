@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+import tempfile
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
 from spec_core.records import CaptureRequest, FeatureSchema
+from spec_core.target_reader import read_target
+from spec_trainer.engines.vllm.engine import VllmEngine
 
 from .conftest import BATCH_TOKENS, MAX_LENGTH, Transformer
-from .vllm_here import needs_vllm
+from .vllm_here import lives, needs_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,22 +44,54 @@ def receiver(schema: FeatureSchema) -> Iterator[FeatureReceiver]:
         yield receiver
 
 
-@pytest.mark.parametrize("target", ["llama", "qwen3"])
-def test_states_equal_those_of_transformers(request, target, sharing_engine, schema, receiver) -> None:
-    folder = request.getfixturevalue(target)
+def test_states_of_a_llama_equal_those_of_transformers(llama, sharing_engine, schema, receiver) -> None:
+    requests = asked_of(receiver)
+    sharing_engine(llama).capture(requests, schema).result(LIMIT_S)
+    assert_states_of(llama, requests, receiver)
+
+
+def test_a_closed_engine_leaves_nothing_but_the_states_of_a_qwen3(
+    vllm_environment, qwen3, config, site, schema, receiver, empty_folder
+) -> None:
+    """E3 and E6, of an engine whose vLLM really ends."""
+    processes, threads = set(psutil.Process().children(recursive=True)), threading.active_count()
+    requests = asked_of(receiver)
+    with VllmEngine(config, read_target(qwen3), site) as engine:
+        engine.capture(requests, schema).result(site.start_s)
+        started = set(psutil.Process().children(recursive=True)) - processes
+        assert len(started) >= 2  # vLLM and its engine core
+    assert not [process for process in started if lives(process)]
+    assert threading.active_count() <= threads
+    assert [file.name for file in empty_folder.iterdir() if not file.name.startswith("torchinductor")] == []
+    assert_states_of(qwen3, requests, receiver)
+
+
+@pytest.fixture
+def empty_folder(monkeypatch) -> Iterator[Path]:
+    """For temporary files. A short path: pytest's own are too long for sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def asked_of(receiver: FeatureReceiver) -> list[CaptureRequest]:
     draw = random.Random(2)
     rows = [tuple(draw.randrange(97) for _ in range(length)) for length in LENGTHS]
-    requests = [
+    return [
         CaptureRequest(sample_id=index, input_ids=ids, destination=receiver.address)
         for index, ids in enumerate(rows)
     ]
-    sharing_engine(folder).capture(requests, schema).result(LIMIT_S)
-    reference = Transformer(folder)
-    for _ in rows:
+
+
+def assert_states_of(target: Path, requests: list[CaptureRequest], receiver: FeatureReceiver) -> None:
+    reference = Transformer(target)
+    for _ in requests:
         sample = receiver.receive(LIMIT_S)
-        assert tuple(sample.input_ids.tolist()) == rows[sample.sample_id]
-        expected_TNH = reference.hidden(rows[sample.sample_id])[:, list(LAYERS)]
+        ids = requests[sample.sample_id].input_ids
+        assert tuple(sample.input_ids.tolist()) == ids
+        expected_TNH = reference.hidden(ids)[:, list(LAYERS)]
         errors_N = (sample.hidden_TNH - expected_TNH).abs().amax(dim=(0, 2))
         scales_N = expected_TNH.abs().amax(dim=(0, 2))
-        assert (errors_N <= 1e-4 * scales_N).all(), (len(sample.input_ids), (errors_N / scales_N).tolist())
+        assert (errors_N <= 1e-4 * scales_N).all(), (len(ids), (errors_N / scales_N).tolist())
         receiver.release(sample)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from ..integration import launching
 from ..integration.launching import Lab, losses
 from ..integration.leftovers import assert_nothing_left, belongings
 from .conftest import VLLM_ARGS
-from .vllm_here import needs_vllm
+from .vllm_here import lives, needs_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    import psutil
 
     from ..integration.launching import Run
 
@@ -59,8 +58,13 @@ def test_a_run_has_the_losses_of_one_with_the_reference_engine(lab: Lab) -> None
     assert "EngineCore" in (with_vllm / "logs" / "engine-0.log").read_text()
 
 
+def vllm_processes(run: Run) -> list[psutil.Process]:
+    """vLLM writes its processes' names over their environment, where the rest of a run is found by."""
+    return run.member("engine-0").children(recursive=True)
+
+
 def engine_core(run: Run) -> psutil.Process:
-    (core,) = (process for process in run.processes() if "EngineCore" in " ".join(process.cmdline()))
+    (core,) = (process for process in vllm_processes(run) if "EngineCore" in " ".join(process.cmdline()))
     return core
 
 
@@ -77,9 +81,10 @@ def test_a_killed_process_ends_the_run_with_its_cause(
     run = lab.start(tmp_path / "run", train__steps=100_000, **VLLM)
     run.until(lambda: "every process is ready" in run.errors.read_text(), START_S)
     run.train_on()
-    held = belongings(run)
+    held, started = belongings(run), vllm_processes(run)
     victim(run).send_signal(signal.SIGKILL)
     assert run.wait(60) == 1
     assert cause in run.last_line()
     assert "killed by signal 9" in run.last_line()
     assert_nothing_left(run, held)
+    assert not [process for process in psutil.wait_procs(started, timeout=5)[1] if lives(process)]

@@ -1,7 +1,8 @@
-"""The mark of every module of tests that starts the real vLLM."""
+"""What every module of tests that starts the real vLLM needs."""
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 from spec_trainer.engines.vllm.engine import VllmEngine
@@ -9,3 +10,8 @@ from spec_trainer.engines.vllm.engine import VllmEngine
 _probed = VllmEngine.probe()
 
 needs_vllm = [pytest.mark.engine, pytest.mark.skipif(not _probed.ok, reason=_probed.reason)]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Dead ones may wait for whoever adopted them to take note."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -1,11 +1,8 @@
 """Test rig, loaded by every process of vLLM as a ``vllm.general_plugins`` plugin: writes down what it drafts.
 
-Each line of the file named by SPEC_TEST_DRAFTS is one call of the drafter: {request: guesses}. Besides, two defects of
-vLLM on a processor are put right, so that the tests see what it does elsewhere. The product leaves vLLM as it is.
-
-- DFlash: ``ops.rms_norm`` takes the first layer's weights for the context keys of every layer. (Acceptance suffers of
-  that, output does not.)
-- Sampling with a draft: temperatures are not spread over the guesses. (The product refuses it: ``soundness.py``.)
+Each line of the file named by SPEC_TEST_DRAFTS is one call of the drafter: {request: guesses}. Besides, where vLLM
+runs on a processor, DFlash's normalisation of context keys is put right: there ``ops.rms_norm`` takes the first
+layer's weights for every layer. (The product leaves that as it is: acceptance suffers, output does not.)
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ def install() -> None:
     GPUModelRunner.propose_draft_token_ids = noting
     if current_platform.is_cpu():
         _normalise_each_layer_by_its_own_weights()
-        _spread_temperatures()
 
 
 def _normalise_each_layer_by_its_own_weights() -> None:
@@ -45,17 +41,3 @@ def _normalise_each_layer_by_its_own_weights() -> None:
         return scaled.to(all_k.dtype) * self._k_norm_weights[:, None, None, :]
 
     DFlashQwen3Model._normalize_context_k = normalise
-
-
-def _spread_temperatures() -> None:
-    import torch
-    from vllm.v1.sample import rejection_sampler
-
-    def spread(values, ends, num_tokens, replace_from=0, replace_to=0):
-        counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        spread = values.repeat_interleave(counts, output_size=num_tokens)
-        return (
-            torch.where(spread == replace_from, replace_to, spread) if replace_from != replace_to else spread
-        )
-
-    rejection_sampler.expand_batch_to_tokens = spread

@@ -227,3 +227,14 @@ def test_importing_the_engine_imports_neither_torch_nor_vllm() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_sockets_of_vllm_have_paths_that_sockets_can_have(monkeypatch, tmp_path) -> None:
+    deep = tmp_path / ("x" * 60)
+    deep.mkdir()
+    monkeypatch.setattr(process.tempfile, "tempdir", str(deep))
+    with process._socket_folder() as folder:
+        assert len(f"{folder}/xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx") <= 107
+    monkeypatch.setattr(process.tempfile, "tempdir", "/tmp")
+    with process._socket_folder() as folder:
+        assert folder.startswith("/tmp/spec-vllm-")

@@ -51,12 +51,14 @@ def main() -> int:
 
 async def _serve(channel: ControlChannel, order: Record) -> None:
     llm = _start(order["arguments"])
+    closing = threading.Event()
     try:
         await llm.is_sleeping()  # an answer of the engine core: every socket is connected
-        _watch_cores(channel)
+        _watch_cores(channel, closing)
         channel.send("ready")
         await Host(channel, llm, order).serve()
     finally:
+        closing.set()
         llm.shutdown()
 
 
@@ -76,15 +78,11 @@ def _start(arguments: dict[str, Any]) -> Any:
 
 def _generators_rewind() -> bool:
     """vLLM (0.26 and 0.32) rewinds the random generator of a request with a seed after each chunk of its prompt but
-    the last one. Where generators cannot (on a processor), it dies of that."""
-    import torch
+    the last one. A processor's generators cannot, and it dies of that. (Trying it on a device would open the device
+    here, and vLLM's engine core, which is forked, could not.)"""
     from vllm.platforms import current_platform
 
-    try:
-        torch.Generator(current_platform.device_type).get_offset()
-    except RuntimeError:
-        return False
-    return True
+    return not current_platform.is_cpu()
 
 
 class Host:
@@ -154,7 +152,7 @@ class Host:
     async def _check_law(self) -> None:
         """Raises where this vLLM is known to sample wrongly with a draft (``soundness.py``)."""
         if self._sound is None:
-            self._sound = all(await self._llm.collective_rpc("samples_soundly_with_a_draft"))
+            self._sound = all(await self._llm.collective_rpc("ensure_sound_sampling"))
         if not self._sound:
             raise RuntimeError(
                 "this build of vLLM does not sample from the target's law when it drafts; use temperature 0, or no "
@@ -191,16 +189,19 @@ def speculation_counters() -> dict[str, Any]:
     return {**totals, "accepted_per_position": list(positions.values) if positions else []}
 
 
-def _watch_cores(channel: ControlChannel) -> None:
+def _watch_cores(channel: ControlChannel, closing: threading.Event) -> None:
     """Ends this process, with the cause, when one that vLLM has started ends before it."""
     cores = {process.sentinel: process for process in multiprocessing.active_children()}
 
     def watch() -> None:
-        core = cores[wait(list(cores))[0]]  # type: ignore[index]
+        ended = wait(list(cores))
+        if closing.is_set() or not ended:
+            return
+        core = cores[ended[0]]  # type: ignore[index]
         core.join()
         code = core.exitcode or 0
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        with suppress(PeerLost):  # while closing
+        with suppress(PeerLost):
             channel.send("failed", message=f"vLLM's process {core.name} {how}")
         os._exit(1)
 

@@ -35,6 +35,8 @@ _GRACE_S = 10.0
 _SETTLE_S = 3.0
 """For the cause of a death to be known after its first sign."""
 _LAST_LINES = 400
+_LONGEST_FOLDER = 107 - len("/") - 36
+"""A socket's path has 107 characters at most, and vLLM's sockets are called by a UUID."""
 _CAUSE = re.compile(r"\b([A-Z]\w*(?:Error|Exception): .+)$")
 _POINTER = re.compile("Engine core initialization failed|EngineCore encountered an issue|exit code")
 """What says that something has failed, but not of what; vLLM's engine core has logged that before."""
@@ -56,7 +58,7 @@ class VllmProcess(Resource):
         self._told: str | None = None
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._heard_s = time.monotonic()
-        self._sockets = tempfile.TemporaryDirectory(prefix="spec-vllm-", ignore_cleanup_errors=True)
+        self._sockets = _socket_folder()
         self._guardian = Guardian().__enter__()
         self._spawn({**environment, "VLLM_RPC_BASE_PATH": self._sockets.name})
         self._channel.send("order", arguments=dict(arguments), peer_s=peer_s)
@@ -81,7 +83,12 @@ class VllmProcess(Resource):
         return self._ask("run", token_ids=list(token_ids), sampling=dict(sampling))
 
     def counters(self) -> Record:
-        return self._ask("counters").result(self._peer_s)
+        try:
+            return self._ask("counters").result(self._peer_s)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"vLLM told no counters within timeouts.peer_s={self._peer_s} s"
+            ) from error
 
     def health(self) -> None:
         """Raises EngineError where vLLM has ended, or its engine core has not answered for ``peer_s``."""
@@ -189,3 +196,11 @@ class VllmProcess(Resource):
         if not causes or not _POINTER.search(message):
             return message
         return f"{message}: {causes[-1]}" if "exit code" in message else causes[-1]
+
+
+def _socket_folder() -> tempfile.TemporaryDirectory[str]:
+    parent, prefix = tempfile.gettempdir(), "spec-vllm-"
+    fits = len(f"{parent}/{prefix}") + 8 <= _LONGEST_FOLDER  # tempfile adds 8 characters
+    return tempfile.TemporaryDirectory(
+        prefix=prefix, dir=parent if fits else "/tmp", ignore_cleanup_errors=True
+    )

