@@ -5,7 +5,6 @@ The tests share vLLM processes (``sharing.py``); what a real end leaves is in ``
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +18,7 @@ from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from spec_core import Engine, Transport
     from spec_core.testing.engine_suite import ReferenceTarget
