@@ -95,7 +95,9 @@ class FeatureStream:
         try:
             return self._receiver.receive(max(0.0, deadline - time.monotonic()))
         except PeerLost as error:
-            raise EngineError(f"capture failed: {self._failure or error}") from (self._failure or error)
+            if self._failure is None:  # another process, which may yet tell what it has died of
+                raise PeerLost(f"capture failed: {error}") from error
+            raise EngineError(f"capture failed: {self._failure}") from self._failure
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
                 f"rank {self._rank}: {missing} samples of step {item.step} did not arrive within "
