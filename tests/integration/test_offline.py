@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from spec_trainer.cli import run
 
 from .launching import losses, metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PROGRAM = str(Path(sys.executable).with_name("spec-trainer"))
 SAMPLES = 1000
@@ -53,6 +54,15 @@ class Offline:
     @property
     def _inputs(self) -> list[str]:
         return ["--target", str(self.target), "--data", str(self.rows)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Commands in this process round as those in a child do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

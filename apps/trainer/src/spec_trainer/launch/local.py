@@ -51,6 +51,10 @@ _ENGINE = Program("engine", "spec_trainer.launch.engine_process:run")
 _TRAINER = Program("trainer", "spec_trainer.launch.trainer_process:run")
 
 
+_LEAVING_S = 30.0
+"""For processes that have nothing left to do to be gone: an engine ends processes of its own first."""
+
+
 class RemoteEngine:
     """The launcher's end of an engine process: ``capture`` as the dispatcher calls it."""
 
@@ -128,7 +132,7 @@ class LocalRun:
         for child in self._supervisor.children.values():
             child.finished = True
             child.tell("stop")
-        self._supervisor.wait_all(timeouts.peer_s)
+        self._supervisor.wait_all(max(timeouts.peer_s, _LEAVING_S))
         if self._interrupted is not None:
             raise Interrupted(self._interrupted)
 
