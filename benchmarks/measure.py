@@ -29,7 +29,8 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    found = {name: metadata.version(name) for name in distributions}
+    installed = {found.name for found in metadata.distributions()}
+    found = {name: metadata.version(name) for name in distributions if name in installed}
     return {"python": platform.python_version(), **found}
 
 

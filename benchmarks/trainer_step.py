@@ -2,6 +2,7 @@
 
     python benchmarks/trainer_step.py            # JSON on stdout, about three minutes on two idle cores
     python benchmarks/trainer_step.py --toy      # seconds, for the tests
+    python benchmarks/trainer_step.py --backend cuda --peers --profile    # a minute on an H200
 
 Every row is a process of its own, so that its peak memory is its own. The command itself does not import torch.
 Exit code 1: a limit in ``checks`` was missed.
@@ -21,13 +22,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from measure import growth, line, machine, versions
+from peer_shapes import SHAPES, TARGET, compared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 log = logging.getLogger("trainer_step")
 
-PACKAGES = ("torch", "spec-core", "spec-draft-eagle3", "spec-trainer")
+PACKAGES = ("torch", "spec-core", "spec-draft-eagle3", "spec-draft-dflash", "spec-trainer")
+OPTIONAL_PACKAGES = ("triton", "spec-backend-cuda")
 PARTS = ("dense", "tokens", "sequences", "num_steps")
 # Cost grows as size to the power of: attention over step 0 is quadratic, everything else linear.
 TIME_LIMITS = {"tokens": 1.3, "sequences": 1.1, "num_steps": 1.1}
@@ -39,6 +42,9 @@ TOY: dict[str, Any] = {
     "vocab_size": 96,
     "draft_vocab_size": 64,
     "num_steps": 2,
+    "block_size": 4,
+    "num_layers": 2,
+    "num_anchors": 4,
     "tokens": 24,
     "repeats": 2,
 }
@@ -56,15 +62,24 @@ class Case:
     vocab_size: int = 8192
     draft_vocab_size: int = 4096
     num_steps: int = 5
+    block_size: int = 16
+    num_layers: int = 5
+    num_anchors: int = 512
+    """Per sequence; of DFlash, like the two before it."""
+    answer: float | None = None
+    """Share of each sequence, at its end, that is supervised. None: a dialogue of short turns."""
     tokens: int = 1024
     """Per sequence."""
     sequences: int = 1
     dtype: str = "float32"
     threads: int = 1
     """Of the processor. One: CPU time is then free of threads that spin while they wait."""
+    warmup: int = 1
     repeats: int = 5
     peak_tflops: float | None = None
     """Of the device in ``dtype``: gives the model FLOP utilisation."""
+    profile: bool = False
+    """Adds the step's kernels by time, and where the host waits for the device."""
 
 
 class Runner:
@@ -117,10 +132,16 @@ def main() -> int:
         "benchmark": "trainer_step",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "versions": versions(*PACKAGES),
+        "versions": versions(*PACKAGES, *OPTIONAL_PACKAGES),
         "shapes": asdict(case),
-        "step": runner(case),
     }
+    if options.peers:
+        rows = {name: runner(replace(case, **shape)) for name, shape in SHAPES.items()}
+        # Toy sizes are not the peers'.
+        document["peers"] = rows if options.toy else {name: compared(name, row) for name, row in rows.items()}
+        print(json.dumps(document, indent=2))
+        return 0
+    document["step"] = runner(case)
     if "dense" in options.parts:
         document["dense"] = runner.compare(case)
     axes = [(axis, sizes) for axis, sizes in _axes(options.toy).items() if axis in options.parts]
@@ -175,24 +196,35 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--toy", action="store_true", help="tiny shapes; exponents are not judged")
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="what to add to the step")
+    parser.add_argument(
+        "--peers", action="store_true", help="other projects' shapes of Qwen3-8B instead, beside their times"
+    )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     for name, default in asdict(Case()).items():
         if name == "implementation":
             continue
-        kind = float if name == "peak_tflops" else type(default)
         flag = "--" + name.replace("_", "-")
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true", default=None)
+            continue
+        kind = float if default is None else type(default)
         parser.add_argument(flag, type=kind, help=f"default {default}; toy {TOY.get(name, default)}")
     options = parser.parse_args()
-    dense_runs = options.dtype in (None, "float32") and options.backend in (None, "cpu")
-    if "dense" in options.parts and not dense_runs:
-        parser.error("the dense implementation runs in float32 on the cpu backend; leave it out with --parts")
+    plain = {"dtype": "float32", "backend": "cpu", "draft": "eagle3"}
+    dense_runs = all(getattr(options, name) in (None, value) for name, value in plain.items())
+    if "dense" in options.parts and not dense_runs and not options.peers:
+        parser.error(
+            "the dense implementation is of eagle3, in float32 on the cpu; leave it out with --parts"
+        )
     return options
 
 
 def _case(options: argparse.Namespace) -> Case:
     given = {name: getattr(options, name, None) for name in asdict(Case())}
+    preset = TARGET if options.peers else {}
     return Case(
-        **(TOY if options.toy else {}) | {name: value for name, value in given.items() if value is not None}
+        **(preset | (TOY if options.toy else {}))
+        | {name: value for name, value in given.items() if value is not None}
     )
 
 

@@ -5,7 +5,7 @@ Shapes: T tokens of all sequences end to end (packed), N captured layers, H hidd
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,9 @@ import psutil
 import torch
 import torch.distributed as dist
 from dense_eagle3 import DenseEagle3
+from kernel_table import host_waits, kernel_table
 from measure import MIB, peak_rss_mib, timed
+from necessary_flops import NECESSARY_FLOPS, bare_tflops
 from torch.distributed.fsdp import fully_shard  # noqa: F401 (here, so that the memory of imports holds it)
 
 from spec_core import Backend, Draft, OptimizerConfig, Strategy, TargetSpec, TargetTensors, plugins
@@ -31,7 +33,14 @@ if TYPE_CHECKING:
     Step = Callable[[], float]
 
 LR = 1e-4
-WARMUP = 1
+DRAFT_OPTIONS = {
+    "eagle3": lambda case: {"num_steps": case.num_steps, "vocab_size": case.draft_vocab_size},
+    "dflash": lambda case: {
+        "block_size": case.block_size,
+        "num_layers": case.num_layers,
+        "num_anchors": case.num_anchors,
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +57,8 @@ class Problem:
 
     def build(self) -> torch.nn.Module:
         torch.manual_seed(1)
-        return self.draft.build(self.target, self.tensors, self.token_counts)
+        with self.batch.input_ids_T.device:
+            return self.draft.build(self.target, self.tensors, self.token_counts)
 
 
 def run_case(case: Case) -> dict[str, Any]:
@@ -72,18 +82,22 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
     problem = make_problem(case, device)
     step = IMPLEMENTATIONS[case.implementation](problem, backend)
     ready, _ = _memory_mib(device)
+    _forget_peak(device)
     losses: list[float] = []
 
     def run() -> None:
         losses.append(step())  # a number: the loss is there, and then the optimizer's work is waited for
         torch.get_device_module(device).synchronize()
 
-    timed(run, WARMUP)
+    timed(run, case.warmup)
     timing = timed(run, case.repeats).summary()
     _, peak = _memory_mib(device)
     shape = {"tokens": case.tokens, "sequences": case.sequences, "num_steps": case.num_steps}
     memory = {"peak_mib": peak - imported, "step_mib": peak - ready}
     rates = _rates(problem, timing["wall_ms"])
+    profile = (
+        {"profile": kernel_table(run, device), "host_waits": host_waits(run, device)} if case.profile else {}
+    )
     return {
         "implementation": case.implementation,
         "device": _name(device),
@@ -91,6 +105,8 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
         **timing,
         **memory,
         **rates,
+        "bare_tflops": bare_tflops(device, getattr(torch, case.dtype), min(8192, 4 * case.hidden_size)),
+        **profile,
         "losses": losses,
     }
 
@@ -108,9 +124,16 @@ def _memory_mib(device: torch.device) -> tuple[float, float]:
     return psutil.Process().memory_info().rss / MIB, peak_rss_mib()
 
 
+def _forget_peak(device: torch.device) -> None:
+    """Setting up takes more than steps do; a process's own peak cannot be forgotten."""
+    module = torch.get_device_module(device)
+    if hasattr(module, "reset_peak_memory_stats"):
+        module.reset_peak_memory_stats(device)
+
+
 def _rates(problem: Problem, wall_ms: float) -> dict[str, float]:
     case = problem.case
-    rates = {"tokens_per_s": 1e3 * case.sequences * case.tokens / wall_ms}
+    rates = {name: 1e3 * count / wall_ms for name, count in _work(case).items()}
     if case.draft in NECESSARY_FLOPS:
         flops = NECESSARY_FLOPS[case.draft](problem)
         rates["gflop"] = flops / 1e9
@@ -119,22 +142,25 @@ def _rates(problem: Problem, wall_ms: float) -> dict[str, float]:
     return rates
 
 
+def _work(case: Case) -> dict[str, int]:
+    return {"tokens_per_s": case.sequences * case.tokens, "samples_per_s": case.sequences}
+
+
 def make_problem(case: Case, device: torch.device) -> Problem:
     target = make_target(case)
     plugin = plugins.load_available(Draft, case.draft)
-    options = {"num_steps": case.num_steps, "vocab_size": case.draft_vocab_size}
-    draft = plugin(plugin.Config.model_validate({"name": case.draft, **options}))
-    generator = torch.Generator().manual_seed(0)
+    draft = plugin(plugin.Config.model_validate({"name": case.draft, **DRAFT_OPTIONS[case.draft](case)}))
+    generator = torch.Generator(device).manual_seed(0)
     tensors = make_tensors(target, generator)
     # Zipf's law, its ranks spread over the ids: most supervised tokens have a row in the draft's head.
-    frequency_V = (1 / torch.arange(1.0, case.vocab_size + 1))[
-        torch.randperm(case.vocab_size, generator=generator)
+    frequency_V = (1 / torch.arange(1.0, case.vocab_size + 1, device=device))[
+        torch.randperm(case.vocab_size, generator=generator, device=device)
     ]
     next_ids = torch.multinomial(
         frequency_V, case.sequences * case.tokens + 1, replacement=True, generator=generator
     )
     batch = make_batch(case, draft.required_features(target), tensors, next_ids, generator)
-    masks = [batch.loss_mask_T[span.start : span.stop] for span in batch.spans]
+    masks = [batch.loss_mask_T[span.start : span.stop].cpu() for span in batch.spans]
     supervision = [Supervision(sample_id=i, epoch=0, loss_mask=mask) for i, mask in enumerate(masks)]
     return Problem(
         case=case,
@@ -142,12 +168,7 @@ def make_problem(case: Case, device: torch.device) -> Problem:
         target=target,
         tensors=tensors,
         token_counts=(frequency_V * 1e6).long(),
-        batch=replace(
-            batch,
-            input_ids_T=batch.input_ids_T.to(device),
-            hidden_TNH=batch.hidden_TNH.to(device),
-            loss_mask_T=batch.loss_mask_T.to(device),
-        ),
+        batch=batch,
         denominators=draft.denominators(supervision),
     )
 
@@ -180,9 +201,9 @@ def make_target(case: Case) -> TargetSpec:
 def make_tensors(target: TargetSpec, generator: torch.Generator) -> TargetTensors:
     """Head rows so long that a state made of one of them gives its token most of the probability."""
     shape, dtype = (target.vocab_size, target.hidden_size), getattr(torch, target.dtype)
-    embedding_VH = torch.randn(shape, generator=generator) * 0.02
-    head_VH = torch.randn(shape, generator=generator) * (16 / target.hidden_size)
-    norm_H = 1 + 0.1 * torch.randn(target.hidden_size, generator=generator)
+    embedding_VH = _randn(shape, generator) * 0.02
+    head_VH = _randn(shape, generator) * (16 / target.hidden_size)
+    norm_H = 1 + 0.1 * _randn((target.hidden_size,), generator)
     return TargetTensors(
         embedding_VH=embedding_VH.to(dtype), head_VH=head_VH.to(dtype), norm_H=norm_H.to(dtype)
     )
@@ -192,14 +213,14 @@ def make_batch(
     case: Case, schema: FeatureSchema, tensors: TargetTensors, ids: Tensor, generator: torch.Generator
 ) -> DraftBatch:
     """Random states, except that the final norm's input says the next of ``ids``, under as much noise."""
-    hidden_TNH = torch.randn(schema.shape(len(ids) - 1), generator=generator)
+    hidden_TNH = _randn(schema.shape(len(ids) - 1), generator)
     signal_TH = tensors.head_VH[ids[1:]].float()
     hidden_TNH[:, -1] += signal_TH / signal_TH.std()
     starts = range(0, len(ids) - 1, case.tokens)
     return DraftBatch(
         input_ids_T=ids[:-1],
         hidden_TNH=hidden_TNH.to(schema.torch_dtype()),
-        loss_mask_T=torch.cat([_turns(case.tokens, generator) for _ in starts]),
+        loss_mask_T=torch.cat([_mask(case, generator) for _ in starts]),
         spans=tuple(
             Span(sample_id=i, epoch=0, start=start, stop=start + case.tokens)
             for i, start in enumerate(starts)
@@ -207,13 +228,24 @@ def make_batch(
     )
 
 
+def _randn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device)
+
+
+def _mask(case: Case, generator: torch.Generator) -> Tensor:
+    if case.answer is None:
+        return _turns(case.tokens, generator)
+    return torch.arange(case.tokens, device=generator.device) >= round(case.tokens * (1 - case.answer))
+
+
 def _turns(num_tokens: int, generator: torch.Generator) -> Tensor:
     """bool [T]: a dialogue of random turns, questions of up to 60 tokens, answers (supervised) of up to 140."""
-    longest = torch.tensor([60.0, 140.0]) * min(1.0, num_tokens / 1000)
-    mask = torch.zeros(num_tokens, dtype=torch.bool)
+    device = generator.device
+    longest = torch.tensor([60.0, 140.0], device=device) * min(1.0, num_tokens / 1000)
+    mask = torch.zeros(num_tokens, dtype=torch.bool, device=device)
     start = 0
     while start < num_tokens:
-        question, answer = (torch.rand(2, generator=generator) * longest).long().tolist()
+        question, answer = (torch.rand(2, generator=generator, device=device) * longest).long().tolist()
         mask[start + question : start + question + answer] = True
         start += question + answer + 1
     return mask
@@ -225,6 +257,7 @@ def strategy_step(problem: Problem, backend: Backend) -> Step:
     strategy = plugin(plugin.Config(dtype=problem.case.dtype), backend.device(0))
     kernel = backend.attention_kernel()
     ops = strategy.vocabulary_ops(problem.target, problem.tensors, kernel)
+    ops.kernels = backend.kernels()
     strategy.attach(problem.build(), problem.draft.shard_hints())
     return lambda: strategy.step([problem.batch], problem.denominators, ops, LR).output.loss.item()
 
@@ -260,22 +293,3 @@ def dense_step(problem: Problem, backend: Backend) -> Step:
 
 
 IMPLEMENTATIONS = {"strategy": strategy_step, "dense": dense_step}
-
-
-def eagle3_flops(problem: Problem) -> float:
-    """Matrix products that a step cannot do without: three times the forward pass for what is trained, once for the
-    teacher, causal attention at half its square, heads on labelled rows only. What does not depend on the unrolled
-    step (fusing the features; the embedding's half of q, k, v) counts once."""
-    case, target = problem.case, problem.target
-    width, queries = target.hidden_size, target.num_heads * target.head_dim
-    total, keys = case.sequences * case.tokens, target.num_kv_heads * target.head_dim
-    once = 3 * width**2 + width * (queries + 2 * keys)
-    per_step = width * (2 * queries + 2 * keys) + 3 * width * target.intermediate_size
-    attention = queries * case.tokens  # 2 products of 2 · queries per pair, over half the pairs: per token
-    labelled_S = problem.denominators.tolist()
-    trained = total * (2 * once + case.num_steps * (2 * per_step + 2 * attention))
-    trained += 2 * sum(labelled_S) * case.draft_vocab_size * width
-    return 3 * trained + 2 * labelled_S[0] * case.vocab_size * width
-
-
-NECESSARY_FLOPS = {"eagle3": eagle3_flops}

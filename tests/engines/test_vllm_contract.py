@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = needs_vllm
 
-LIMIT_S = 60.0
-
 
 class TestVllmEngine(EngineSuite):
     @pytest.fixture

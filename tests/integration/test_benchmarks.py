@@ -53,6 +53,20 @@ def test_trainer_step_scales_along_three_axes(document):
         assert part["exponents"].keys() == {"cpu_ms", "wall_ms", "peak_mib", "step_mib"}
 
 
+def test_trainer_step_measures_dflash_with_a_profile():
+    done = run(
+        "--toy", "--draft", "dflash", "--parts", "--answer", "0.7", "--profile", "--peak-tflops", "0.1"
+    )
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)["step"]
+    assert row["losses"][0] > row["losses"][-1] > 0
+    assert row["samples_per_s"] > 0
+    assert row["mfu"] > 0
+    times = [ms for ms, _, _ in row["profile"]["kernels"]]
+    assert times == sorted(times, reverse=True)
+    assert sum(times) <= row["profile"]["total_ms"] * 1.01
+
+
 def test_trainer_step_refuses_the_dense_part_in_another_dtype():
     done = run("--toy", "--dtype", "bfloat16")
     assert done.returncode == 2

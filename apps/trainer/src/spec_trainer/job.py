@@ -151,6 +151,7 @@ def _build_trainer(plan: ResolvedRun, device: torch.device) -> DraftTrainer:
     module = plan.draft.build(plan.target, tensors, counts)
     strategy = plan.strategy_type(plan.config.train, device)
     ops = strategy.vocabulary_ops(plan.target, tensors, plan.backend.attention_kernel())
+    ops.kernels = plan.backend.kernels()
     return ShardedDraftTrainer(plan.draft, module, strategy, ops)
 
 

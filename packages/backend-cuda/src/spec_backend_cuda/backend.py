@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import shutil
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from spec_core.kernels import Kernels
     from spec_core.ops import AttentionKernel
     from spec_core.process_group import ProcessGroup
     from spec_core.rendezvous import Rendezvous
@@ -161,6 +163,18 @@ class CudaBackend(Backend):
         from spec_backend_cuda.attention import FlashAttention
 
         return FlashAttention()
+
+    def kernels(self) -> Kernels | None:
+        """None where they cannot be built: they are written in Triton, which needs a C compiler for its launchers."""
+        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        if importlib.util.find_spec("triton") is None or compiler is None:
+            log.warning(
+                "drafts train in plain torch, more slowly: kernels need triton and a C compiler (gcc)"
+            )
+            return None
+        from spec_backend_cuda.kernels import TritonKernels
+
+        return TritonKernels()
 
 
 def _torch() -> tuple[dict[str, str], list[str]]:

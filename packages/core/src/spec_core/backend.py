@@ -16,7 +16,8 @@ B7  ``limit_memory`` enforces the fraction where ``capabilities.memory_limit`` s
 B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group.
 B9  ``transport(placement)`` gives the feature transport for a placement; a placement that the hardware cannot
     do raises ConfigError.
-B10 ``attention_kernel`` is None, or a causal kernel whose result equals dense attention.
+B10 ``attention_kernel`` is None, or a causal kernel whose result equals dense attention; ``kernels`` is None, or
+    agrees with ``spec_core.plain_kernels`` up to rounding.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from spec_core.kernels import Kernels
     from spec_core.ops import AttentionKernel
     from spec_core.process_group import ProcessGroup
     from spec_core.records import Availability, Capabilities
@@ -94,4 +96,8 @@ class Backend(ABC):
 
     def attention_kernel(self) -> AttentionKernel | None:
         """B10: the fastest causal attention that returns its log-sum-exp, if the hardware has one."""
+        return None
+
+    def kernels(self) -> Kernels | None:
+        """B10: what else the hardware does faster than plain torch."""
         return None

@@ -8,8 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from spec_core.plain_kernels import PLAIN
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from spec_core.kernels import Kernels
 
 INIT_STD = 0.02
 """As Llama starts. The loss of a first hundred steps hardly depends on it, so the custom stays."""
@@ -36,8 +40,8 @@ class Mlp(nn.Module):
         self.up_proj = linear(hidden_size, intermediate_size)
         self.down_proj = linear(intermediate_size, hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: Tensor, kernels: Kernels = PLAIN) -> Tensor:
+        return kernels.mlp(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

@@ -13,6 +13,7 @@ O3  ``reduce_max`` and ``reduce_sum`` combine a value per row over all vocabular
     return their argument.
 O4  ``head_VH`` is the target's head as stored, local rows only, in the compute dtype, without a gradient: a draft
     that shares the head multiplies by it, chunk by chunk. Its gradient with respect to the states is partial too.
+O5  ``attention`` and ``kernels`` are the backend's, or None: then drafts use plain torch. Who builds ops sets them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+    from spec_core.kernels import Kernels
 
 
 class AttentionKernel(Protocol):
@@ -54,6 +57,8 @@ class VocabularyOps(ABC):
 
     attention: AttentionKernel | None
     """The backend's kernel, or None: then the draft uses chunked dense attention."""
+    kernels: Kernels | None = None
+    """What else the backend does faster than ``spec_core.plain_kernels``."""
 
     @property
     @abstractmethod

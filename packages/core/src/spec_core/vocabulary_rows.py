@@ -1,4 +1,4 @@
-"""Softmax and arg-max of logits whose vocabulary axis may be sharded: every reduction goes through ``ops``.
+"""Log-sum-exp and arg-max of logits whose vocabulary axis may be sharded: every reduction goes through ``ops``.
 
 Shapes: X any rows, V the local rows of the vocabulary (see ``spec_core.ops``).
 """
@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spec_core.plain_kernels import PLAIN
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.ops import VocabularyOps
 
 
-def softmax_(logits_XV: Tensor, ops: VocabularyOps) -> Tensor:
-    """Turns logits into their softmax in place; returns their log-sum-exp."""
-    top_X = ops.reduce_max(logits_XV.amax(-1))
-    sum_X = ops.reduce_sum(logits_XV.sub_(top_X[..., None]).exp_().sum(-1))
-    logits_XV.div_(sum_X[..., None])
-    return top_X + sum_X.log()
-
-
-def arg_max(values_XV: Tensor, ids_V: Tensor, ops: VocabularyOps) -> Tensor:
-    """Vocabulary id of the largest value; over shards the smallest id of a tie."""
-    top_X, index_X = values_XV.max(-1)
-    best_X = ops.reduce_max(top_X)
-    return -ops.reduce_max(torch.where(top_X == best_X, -ids_V[index_X], torch.iinfo(torch.int64).min))
+def summarize(logits_XV: Tensor, ids_V: Tensor, ops: VocabularyOps) -> tuple[Tensor, Tensor]:
+    """(log-sum-exp, vocabulary id of the largest) of each row; over shards the smallest id of a tie."""
+    local_X, sum_X, index_X = (ops.kernels or PLAIN).summarize(logits_XV)
+    top_X = ops.reduce_max(local_X)
+    log_sum_X = top_X + ops.reduce_sum(sum_X * (local_X - top_X).exp()).log()
+    best_X = torch.where(local_X == top_X, -ids_V[index_X], torch.iinfo(torch.int64).min)
+    return log_sum_X, -ops.reduce_max(best_X)

@@ -1,7 +1,8 @@
 """Attention of blocks: each sees its document before its anchor, and itself; never another block.
 
-``block_attention`` is the seam for faster kernels. This one takes some blocks at a time through torch's fused
-attention, with a mask for these blocks only, and recomputes them in backward: memory is linear in the batch.
+``block_attention`` is what runs where the backend has no kernel for it. It takes some blocks at a time through
+torch's fused attention, with a mask for these blocks only, and recomputes them in backward: memory is linear in the
+batch.
 
 Shapes: A blocks, B slots, T tokens of the batch; q ``[A, B, heads, D]``; keys and values ``[A, B, kv_heads, D]`` of
 the blocks and ``[T, kv_heads, D]`` of the context.
@@ -53,6 +54,11 @@ class BlockLayout:
             starts = starts.maximum(anchors + 1 - window)
         context = slice(int(starts.min()), int(anchors.max())) if len(anchors) else slice(0, 0)
         return _Chunk(context, self._anchor_on_device[rows], self._start_on_device[rows])
+
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Anchors and starts on the device."""
+        return self._anchor_on_device, self._start_on_device
 
     @cached_property
     def _anchor_on_device(self) -> Tensor:

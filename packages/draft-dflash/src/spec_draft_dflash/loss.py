@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from spec_core.known_gradients import with_gradients
 from spec_core.records import StepOutput
-from spec_core.vocabulary_rows import arg_max, softmax_
+from spec_core.vocabulary_rows import summarize
+from spec_draft_dflash.guides import Labels, Laws
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,29 +76,20 @@ class BlockLoss:
         self, states_ASH: Tensor, batch: DraftBatch, slots: CountedSlots, denominators: Tensor
     ) -> StepOutput:
         tally = _Tally(self, states_ASH, batch, denominators)
-        row_bytes = 4 * len(self.ops.head_VH) * (2 if self.kind == "soft" else 1)
+        head_VH = self.ops.head_VH
+        row_bytes = len(head_VH) * (head_VH.element_size() + (4 if self.kind == "soft" else 0))
         # As much memory as the head: reading the head once per chunk is paid back by the arithmetic on it.
-        num_rows = max(LOGIT_BYTES, self.ops.head_VH.nbytes) // row_bytes
+        num_rows = max(LOGIT_BYTES, head_VH.nbytes) // row_bytes
         with torch.no_grad():
             for blocks, rows in slots.chunks(num_rows, len(self.weight_S)):
                 tally.add(slots, blocks, rows)
         return tally.output()
 
-    def slot_loss(self, logits_RV: Tensor, batch: DraftBatch, label_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy [R] and its gradient with respect to the logits, which takes their memory; ``label_R``: where
-        in the batch the guessed token is. Its law is the target's state one place before."""
+    def guide(self, batch: DraftBatch, label_R: Tensor) -> Labels | Laws:
+        """``label_R``: where in the batch the guessed token is. Its law is the target's state one place before."""
         if self.kind == "soft":
-            law_RV = self.ops.teacher_logits(batch.hidden_TNH[label_R - 1, -1]).to(logits_RV.dtype)
-            softmax_(law_RV, self.ops)
-            aligned_R = self.ops.reduce_sum((law_RV * logits_RV).sum(-1))
-            return softmax_(logits_RV, self.ops) - aligned_R, logits_RV.sub_(law_RV)
-        first, stop = self.ops.vocab_range
-        id_R = batch.input_ids_T[label_R]
-        here_R1 = ((id_R >= first) & (id_R < stop)).to(logits_RV.dtype)[:, None]
-        column_R1 = (id_R - first).clamp(0, stop - first - 1)[:, None]
-        aligned_R = self.ops.reduce_sum((logits_RV.gather(1, column_R1) * here_R1).squeeze(1))
-        cross_R = softmax_(logits_RV, self.ops) - aligned_R
-        return cross_R, logits_RV.scatter_add_(1, column_R1, -here_R1)
+            return Laws.of(self.ops.teacher_logits(batch.hidden_TNH[label_R - 1, -1]), self.ops)
+        return Labels.of(batch.input_ids_T[label_R], self.ops)
 
     def weights(self, cross_CS: Tensor, counted_CS: Tensor) -> Tensor:
         """[C, S]: of the slots of some blocks, given their cross-entropies; 0 where a slot does not count."""
@@ -129,11 +121,11 @@ class _Tally:
         place, ops = (block_R - blocks.start, slot_R), self.rule.ops
         label_R = anchor_R + 1 + slot_R
         states_RH = self.states_ASH[block_R, slot_R]
-        logits_RV = F.linear(states_RH, ops.head_VH).to(self.loss.dtype)
-        first, stop = ops.vocab_range
-        best_R = arg_max(logits_RV, torch.arange(first, stop, device=logits_RV.device), ops)
+        logits_RV = F.linear(states_RH, ops.head_VH)
+        log_sum_R, best_R = summarize(logits_RV, torch.arange(*ops.vocab_range, device=logits_RV.device), ops)
         correct_R = best_R == self.batch.input_ids_T[label_R]
-        cross_R, grad_RV = self.rule.slot_loss(logits_RV, self.batch, label_R)
+        guide = self.rule.guide(self.batch, label_R)
+        cross_R = log_sum_R - ops.reduce_sum(guide.aligned(logits_RV, log_sum_R))
         table = cross_R.new_zeros(blocks.stop - blocks.start, self.states_ASH.shape[1])
         counted_CS = table.bool().index_put(place, torch.ones_like(correct_R))
         correct_CS = table.bool().index_put(place, correct_R)
@@ -145,7 +137,7 @@ class _Tally:
         self.sums["slot_loss"] += cross_CS.sum(0)
         self.counted_S += counted_CS.sum(0)
         if self.grad_ASH is not None:
-            grad_RH = grad_RV.mul_(weight_CS[place][:, None]).to(states_RH.dtype) @ ops.head_VH
+            grad_RH = guide.gradient_(logits_RV, log_sum_R, weight_CS[place]) @ ops.head_VH
             self.grad_ASH[block_R, slot_R] = ops.reduce_sum(grad_RH)
 
     def output(self) -> StepOutput:

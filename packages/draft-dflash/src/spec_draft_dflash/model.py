@@ -5,14 +5,15 @@ Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from spec_core.decoder_parts import Mlp, RMSNorm, linear
-from spec_core.rope import Rope, rotate
+from spec_core.plain_kernels import PLAIN
+from spec_core.rope import Rope
 from spec_draft_dflash.attention import BlockLayout, block_attention
 from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
 from spec_draft_dflash.loss import BlockLoss, CountedSlots
@@ -20,6 +21,7 @@ from spec_draft_dflash.loss import BlockLoss, CountedSlots
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from spec_core.kernels import Kernels
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dflash.attention import KeysValues
@@ -36,6 +38,7 @@ class Geometry:
     layout: BlockLayout
     slot_angles: Angles
     context_angles: Angles
+    kernels: Kernels = PLAIN
 
 
 class Attention(nn.Module):
@@ -52,14 +55,15 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
         self.head_dim = shape.head_dim
 
-    def queries(self, x_RH: Tensor, angles: Angles) -> Tensor:
+    def queries(self, x_RH: Tensor, angles: Angles, kernels: Kernels = PLAIN) -> Tensor:
         """[R, heads, head_dim], normed per head and rotated."""
-        return rotate(self.q_norm(self.q_proj(x_RH).unflatten(-1, (-1, self.head_dim))), angles)
+        q = self.q_proj(x_RH).unflatten(-1, (-1, self.head_dim))
+        return kernels.norm_rotate(q, self.q_norm.weight, self.q_norm.eps, angles)
 
-    def keys_values(self, x_RH: Tensor, angles: Angles) -> KeysValues:
+    def keys_values(self, x_RH: Tensor, angles: Angles, kernels: Kernels = PLAIN) -> KeysValues:
         """[R, kv_heads, head_dim] twice; keys normed per head and rotated."""
         k, v = (project(x_RH).unflatten(-1, (-1, self.head_dim)) for project in (self.k_proj, self.v_proj))
-        return rotate(self.k_norm(k), angles), v
+        return kernels.norm_rotate(k, self.k_norm.weight, self.k_norm.eps, angles), v
 
 
 class Layer(nn.Module):
@@ -75,18 +79,23 @@ class Layer(nn.Module):
 
     def forward(self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry) -> Tensor:
         """The context enters as it is: the input norm is for the block only."""
-        context = self.self_attn.keys_values(context_TH, geometry.context_angles)
+        context = self.self_attn.keys_values(context_TH, geometry.context_angles, geometry.kernels)
         return self.advance(x_ABH, context, geometry)
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
         """The same, with the context's keys and values at hand."""
         attention, blocks = self.self_attn, x_ABH.shape[:2]
-        normed_RH = self.input_layernorm(x_ABH).flatten(0, 1)
-        q = attention.queries(normed_RH, geometry.slot_angles).unflatten(0, blocks)
-        k, v = (rows.unflatten(0, blocks) for rows in attention.keys_values(normed_RH, geometry.slot_angles))
-        attended = block_attention(q, context, (k, v), geometry.layout, self.window)
+        normed_RH, angles = self.input_layernorm(x_ABH).flatten(0, 1), geometry.slot_angles
+        q = attention.queries(normed_RH, angles, geometry.kernels)
+        k, v = attention.keys_values(normed_RH, angles, geometry.kernels)
+        q, k, v = (rows.unflatten(0, blocks) for rows in (q, k, v))
+        faster = geometry.kernels.blocks
+        if faster is not None and faster.takes(q, k.shape[2]):
+            attended = faster(q, context, (k, v), geometry.layout.places, self.window)
+        else:
+            attended = block_attention(q, context, (k, v), geometry.layout, self.window)
         x_ABH = x_ABH + attention.o_proj(attended.flatten(2))
-        return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH))
+        return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH), geometry.kernels)
 
 
 class DFlashModel(nn.Module):
@@ -106,12 +115,14 @@ class DFlashModel(nn.Module):
         """This batch's share of the loss; ``denominators`` float64 [1]: the global batch's."""
         rule = BlockRule(self.config.num_anchors, self.shape.block_size)
         blocks = Blocks.of(batch, rule)  # First of all: best while nothing is queued on the device.
-        slots = CountedSlots.of(blocks, batch.input_ids_T.device)
+        device = batch.input_ids_T.device
+        slots = CountedSlots.of(blocks, device)
+        weight_S = slot_weights(rule.block_size, self.config.gamma).to(device)
         states_ABH = self.states(batch, blocks, ops)
         loss = BlockLoss(
             ops=ops,
             kind=self.config.loss,
-            weight_S=slot_weights(rule.block_size, self.config.gamma),
+            weight_S=weight_S,
             alpha=self.config.dpace_alpha,
         )
         return loss(states_ABH[:, 1:], batch, slots, denominators)
@@ -121,6 +132,7 @@ class DFlashModel(nn.Module):
         context_TH = self.context(batch.hidden_TNH)
         layout = BlockLayout(blocks.anchor_A, blocks.start_A, context_TH.device)
         geometry = self.geometry(layout, self.shape.block_size, batch.position_T, context_TH.dtype)
+        geometry = replace(geometry, kernels=ops.kernels or PLAIN)
         anchor_A = blocks.anchor_A.to(context_TH.device, non_blocking=True)
         x_ABH = self.embed(batch.input_ids_T[anchor_A], self.shape.block_size, ops)
         for layer in self.layers:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.ops import AttentionKernel
+    from spec_core.kernels import Attended, DiagonalAttention
+    from spec_core.ops import AttentionKernel, VocabularyOps
 
     Bounds = Sequence[tuple[int, int]]
 
@@ -30,15 +31,17 @@ small against the activations of a step."""
 
 
 def unrolled_attention(
-    kernel: AttentionKernel | None, q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds
+    ops: VocabularyOps, q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds
 ) -> Tensor:
     """[T, heads, head_dim]: ``keys[0]`` are step 0's, ``keys[1:]`` those of the later steps up to the query's.
 
     Rows outside ``bounds`` (the documents) hold finite values without meaning.
     """
-    if kernel is None:
+    if ops.attention is None:
         return _chunked_attention(q, keys, values, bounds)
-    return _MergedAttention.apply(kernel, bounds, q, *keys, *values)
+    fused = ops.kernels.diagonals if ops.kernels is not None else None
+    diagonals = fused if fused is not None and fused.takes(q) else PlainDiagonals()
+    return _MergedAttention.apply((ops.attention, diagonals), bounds, q, *keys, *values)
 
 
 class _MergedAttention(torch.autograd.Function):
@@ -50,12 +53,18 @@ class _MergedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, kernel: AttentionKernel, bounds: Bounds, q: Tensor, *keys_values: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        kernels: tuple[AttentionKernel, DiagonalAttention],
+        bounds: Bounds,
+        q: Tensor,
+        *keys_values: Tensor,
+    ) -> Tensor:
         keys, values = _halves(keys_values)
-        out, lse = kernel.forward(q, keys[0], values[0], bounds)
+        out, lse = kernels[0].forward(q, keys[0], values[0], bounds)
         if len(keys) > 1:
-            out, lse = _merge_diagonals(out, lse, _diagonal_scores(q, keys[1:]), values[1:])
-        ctx.kernel, ctx.bounds = kernel, bounds
+            out, lse = kernels[1].merge(q, (out, lse), keys[1:], values[1:])
+        ctx.kernels, ctx.bounds = kernels, bounds
         ctx.save_for_backward(q, out, lse, *keys_values)
         return out
 
@@ -64,28 +73,42 @@ class _MergedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, out, lse, *keys_values = ctx.saved_tensors
         keys, values = _halves(keys_values)
-        grad_q, grad_key, grad_value = ctx.kernel.backward(
-            grad_out, (q, keys[0], values[0], out, lse), ctx.bounds
-        )
-        grad_keys, grad_values = [grad_key], [grad_value]
+        grads = ctx.kernels[0].backward(grad_out, (q, keys[0], values[0], out, lse), ctx.bounds)
+        grad_q, grad_keys, grad_values = grads[0], [grads[1]], [grads[2]]
         if len(keys) > 1:
-            added, *diagonal = _diagonal_gradients(grad_out, (q, out, lse), keys[1:], values[1:])
-            grad_q = (added + grad_q.reshape(added.shape)).reshape(q.shape).to(q.dtype)
-            grad_keys += diagonal[0]
-            grad_values += diagonal[1]
+            diagonals = ctx.kernels[1].backward(grad_out, (q, out, lse), keys[1:], values[1:], grad_q)
+            grad_q = diagonals[0]
+            grad_keys += diagonals[1]
+            grad_values += diagonals[2]
         return None, None, grad_q, *grad_keys, *grad_values
 
 
-def _merge_diagonals(
-    out: Tensor, lse: Tensor, scores_TKGS: Tensor, values: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Attention over the causal keys (out, lse) and the diagonal keys (last axis of the scores) together."""
-    lse_TKG = lse.reshape(scores_TKGS.shape[:-1])
-    merged = torch.logaddexp(lse_TKG, scores_TKGS.logsumexp(-1))
-    total = out.reshape(*merged.shape, out.shape[-1]) * (lse_TKG - merged).exp()[..., None]
-    for weight, value in zip((scores_TKGS - merged[..., None]).exp().unbind(-1), values, strict=True):
-        total += weight[..., None] * value[:, :, None]
-    return total.reshape(out.shape).to(out.dtype), merged.reshape(lse.shape)
+class PlainDiagonals:
+    """DiagonalAttention (see ``spec_core.kernels``) in plain torch."""
+
+    def takes(self, q: Tensor) -> bool:
+        return True
+
+    def merge(self, q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
+        (out, lse), scores_TKGS = attended, _diagonal_scores(q, keys)
+        lse_TKG = lse.reshape(scores_TKGS.shape[:-1])
+        merged = torch.logaddexp(lse_TKG, scores_TKGS.logsumexp(-1))
+        total = out.reshape(*merged.shape, out.shape[-1]) * (lse_TKG - merged).exp()[..., None]
+        for weight, value in zip((scores_TKGS - merged[..., None]).exp().unbind(-1), values, strict=True):
+            total += weight[..., None] * value[:, :, None]
+        return total.reshape(out.shape).to(out.dtype), merged.reshape(lse.shape)
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        saved: tuple[Tensor, Tensor, Tensor],
+        keys: list[Tensor],
+        values: list[Tensor],
+        grad_q: Tensor,
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        added, grad_keys, grad_values = _diagonal_gradients(grad_out, saved, keys, values)
+        total = (added + grad_q.reshape(added.shape)).reshape(grad_q.shape).to(grad_q.dtype)
+        return total, grad_keys, grad_values
 
 
 def _diagonal_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
@@ -155,6 +178,6 @@ def _grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
     return wide.reshape(rows, like_kv.shape[1], num_heads // like_kv.shape[1], head_dim)
 
 
-def _halves(keys_values: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+def _halves(keys_values: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     half = len(keys_values) // 2
-    return keys_values[:half], keys_values[half:]
+    return list(keys_values[:half]), list(keys_values[half:])

@@ -10,14 +10,15 @@ Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this sha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
 from spec_core.known_gradients import with_gradients
+from spec_core.plain_kernels import PLAIN
 from spec_core.records import StepOutput
-from spec_core.vocabulary_rows import arg_max
 from spec_draft_eagle3.row_loss import ROW_LOSSES, score, teach
 
 if TYPE_CHECKING:
@@ -51,9 +52,11 @@ class SupervisedRows:
         teacher_R = labelled_T.nonzero().squeeze(1)
         return cls(teacher_R, batch.position_T[teacher_R])
 
-    def chunks(self, size: int) -> list[SupervisedRows]:
+    def chunks(self, most: int) -> list[SupervisedRows]:
+        """As few as can be, of at most ``most`` positions, and about equal."""
         if not len(self.teacher_R):
             return []
+        size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))
         pairs = zip(self.teacher_R.split(size), self.depth_R.split(size), strict=True)
         return [SupervisedRows(teacher, depth) for teacher, depth in pairs]
 
@@ -85,8 +88,9 @@ class HeadLoss:
         """Positions per chunk. The logits may take as much memory as the target's head in the draft's dtype, so
         that reading the heads once per chunk is paid back by the arithmetic on them."""
         first, stop = self.ops.vocab_range
-        head_bytes = (stop - first) * self.head_VH.shape[1] * self.head_VH.element_size()
-        row_bytes = 4 * (stop - first + num_steps * len(self.head_VH))
+        size = self.head_VH.element_size()
+        head_bytes = (stop - first) * self.head_VH.shape[1] * size
+        row_bytes = 4 * (stop - first) + size * num_steps * len(self.head_VH)
         return max(1, max(LOGIT_BYTES, head_bytes) // row_bytes)
 
 
@@ -103,7 +107,8 @@ class _Tally:
         self.agreed_X = zeros(num_steps * num_tokens)
         self.grad_states_XH = self.grad_head_VH = None
         if torch.is_grad_enabled():
-            self.grad_states_XH = states[0].new_zeros(num_steps * num_tokens, width)
+            # One row more than there are, for the gradients of rows that are not labelled.
+            self.grad_states_XH = states[0].new_zeros(num_steps * num_tokens + 1, width)
             self.grad_head_VH = zeros(head.head_VH.shape)
 
     def add(self, chunk: SupervisedRows, hidden_RH: Tensor) -> None:
@@ -113,11 +118,11 @@ class _Tally:
         # A row before the document's start is some other row, with weight 0.
         row_RS = (chunk.teacher_R[:, None] - 1 - step_S).clamp(min=0)
         input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)
-        logits_RSV = F.linear(input_RSH, head.head_VH).to(self.weight_S.dtype)
+        logits_RSV = F.linear(input_RSH, head.head_VH)
         teacher = teach(head.ops, hidden_RH, head.ids_V, head.kept_V)
-        agreed_RS = labelled_RS & (arg_max(logits_RSV, head.ids_V, head.ops) == teacher.best_R[:, None])
-        scored = score(logits_RSV, teacher, head.ops)
-        value_RS, grad_RSV = ROW_LOSSES[head.kind](scored, teacher, head.ops)
+        scored = score(logits_RSV, head.ids_V, teacher, head.ops)
+        agreed_RS = labelled_RS & (scored.best_RS == teacher.best_R[:, None])
+        value_RS, factors = ROW_LOSSES[head.kind](scored, teacher, head.ops)
         trained_RS = (labelled_RS & teacher.kept_R[:, None]).to(self.weight_S.dtype)
         weight_RS = trained_RS * self.weight_S
         self.loss += (value_RS * weight_RS).sum()
@@ -127,14 +132,22 @@ class _Tally:
         self.labelled_S += labelled_RS.sum(0)
         row_X = (row_RS + step_S * len(self.states[0])).flatten()
         self.agreed_X.index_add_(0, row_X, agreed_RS.flatten().to(self.agreed_X.dtype))
-        self._add_gradients(grad_RSV.mul_(weight_RS[..., None]), input_RSH, row_X)
+        if self.grad_states_XH is None:
+            return
+        a, b, c = (factor * weight_RS for factor in factors)
+        kernels, law = head.ops.kernels or PLAIN, teacher.law
+        grad_RSV = kernels.gradient_(logits_RSV, scored.log_sum_RS, (a, b, c), law, teacher.mass_R)
+        self._add_gradients(
+            grad_RSV, input_RSH, torch.where(labelled_RS.flatten(), row_X, len(self.agreed_X))
+        )
 
     def _add_gradients(self, grad_RSV: Tensor, input_RSH: Tensor, row_X: Tensor) -> None:
+        """``row_X``: each labelled row comes once in a step, so that nothing needs to be summed."""
         if self.grad_states_XH is None or self.grad_head_VH is None:
             return
-        grad_XV = grad_RSV.flatten(0, 1).to(input_RSH.dtype)
+        grad_XV = grad_RSV.flatten(0, 1)
         grad_XH = self.head.ops.reduce_sum(grad_XV @ self.head.head_VH)
-        self.grad_states_XH.index_add_(0, row_X, grad_XH)
+        self.grad_states_XH.index_copy_(0, row_X, grad_XH)
         self.grad_head_VH += grad_XV.T @ input_RSH.flatten(0, 1)
 
     def output(self) -> StepOutput:
@@ -143,7 +156,8 @@ class _Tally:
         chains_ST = self.agreed_X.view(len(self.states), -1).cumprod(0)
         loss = self.loss
         if self.grad_states_XH is not None:
-            grads = (*self.grad_states_XH.view(len(self.states), *self.states[0].shape), self.grad_head_VH)
+            grad_STH = self.grad_states_XH[:-1].view(len(self.states), *self.states[0].shape)
+            grads = (*grad_STH, self.grad_head_VH)
             loss = with_gradients(loss, grads, (*self.states, self.head.head_VH))
         return StepOutput(
             loss=loss,

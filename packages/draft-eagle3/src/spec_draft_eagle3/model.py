@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from spec_core.decoder_parts import Mlp, RMSNorm, linear
-from spec_core.rope import Rope, rotate
+from spec_core.plain_kernels import PLAIN
+from spec_core.rope import Rope
 from spec_draft_eagle3.attention import unrolled_attention
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
 from spec_draft_eagle3.vocabulary import mapping, select_tokens
@@ -17,6 +18,7 @@ from spec_draft_eagle3.vocabulary import mapping, select_tokens
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from spec_core.kernels import Kernels
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_core.target import TargetSpec, TargetTensors
@@ -68,10 +70,10 @@ class Layer(nn.Module):
         projected = torch.addmm(embedded, self.hidden_norm(hidden_TH), weight.T)
         return projected.unflatten(1, (sum(self.heads), self.head_dim)).split(self.heads, dim=1)
 
-    def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
+    def finish(self, hidden_TH: Tensor, attended: Tensor, kernels: Kernels = PLAIN) -> Tensor:
         """Output projection and MLP around their residuals."""
         hidden_TH = hidden_TH + self.self_attn.o_proj(attended.flatten(1))
-        return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH))
+        return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH), kernels)
 
 
 class Eagle3Model(nn.Module):
@@ -124,6 +126,7 @@ class Eagle3Model(nn.Module):
         is never labelled, at no later step either, and no row of its document attends it.
         """
         steps, (num_tokens, layer) = self.config.num_steps, (len(batch.input_ids_T), self.midlayer)
+        kernels = ops.kernels or PLAIN
         token_weight, hidden_weight = layer.qkv_weights()
         tokens = F.pad(layer.embed(ops.embed(batch.input_ids_T), token_weight), (0, 0, 0, steps))
         bounds = [(span.start, span.stop) for span in batch.spans]
@@ -134,10 +137,11 @@ class Eagle3Model(nn.Module):
         for step in range(steps):
             q, k, v = layer.qkv(tokens[step + 1 : step + 1 + num_tokens], hidden, hidden_weight)
             angles = self.rope.angles(batch.position_T + step, q.dtype)
-            keys.append(rotate(k, angles))
+            keys.append(kernels.rotate(k, angles))
             values.append(v)
-            attended = unrolled_attention(ops.attention, rotate(q, angles), keys, values, bounds)
-            hidden, normed = self.output(layer.finish(hidden, attended))
+            q = kernels.rotate(q, angles)
+            attended = unrolled_attention(ops, q, keys, values, bounds)
+            hidden, normed = self.output(layer.finish(hidden, attended, kernels))
             states.append(normed)
         return states
 

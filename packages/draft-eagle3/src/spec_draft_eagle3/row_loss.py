@@ -1,7 +1,10 @@
 """What one row of the head is compared with, and the three losses with their gradients by hand.
 
 Every reduction over the vocabulary goes through ``ops``, so the rows of the head and of the target may be sharded.
-Laws replace the logits that they are made from, in place: the two are the step's largest tensors.
+Laws are never stored, only logits and their log-sum-exp; the gradient replaces the logits, in place: logits are the
+step's largest tensors.
+
+Every loss has the gradient a · q + b · (q where q < p̂) − c · p with respect to a row's logits.
 """
 
 from __future__ import annotations
@@ -11,22 +14,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.vocabulary_rows import arg_max, softmax_
+from spec_core.plain_kernels import PLAIN
+from spec_core.vocabulary_rows import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
+    from spec_core.kernels import Law
     from spec_core.ops import VocabularyOps
     from spec_draft_eagle3.config import LossKind
+
+    Factors = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Teacher:
     """The target's law at R positions."""
 
-    law_RV: Tensor
+    law: Law
     """p: softmax over the kept rows."""
     mass_R: Tensor
     """Share of the law over the *whole* vocabulary that the kept rows hold: p̂ = mass · p."""
@@ -38,72 +45,65 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Scored:
-    """The draft's law for S rows of each position, next to the teacher's."""
+    """S rows of the draft for each position, next to the teacher."""
 
-    law_RSV: Tensor
-    """q"""
+    log_sum_RS: Tensor
+    """Of the draft's logits."""
+    best_RS: Tensor
+    """int64: arg-max of q, as a target id."""
     cross_RS: Tensor
     """−Σ p log q"""
     overlap_RS: Tensor
     """α = Σ min(p̂, q): the expected acceptance."""
+    below_RS: Tensor
+    """Σ q where q < p̂"""
 
 
 def teach(ops: VocabularyOps, hidden_RH: Tensor, ids_V: Tensor, kept_V: Tensor | None) -> Teacher:
     """The target's law from the input of its final norm; see HeadLoss for ``ids_V`` and ``kept_V``."""
     logits_RV = ops.teacher_logits(hidden_RH)
     first, stop = ops.vocab_range
-    best_R = arg_max(logits_RV, torch.arange(first, stop, device=logits_RV.device), ops)
+    log_sum_R, best_R = summarize(logits_RV, torch.arange(first, stop, device=logits_RV.device), ops)
     if kept_V is None:
-        law_RV, log_sum_R = logits_RV, softmax_(logits_RV, ops)
-        return Teacher(law_RV, torch.ones_like(log_sum_R), best_R, torch.ones_like(best_R, dtype=torch.bool))
-    law_RV = logits_RV[:, ids_V - first]
-    log_sum_R = softmax_(logits_RV, ops)
-    return Teacher(law_RV, (softmax_(law_RV, ops) - log_sum_R).exp(), best_R, kept_V[best_R])
+        every = torch.ones_like(log_sum_R)
+        return Teacher((logits_RV, log_sum_R), every, best_R, every.bool())
+    logits_RV = logits_RV[:, ids_V - first]
+    kept_sum_R, _ = summarize(logits_RV, ids_V, ops)
+    return Teacher((logits_RV, kept_sum_R), (kept_sum_R - log_sum_R).exp(), best_R, kept_V[best_R])
 
 
-def score(logits_RSV: Tensor, teacher: Teacher, ops: VocabularyOps) -> Scored:
-    """Consumes the logits: their memory becomes the law."""
-    aligned_RS = ops.reduce_sum(torch.matmul(logits_RSV, teacher.law_RV[..., None]).squeeze(-1))
-    cross_RS = softmax_(logits_RSV, ops) - aligned_RS
-    overlap_RS = ops.reduce_sum(torch.minimum(logits_RSV, _full_law(teacher)).sum(-1))
-    return Scored(logits_RSV, cross_RS, overlap_RS)
+def score(logits_RSV: Tensor, ids_V: Tensor, teacher: Teacher, ops: VocabularyOps) -> Scored:
+    log_sum_RS, best_RS = summarize(logits_RSV, ids_V, ops)
+    sums = (ops.kernels or PLAIN).compare(logits_RSV, log_sum_RS, teacher.law, teacher.mass_R)
+    aligned_RS, overlap_RS, below_RS = map(ops.reduce_sum, sums)
+    return Scored(log_sum_RS, best_RS, log_sum_RS - aligned_RS, overlap_RS, below_RS)
 
 
-def _cross_entropy(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Tensor]:
-    return scored.cross_RS, scored.law_RSV.sub_(teacher.law_RV[:, None])
+def _cross_entropy(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Factors]:
+    one_RS = torch.ones_like(scored.cross_RS)
+    return scored.cross_RS, (one_RS, torch.zeros_like(one_RS), one_RS)
 
 
-def _lk_alpha(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Tensor]:
-    """−log α"""
+def _lk_alpha(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Factors]:
+    """−log α, where dα/dlogits = (q where q < p̂) − q · Σ (q where q < p̂)."""
     overlap_RS = scored.overlap_RS.clamp(min=torch.finfo(scored.overlap_RS.dtype).tiny)
-    return -overlap_RS.log(), _overlap_gradient(scored, teacher, ops).mul_(-1 / overlap_RS[..., None])
+    factors = scored.below_RS / overlap_RS, -1 / overlap_RS, torch.zeros_like(overlap_RS)
+    return -overlap_RS.log(), factors
 
 
-def _lk_lambda(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Tensor]:
+def _lk_lambda(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Factors]:
     """λ · KL(p ‖ q) + (1 − λ)(1 − α) with λ = exp(−3 α), a constant for the gradient."""
-    entropy_R = -ops.reduce_sum(torch.xlogy(teacher.law_RV, teacher.law_RV).sum(-1))
+    (logits_RV, log_sum_R), mass_R = teacher.law, teacher.mass_R
+    own, *_ = (ops.kernels or PLAIN).compare(logits_RV[:, None], log_sum_R[:, None], teacher.law, mass_R)
+    entropy_R1 = log_sum_R[:, None] - ops.reduce_sum(own)
     share_RS = (-3 * scored.overlap_RS).exp()
-    value_RS = share_RS * (scored.cross_RS - entropy_R[:, None]) + (1 - share_RS) * (1 - scored.overlap_RS)
-    overlap_RSV = _overlap_gradient(scored, teacher, ops).mul_((1 - share_RS)[..., None])
-    divergence_RSV = scored.law_RSV.sub_(teacher.law_RV[:, None]).mul_(share_RS[..., None])
-    return value_RS, divergence_RSV.sub_(overlap_RSV)
+    value_RS = share_RS * (scored.cross_RS - entropy_R1) + (1 - share_RS) * (1 - scored.overlap_RS)
+    return value_RS, (share_RS + (1 - share_RS) * scored.below_RS, share_RS - 1, share_RS)
 
 
-# Values [R, S] and their gradients with respect to the logits [R, S, V], which may take q's memory.
-ROW_LOSSES: Mapping[LossKind, Callable[[Scored, Teacher, VocabularyOps], tuple[Tensor, Tensor]]] = {
+# Values [R, S], and the factors a, b, c [R, S] of their gradients.
+ROW_LOSSES: Mapping[LossKind, Callable[[Scored, Teacher, VocabularyOps], tuple[Tensor, Factors]]] = {
     "ce": _cross_entropy,
     "lk_alpha": _lk_alpha,
     "lk_lambda": _lk_lambda,
 }
-
-
-def _overlap_gradient(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> Tensor:
-    """dα/dlogits: the rows with q < p̂ pull, all rows share the softmax's normalisation."""
-    law_RSV = scored.law_RSV
-    below_RSV = law_RSV * (law_RSV < _full_law(teacher))
-    return below_RSV.sub_(law_RSV * ops.reduce_sum(below_RSV.sum(-1))[..., None])
-
-
-def _full_law(teacher: Teacher) -> Tensor:
-    """p̂ [R, 1, V]: the kept rows' probabilities under the law over the whole vocabulary."""
-    return (teacher.law_RV * teacher.mass_R[:, None])[:, None]

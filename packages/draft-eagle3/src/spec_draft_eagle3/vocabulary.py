@@ -27,6 +27,6 @@ def select_tokens(token_counts: Tensor | None, target_size: int, size: int, alwa
 
 def mapping(ids_V: Tensor, target_size: int) -> dict[str, Tensor]:
     """The buffers of the served format: ``d2t[row] = id − row`` and the set of kept ids ``t2d``."""
-    kept = torch.zeros(target_size, dtype=torch.bool)
+    kept = torch.zeros(target_size, dtype=torch.bool, device=ids_V.device)
     kept[ids_V] = True
-    return {"d2t": ids_V - torch.arange(len(ids_V)), "t2d": kept}
+    return {"d2t": ids_V - torch.arange(len(ids_V), device=ids_V.device), "t2d": kept}

@@ -50,11 +50,15 @@ class FsdpStrategy(Strategy):
             cast_forward_inputs=False,
         )
         module.to(self.device)
+        alone = self._mesh.size() == 1
         for block in [*map(module.get_submodule, hints.blocks), module]:
-            sharded = fully_shard(block, mesh=self._mesh, mp_policy=policy)
-            # A module's loss is its share of the global loss: shares add up, so gradients are summed, not averaged.
-            sharded.set_gradient_divide_factor(1.0)
-            sharded.set_force_sum_reduction_for_comms(True)
+            # One rank has nothing to give back after the forward pass: what it cast for it serves backward too.
+            reshard = False if alone else None
+            sharded = fully_shard(block, mesh=self._mesh, mp_policy=policy, reshard_after_forward=reshard)
+            if not alone:  # there a sum is the gradient itself, and dividing it by 1 would be a pass over it
+                # A module's loss is its share of the global loss: shares add up, so gradients are summed.
+                sharded.set_gradient_divide_factor(1.0)
+                sharded.set_force_sum_reduction_for_comms(True)
         self._module = module
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._optimizer = self._build_optimizer(list(self._trained.values()))
@@ -91,11 +95,14 @@ class FsdpStrategy(Strategy):
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps
     ) -> StepOutput:
         import torch
+        from torch.distributed.fsdp import FSDPModule
 
         with torch.no_grad():
             outputs = [self._module(batch, denominators, ops) for batch in micro_batches]
-        # Without a backward pass the root stays gathered: its parameters would no longer be the optimizer's.
-        self._module.reshard()
+        # Without a backward pass modules stay gathered: their parameters would no longer be the optimizer's.
+        for part in self._module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
         return self._sum_over_ranks(outputs)
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from spec_core import plugins
 from spec_core.backend import Backend, Placement
 from spec_core.config import BackendConfig
 from spec_core.errors import ConfigError
+from spec_core.plain_kernels import PLAIN
 from spec_core.records import Availability, Capabilities, FeatureSample, FeatureSchema
 from spec_core.rendezvous import Rendezvous
 from spec_core.testing.conformance import ConformanceSuite, run_python
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from spec_core.kernels import Kernels
     from spec_core.transport import Transport
 
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
@@ -229,6 +231,22 @@ class BackendSuite(ConformanceSuite):
             torch.testing.assert_close(actual.cpu().double(), reference, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(got_lse.cpu().double()[rows], lse[rows], rtol=1e-4, atol=1e-5)
 
+    def test_b10_kernels_agree_with_plain_torch(self, usable: Backend) -> None:
+        """B10: what is faster than plain torch has its values and gradients, in float32."""
+        kernels = usable.kernels()
+        if kernels is None:
+            pytest.skip(f"backend {usable.name!r} has no kernels: drafts use plain torch there")
+        device, generator = usable.device(0), torch.Generator().manual_seed(0)
+        shapes = [(7, 16), (24, 16), (24, 16), (16, 24), (7, 3, 32), (32,)]
+        inputs = [torch.randn(shape, generator=generator).to(device).requires_grad_() for shape in shapes]
+        results = [_layer_parts(chosen, inputs) for chosen in (kernels, PLAIN)]
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+        grads = [torch.autograd.grad(result.square().sum(), inputs) for result in results]
+        torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-4)
+        logits_RSV = torch.randn(5, 2, 33, generator=generator).to(device)
+        rows = [_row_losses(chosen, logits_RSV) for chosen in (kernels, PLAIN)]
+        torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
+
     def _ask(self, backend: type[Backend], blocked: Sequence[str]) -> dict[str, Any]:
         code = _ASK.format(module=backend.__module__, name=backend.__qualname__)
         return json.loads(run_python(code, blocked))
@@ -239,6 +257,31 @@ def _transport_or_refusal(backend: Backend, placement: Placement) -> Transport |
         return backend.transport(placement)
     except ConfigError as refusal:
         return refusal
+
+
+def _layer_parts(kernels: Kernels, inputs: Sequence[Tensor]) -> Tensor:
+    """What the kernels make of the parts of a layer, in one row of numbers."""
+    x, gate, up, down, heads, weight = inputs
+    angle = torch.linspace(0, 6, 7 * 16, device=x.device).view(7, 1, 16)
+    angles = angle.cos(), angle.sin()
+    turned = kernels.rotate(heads, angles), kernels.norm_rotate(heads, weight, 1e-5, angles)
+    return torch.cat([part.flatten() for part in (kernels.mlp(x, gate, up, down), *turned)])
+
+
+def _row_losses(kernels: Kernels, logits_RSV: Tensor) -> Tensor:
+    """Everything that the kernels say of rows of logits, in one row of numbers."""
+    teacher_RV, mass_R = logits_RSV[:, 0].flip(-1).contiguous(), logits_RSV[:, 1, 0].sigmoid()
+    law = teacher_RV, teacher_RV.logsumexp(-1)
+    top_RS, sum_RS, index_RS = kernels.summarize(logits_RSV)
+    log_sum_RS = top_RS + sum_RS.log()
+    factors = log_sum_RS, top_RS, sum_RS
+    rows = [
+        *(top_RS, sum_RS, index_RS.to(top_RS)),
+        *kernels.compare(logits_RSV, log_sum_RS, law, mass_R),
+        kernels.gradient_(logits_RSV.clone(), log_sum_RS, factors, law, mass_R),
+        kernels.scaled_softmax_(logits_RSV.clone(), log_sum_RS, top_RS),
+    ]
+    return torch.cat([row.flatten() for row in rows])
 
 
 def _dense_attention(

@@ -1,0 +1,47 @@
+"""Where a step's time goes: its kernels by time, and where the host waits for the device."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROWS = 40
+NAME_LENGTH = 120
+
+
+def kernel_table(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """One step's kernels, the longest first: milliseconds in all, calls, name. On the CPU: its operators."""
+    on_cpu = device.type == "cpu"
+    activity = ProfilerActivity.CPU if on_cpu else getattr(ProfilerActivity, device.type.upper())
+    with profile(activities=[activity], acc_events=True) as recorded:
+        step()
+    field = "self_cpu_time_total" if on_cpu else "self_device_time_total"
+    rows = [(getattr(row, field) / 1e3, row.count, row.key) for row in recorded.key_averages()]
+    rows.sort(reverse=True)
+    return {
+        "total_ms": sum(row[0] for row in rows),
+        "calls": sum(row[1] for row in rows),
+        "kernels": [(round(ms, 3), calls, name[:NAME_LENGTH]) for ms, calls, name in rows[:ROWS]],
+    }
+
+
+def host_waits(step: Callable[[], object], device: torch.device) -> list[str]:
+    """file:line of each place in one step where the host waits for the device, if the device can tell."""
+    module = torch.get_device_module(device)
+    if not hasattr(module, "set_sync_debug_mode"):
+        return []
+    module.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step()
+    finally:
+        module.set_sync_debug_mode("default")
+    waits = [warning for warning in caught if "synchroniz" in str(warning.message)]
+    return ["/".join(f"{warning.filename}:{warning.lineno}".split("/")[-2:]) for warning in waits]

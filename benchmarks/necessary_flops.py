@@ -1,0 +1,61 @@
+"""Matrix products that a step cannot do without: three times the forward pass for what is trained, twice for a frozen
+head, once for the teacher, heads on labelled rows only, and only those pairs of attention that are seen."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+import torch
+from measure import timed
+
+if TYPE_CHECKING:
+    from trainer_step_case import Problem
+
+
+def eagle3_flops(problem: Problem) -> float:
+    """What does not depend on the unrolled step (fusing the features; the embedding's half of q, k, v) counts once;
+    causal attention at half its square."""
+    case, target = problem.case, problem.target
+    width, queries = target.hidden_size, target.num_heads * target.head_dim
+    total, keys = case.sequences * case.tokens, target.num_kv_heads * target.head_dim
+    once = 3 * width**2 + width * (queries + 2 * keys)
+    per_step = width * (2 * queries + 2 * keys) + 3 * width * target.intermediate_size
+    attention = queries * case.tokens  # 2 products of 2 · queries per pair, over half the pairs: per token
+    labelled_S = problem.denominators.tolist()
+    trained = total * (2 * once + case.num_steps * (2 * per_step + 2 * attention))
+    trained += 2 * sum(labelled_S) * case.draft_vocab_size * width
+    return 3 * trained + 2 * labelled_S[0] * case.vocab_size * width
+
+
+def dflash_flops(problem: Problem) -> float:
+    """The context's products run on every token, the layers on every slot, the head on counted slots only."""
+    from spec_draft_dflash.blocks import BlockRule, Blocks
+
+    case, target = problem.case, problem.target
+    blocks = Blocks.of(problem.batch, BlockRule(case.num_anchors, case.block_size))
+    width, queries = target.hidden_size, target.num_heads * target.head_dim
+    keys, slots = target.num_kv_heads * target.head_dim, len(blocks.anchor_A) * case.block_size
+    fused = problem.batch.hidden_TNH.shape[1] * width**2
+    context = case.sequences * case.tokens * (fused + case.num_layers * 2 * width * keys)
+    per_slot = width * (2 * queries + 2 * keys) + 3 * width * target.intermediate_size
+    seen = int((blocks.anchor_A - blocks.start_A).sum()) * case.block_size + slots * case.block_size
+    trained = 2 * context + case.num_layers * (2 * slots * per_slot + 4 * queries * seen)
+    return 3 * trained + 2 * 2 * int(blocks.counted_A.sum()) * case.vocab_size * width
+
+
+def bare_tflops(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """Of a product of two random square matrices: what the device can do, in the same process."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    module = torch.get_device_module(device)
+
+    def products() -> None:
+        for _ in range(10):
+            left @ right
+        module.synchronize()
+
+    timed(products, 2)
+    return 10 * 2 * size**3 / (statistics.median(timed(products, 3).wall_ms) * 1e9)
+
+
+NECESSARY_FLOPS = {"eagle3": eagle3_flops, "dflash": dflash_flops}

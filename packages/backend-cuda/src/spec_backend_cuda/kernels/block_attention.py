@@ -1,0 +1,169 @@
+"""Attention of blocks to their context and to themselves (``spec_core.kernels.BlockAttention``).
+
+A program takes a few neighbouring blocks and one key-value head; its ROWS are (block, slot, query head of the group),
+so that one tile of keys serves a whole group. Softmax runs in base 2. Kernels: forward; gradients of the blocks'
+own tensors; gradients of the context, by tiles of KEYS of its tokens and SPLITS shares of the blocks that see them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+from torch.autograd.function import once_differentiable
+
+from spec_backend_cuda.kernels.block_kernels import context_backward, forward, own_backward
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_ROWS = 128
+"""Of a tile of queries: more do not fit into the registers beside their sums."""
+
+
+class Tiling(NamedTuple):
+    """Shape of a kernel's tiles, and how it runs. Measured on an H200 with blocks of 16, 32 heads over 8."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+class Tilings(NamedTuple):
+    """Of the three kernels."""
+
+    forward: Tiling
+    own_backward: Tiling
+    context_backward: Tiling
+
+
+NARROW = Tilings(Tiling(128, 64, 8, 3), Tiling(64, 64, 4, 2), Tiling(64, 128, 8, 3))
+WIDE = Tilings(Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2))
+"""Where a block has more than 64 rows."""
+SHARED_BYTES = 172_032
+"""Shared memory of the largest tiles, with heads of 128: Hopper has it, smaller GPUs do not."""
+PROGRAMS = 1024
+"""At least so many for the context's gradients, where its tiles alone are fewer: some waves of the largest GPUs."""
+
+EVERYWHERE = 1 << 30
+"""A window wider than any document."""
+
+
+class FusedBlocks:
+    """BlockAttention (see ``spec_core.kernels``)."""
+
+    def takes(self, q: Tensor, num_kv_heads: int) -> bool:
+        _, slots, heads, width = q.shape
+        return (
+            q.numel() > 0
+            and q.dtype in (torch.bfloat16, torch.float16)
+            and width in (32, 64, 128)
+            and slots * (heads // num_kv_heads) <= MAX_ROWS
+            and _shared_bytes(q.device) >= SHARED_BYTES
+        )
+
+    def __call__(
+        self,
+        q: Tensor,
+        context: tuple[Tensor, Tensor],
+        own: tuple[Tensor, Tensor],
+        places: tuple[Tensor, Tensor],
+        window: int | None,
+    ) -> Tensor:
+        return _BlockAttention.apply(window, places, q, *context, *own)
+
+
+class _BlockAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, window: int | None, places: tuple[Tensor, Tensor], *tensors: Tensor) -> Tensor:
+        q, *keys_values = (tensor.contiguous() for tensor in tensors)
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        tiling = _tilings(q, keys_values[0]).forward
+        shape = _shape(tiling, q, keys_values[0], window)
+        forward[_grid(shape)](q, *keys_values, out, lse, *places, **shape, **tiling.options)
+        ctx.window = window
+        ctx.save_for_backward(*places, q, *keys_values, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        anchor, start, q, key, value, own_key, own_value, out, lse = ctx.saved_tensors
+        tiling, grad_out = _tilings(q, key).own_backward, grad_out.contiguous()
+        shape = _shape(tiling, q, key, ctx.window)
+        drift = torch.empty_like(lse)
+        grads = torch.empty_like(q), torch.empty_like(own_key), torch.empty_like(own_value)
+        inputs = grad_out, q, key, value, own_key, own_value, out, lse, drift
+        own_backward[_grid(shape)](*inputs, *grads, anchor, start, **shape, **tiling.options)
+        saved = grad_out, q, key, value, lse, drift
+        grad_key, grad_value = _context_gradients(saved, (anchor, start), ctx.window)
+        return None, None, grads[0], grad_key, grad_value, *grads[1:]
+
+
+@lru_cache(maxsize=8)
+def _shared_bytes(device: torch.device) -> int:
+    """That a program may have. Triton's interpreter, which runs on a processor, has no limit."""
+    properties = getattr(torch.get_device_module(device), "get_device_properties", None)
+    return SHARED_BYTES if properties is None else properties(device).shared_memory_per_block_optin
+
+
+def _tilings(q: Tensor, key: Tensor) -> Tilings:
+    return NARROW if q.shape[1] * (q.shape[2] // key.shape[1]) <= NARROW.context_backward.rows else WIDE
+
+
+def _context_gradients(
+    saved: tuple[Tensor, ...], places: tuple[Tensor, Tensor], window: int | None
+) -> tuple[Tensor, Tensor]:
+    _, q, key, *_ = saved
+    tiling = _tilings(q, key).context_backward
+    shape = _shape(tiling, q, key, window)
+    tiles = triton.cdiv(len(key), tiling.keys)
+    splits = max(1, min(8, PROGRAMS // max(1, tiles * key.shape[1])))
+    shares = key.new_empty(2, splits, *key.shape, dtype=torch.float32)
+    if tiles:
+        first, last = _seen_by(places, torch.arange(0, len(key), tiling.keys, device=key.device), shape)
+        grid = tiles, key.shape[1], splits
+        context_backward[grid](*saved, *shares, *places, first, last, **shape, **tiling.options)
+    return shares[0].sum(0).to(key.dtype), shares[1].sum(0).to(key.dtype)
+
+
+def _seen_by(
+    places: tuple[Tensor, Tensor], first_token: Tensor, shape: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """int64 [tiles] twice: the blocks that see any of a tile's tokens lie in this range (both places ascend)."""
+    (anchor, start), end = places, first_token + shape["KEYS"]
+    first, last = torch.searchsorted(anchor, first_token, right=True), torch.searchsorted(start, end)
+    return first, last.minimum(torch.searchsorted(anchor, end + (shape["window"] - 1)))
+
+
+def _shape(tiling: Tiling, q: Tensor, key: Tensor, window: int | None) -> dict[str, Any]:
+    (num_blocks, slots, heads, width), (tokens, kv_heads, _) = q.shape, key.shape
+    group = heads // kv_heads
+    together = max(1, tiling.rows // (slots * group))
+    return {
+        "num_blocks": num_blocks,
+        "tokens": tokens,
+        "kv_heads": kv_heads,
+        "window": EVERYWHERE if window is None else window,
+        "scale": width**-0.5,
+        "SLIDING": window is not None,
+        "SLOTS": slots,
+        "GROUP": group,
+        "TOGETHER": together,
+        "ROWS": max(16, triton.next_power_of_2(together * slots * group)),
+        "OWN": max(16, triton.next_power_of_2(together * slots)),
+        "WIDTH": width,
+        "KEYS": tiling.keys,
+    }
+
+
+def _grid(shape: dict[str, Any]) -> tuple[int, int]:
+    return triton.cdiv(shape["num_blocks"], shape["TOGETHER"]), shape["kv_heads"]

@@ -1,0 +1,65 @@
+"""What the tiles of block attention hold: rows, keys, and which of them see which (see ``block_attention``)."""
+
+# ruff: noqa: ANN001, ANN201 (a kernel's arguments are device pointers and numbers)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows_of(
+    first_block, end_block, kv_head, anchor, start, window, kv_heads,
+    SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Of each row: whether it is one; its place [A, B, N] of a query head; and the range of the context it sees."""
+    row = tl.arange(0, ROWS)
+    block = first_block + row // (SLOTS * GROUP)
+    slot = (row // GROUP) % SLOTS
+    inside = (row < TOGETHER * SLOTS * GROUP) & (block < end_block)
+    place = (block.to(tl.int64) * SLOTS + slot) * (kv_heads * GROUP) + kv_head * GROUP + row % GROUP
+    high = tl.load(anchor + block, mask=inside, other=0).to(tl.int32)
+    low = tl.load(start + block, mask=inside, other=0).to(tl.int32)
+    if SLIDING:
+        low = tl.maximum(low, high + slot - (window - 1))
+    return inside, place, low, high
+
+
+@triton.jit
+def own_places(
+    first_block, num_blocks, kv_head, kv_heads,
+    SLOTS: tl.constexpr, TOGETHER: tl.constexpr, OWN: tl.constexpr,
+):  # fmt: skip
+    """Of each key of the program's blocks: whether it is one, and its place [A, B, K]."""
+    column = tl.arange(0, OWN)
+    block = first_block + column // SLOTS
+    inside = (column < TOGETHER * SLOTS) & (block < num_blocks)
+    return inside, (block.to(tl.int64) * SLOTS + column % SLOTS) * kv_heads + kv_head
+
+
+@triton.jit
+def own_seen(
+    SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr, OWN: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, OWN]: a row sees its own block. Rows of padding see something too, so that no row sees nothing."""
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, OWN)[None, :]
+    seen = (row // (SLOTS * GROUP) == column // SLOTS) & (column < TOGETHER * SLOTS)
+    if SLIDING:
+        seen = seen & (column % SLOTS <= (row // GROUP) % SLOTS)
+    return seen | ((row >= TOGETHER * SLOTS * GROUP) & (column == 0))
+
+
+@triton.jit
+def key_ranges(inside, low, high, KEYS: tl.constexpr):
+    """Bounds a ≤ b ≤ c ≤ d: some row sees a key of a..d only; every row sees b..c, whole tiles."""
+    far: tl.constexpr = 1 << 30
+    a = tl.min(tl.where(inside, low, far), 0)
+    d = tl.max(tl.where(inside, high, 0), 0)
+    all_from = tl.max(tl.where(inside, low, 0), 0)
+    all_to = tl.min(tl.where(inside, high, far), 0)
+    b = tl.minimum(a + (all_from - a + KEYS - 1) // KEYS * KEYS, tl.maximum(d, a))
+    c = b + tl.maximum(all_to - b, 0) // KEYS * KEYS
+    return a, b, c, d

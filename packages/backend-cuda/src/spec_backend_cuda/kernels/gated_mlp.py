@@ -1,0 +1,79 @@
+"""SwiGLU MLP that keeps only gate and up for the backward pass: their product is made again, with its gradients."""
+
+# ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK = 4096
+"""Elements per program: 16 for each thread of eight warps."""
+WARPS = 8
+
+
+def takes(x: Tensor) -> bool:
+    return x.numel() > 0 and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+
+
+def mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
+    return _GatedMlp.apply(x.flatten(0, -2), gate_IH, up_IH, down_HI).view(*x.shape[:-1], -1)
+
+
+class _GatedMlp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TH: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
+        gate_TI, up_TI = F.linear(x_TH, gate_IH), F.linear(x_TH, up_IH)
+        product_TI = torch.empty_like(gate_TI)
+        _forward[_grid(gate_TI)](gate_TI, up_TI, product_TI, gate_TI.numel(), BLOCK, num_warps=WARPS)
+        ctx.save_for_backward(x_TH, gate_IH, up_IH, down_HI, gate_TI, up_TI)
+        return F.linear(product_TI, down_HI)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, ...]:
+        x_TH, gate_IH, up_IH, down_HI, gate_TI, up_TI = ctx.saved_tensors
+        product_TI = torch.empty_like(gate_TI)
+        # The product's gradient is overwritten by that of up.
+        grad_up_TI, grad_gate_TI = grad_TH @ down_HI, torch.empty_like(gate_TI)
+        arguments = gate_TI, up_TI, grad_up_TI, product_TI, grad_gate_TI
+        _backward[_grid(gate_TI)](*arguments, gate_TI.numel(), BLOCK, num_warps=WARPS)
+        grad_down_HI = grad_TH.T @ product_TI
+        del product_TI
+        grad_x_TH = (grad_gate_TI @ gate_IH).addmm_(grad_up_TI, up_IH)
+        return grad_x_TH, grad_gate_TI.T @ x_TH, grad_up_TI.T @ x_TH, grad_down_HI
+
+
+def _grid(tensor: Tensor) -> tuple[int]:
+    return (triton.cdiv(tensor.numel(), BLOCK),)
+
+
+@triton.jit
+def _forward(gate, up, product, size, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    g = tl.load(gate + place, mask=inside).to(tl.float32)
+    u = tl.load(up + place, mask=inside).to(tl.float32)
+    tl.store(product + place, g * tl.sigmoid(g) * u, mask=inside)
+
+
+@triton.jit
+def _backward(gate, up, grad, product, grad_gate, size, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    g = tl.load(gate + place, mask=inside).to(tl.float32)
+    u = tl.load(up + place, mask=inside).to(tl.float32)
+    d = tl.load(grad + place, mask=inside).to(tl.float32)
+    share = tl.sigmoid(g)
+    silu = g * share
+    tl.store(product + place, silu * u, mask=inside)
+    tl.store(grad_gate + place, d * u * (share + silu * (1 - share)), mask=inside)
+    tl.store(grad + place, d * silu, mask=inside)

@@ -1,0 +1,72 @@
+"""What slots are to guess: tokens, or the target's laws; each with its share of a cross-entropy and its gradient.
+
+Cross-entropy is log-sum-exp of the logits − ``aligned``. Shapes: R counted slots, V local rows of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.plain_kernels import PLAIN
+from spec_core.vocabulary_rows import summarize
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from torch import Tensor
+
+    from spec_core.kernels import Kernels, Law
+    from spec_core.ops import VocabularyOps
+
+
+@dataclass(frozen=True)
+class Labels:
+    column_R1: Tensor
+    """int64: the label among the local rows; any of them where it is on another shard."""
+    here_R1: Tensor
+    """bool: the label is on this shard."""
+    kernels: Kernels
+
+    @classmethod
+    def of(cls, id_R: Tensor, ops: VocabularyOps) -> Self:
+        first, stop = ops.vocab_range
+        here_R = (id_R >= first) & (id_R < stop)
+        column_R = (id_R - first).clamp(0, stop - first - 1)
+        return cls(column_R[:, None], here_R[:, None], ops.kernels or PLAIN)
+
+    def aligned(self, logits_RV: Tensor, log_sum_R: Tensor) -> Tensor:
+        """[R]: the label's logit, local share."""
+        return (logits_RV.gather(1, self.column_R1).to(log_sum_R.dtype) * self.here_R1).squeeze(1)
+
+    def gradient_(self, logits_RV: Tensor, log_sum_R: Tensor, weight_R: Tensor) -> Tensor:
+        """weight · (softmax − label), in the logits' memory; at the label's column it is rounded once."""
+        law_R1 = (logits_RV.gather(1, self.column_R1).to(log_sum_R.dtype) - log_sum_R[:, None]).exp()
+        there_R1 = ((law_R1 - self.here_R1.to(law_R1.dtype)) * weight_R[:, None]).to(logits_RV.dtype)
+        self.kernels.scaled_softmax_(logits_RV, log_sum_R, weight_R)
+        return logits_RV.scatter_(1, self.column_R1, there_R1)
+
+
+@dataclass(frozen=True)
+class Laws:
+    law: Law
+    kernels: Kernels
+
+    @classmethod
+    def of(cls, logits_RV: Tensor, ops: VocabularyOps) -> Self:
+        log_sum_R, _ = summarize(logits_RV, torch.arange(*ops.vocab_range, device=logits_RV.device), ops)
+        return cls((logits_RV, log_sum_R), ops.kernels or PLAIN)
+
+    def aligned(self, logits_RV: Tensor, log_sum_R: Tensor) -> Tensor:
+        """[R]: Σ law · logit, local share."""
+        one_R = torch.ones_like(log_sum_R)
+        return self.kernels.compare(logits_RV[:, None], log_sum_R[:, None], self.law, one_R)[0].squeeze(1)
+
+    def gradient_(self, logits_RV: Tensor, log_sum_R: Tensor, weight_R: Tensor) -> Tensor:
+        """weight · (softmax − law), in the logits' memory."""
+        weight_R1, one_R = weight_R[:, None], torch.ones_like(log_sum_R)
+        factors = weight_R1, torch.zeros_like(weight_R1), weight_R1
+        self.kernels.gradient_(logits_RV[:, None], log_sum_R[:, None], factors, self.law, one_R)
+        return logits_RV

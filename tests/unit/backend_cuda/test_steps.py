@@ -1,0 +1,85 @@
+"""A draft's step with the Triton kernels is the step without them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spec_core.cpu.attention import FlashAttention as CpuAttention
+from spec_core.records import Supervision
+from spec_core.target_ops import TargetOps
+from spec_draft_dflash.config import DFlashConfig
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.draft import Eagle3Draft
+
+from ..draft_dflash import cases as dflash
+from ..draft_eagle3 import cases as eagle3
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not torch.cuda.is_available() and not INTERPRETED:
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from spec_backend_cuda.attention import FlashAttention  # noqa: E402 (needs triton)
+from spec_backend_cuda.kernels import TritonKernels  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+LENGTHS = [20, 3, 31]
+
+
+def step_of(module, arguments, attention, kernels):
+    """Loss, metrics and gradients of one step in float32 on DEVICE."""
+    target, tensors, batch, counts = arguments
+    module = module.to(DEVICE)
+    module.zero_grad()
+    ops = TargetOps(target, tensors, DEVICE, torch.float32, attention)
+    ops.kernels = kernels
+    moved = {name: getattr(batch, name).to(DEVICE) for name in ("input_ids_T", "hidden_TNH", "loss_mask_T")}
+    output = module(replace(batch, **moved), counts.to(DEVICE), ops)
+    output.loss.backward()
+    sums = {name: value.detach().clone() for name, value in output.sums.items()}
+    return {"loss": output.loss.detach(), **sums}, {name: p.grad for name, p in module.named_parameters()}
+
+
+def assert_same_step(module, arguments, attention):
+    expected, expected_grads = step_of(module, arguments, attention, None)
+    expected_grads = {name: grad.clone() for name, grad in expected_grads.items()}
+    got, grads = step_of(module, arguments, attention, TritonKernels())
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads, expected_grads, rtol=1e-3, atol=1e-5)
+    assert all(grad.abs().max() > 0 for grad in grads.values())
+
+
+@pytest.mark.parametrize("loss", ["ce", "lk_alpha", "lk_lambda"])
+@pytest.mark.parametrize("vocab_size", [None, 11])
+def test_eagle3(loss, vocab_size):
+    target = eagle3.make_target(head_dim=32)
+    config = Eagle3Config(num_steps=3, loss=loss, vocab_size=vocab_size)
+    documents = eagle3.random_documents(target, LENGTHS, seed=7)
+    samples = [Supervision(sample_id=0, epoch=0, loss_mask=document.mask) for document in documents]
+    arguments = (
+        target,
+        eagle3.make_tensors(target),
+        eagle3.make_batch(documents, [0, 2, 0]),
+        Eagle3Draft(config).denominators(samples),
+    )
+    attention = CpuAttention() if INTERPRETED else FlashAttention()
+    assert_same_step(eagle3.make_model(target, config), arguments, attention)
+
+
+@pytest.mark.parametrize("loss", ["ce", "dpace", "soft"])
+def test_dflash(loss):
+    target = dflash.make_target(head_dim=32)
+    config = DFlashConfig(block_size=5, num_layers=2, num_anchors=8, loss=loss)
+    documents = dflash.random_documents(target, LENGTHS, 7, 6)
+    arguments = (
+        target,
+        dflash.make_tensors(target),
+        dflash.make_batch(documents, [0, 2, 0]),
+        dflash.denominators(config, documents),
+    )
+    assert_same_step(dflash.make_model(target, config), arguments, None)
