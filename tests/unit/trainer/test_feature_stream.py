@@ -15,6 +15,7 @@ from spec_trainer.config import AnyRunConfig, TimeoutsConfig
 from spec_trainer.data.config import DataConfig
 from spec_trainer.feature_stream import FeatureStream
 
+CPU = torch.device("cpu")
 SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=3, dtype="float32")
 
 
@@ -34,7 +35,7 @@ class Setting:
         self.receiver = transport.listen(SCHEMA, 1 << 20)
         self.sender = transport.connect(self.receiver.address, SCHEMA, 1.0)
         self.stream = FeatureStream(
-            work, 0, self.receiver, SCHEMA, config, lambda *freed: self.released.append(freed)
+            work, 0, self.receiver, SCHEMA, config, CPU, lambda *freed: self.released.append(freed)
         )
 
     def send(self, item, sample_id, ids=None) -> None:
@@ -113,13 +114,45 @@ def test_the_same_sample_may_be_under_way_for_two_items(make_work):
     ]
 
 
-def test_other_tokens_than_the_samples_are_refused(make_work):
+@pytest.mark.parametrize("ids", [[0, 1, 3], [0, 1], [0, 1, 2, 3]])
+def test_other_tokens_than_the_samples_are_refused(make_work, ids):
     work = make_work([3])
     setting = Setting(work)
     (item,) = work.items(0)
-    setting.send(item, 0, ids=torch.tensor([0, 1, 3]))
-    with pytest.raises(ProtocolError, match="captured other tokens than sample 0 has"):
+    setting.send(item, 0, ids=torch.tensor(ids))
+
+    def train() -> None:
         setting.stream.micro_batches(item)
+        setting.stream.check()
+
+    with pytest.raises(ProtocolError, match="captured other tokens than sample 0 has"):
+        train()
+    assert setting.released == [(0, 3)] * (len(ids) == 3)
+
+
+def test_a_check_speaks_of_what_came_since_the_last_one(make_work):
+    work = make_work([3, 4])
+    setting = Setting(work)
+    (item,) = work.items(0)
+    setting.send(item, 0)
+    setting.send(item, 1, ids=torch.tensor([100, 101, 102, 7]))
+    setting.stream.micro_batches(item)
+    with pytest.raises(ProtocolError, match="sample 1 has"):
+        setting.stream.check()
+    setting.stream.check()
+
+
+def test_preparing_takes_what_is_there_and_waits_for_nothing(make_work):
+    work = make_work([3, 4])
+    setting = Setting(work, step_s=60)
+    (item,) = work.items(0)
+    setting.send(item, 1)
+    setting.stream.prepare(item)
+    assert setting.released == [(0, 4)]
+    setting.send(item, 0)
+    (batch,) = setting.stream.micro_batches(item)
+    assert setting.released == [(0, 4), (0, 3)]
+    assert torch.equal(batch.hidden_TNH[:, 0, 0], batch.input_ids_T.float())
 
 
 def test_features_that_do_not_come_end_the_wait_at_its_deadline(make_work):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -14,6 +15,8 @@ from spec_trainer.data.packing import empty_batch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
     from spec_core import FeatureReceiver
     from spec_core.records import DraftBatch, FeatureSample, FeatureSchema, Span
     from spec_trainer.config import AnyRunConfig
@@ -21,16 +24,29 @@ if TYPE_CHECKING:
 
 
 class BatchSource(Protocol):
-    """What a trainer rank trains on, wherever the features come from."""
+    """What a trainer rank trains on, wherever the features come from. Asked in the plan's order, once per item."""
+
+    def prepare(self, item: WorkItem) -> None:
+        """Begins with ``item``, without waiting for anything: called while the device trains on the one before.
+        May be left out."""
 
     def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
-        """This rank's part of ``item``. Asked for once per item, in the plan's order."""
+        """This rank's part of ``item``, on its device."""
+
+    def check(self) -> None:
+        """Raises RunError if features handed out so far were of other tokens than their samples. Waits for the
+        device: called where the device has been waited for anyway."""
 
 
 def lay_out(
-    plan: WorkPlan, item: WorkItem, rank: int, schema: FeatureSchema, config: AnyRunConfig
+    plan: WorkPlan,
+    item: WorkItem,
+    rank: int,
+    schema: FeatureSchema,
+    config: AnyRunConfig,
+    device: torch.device,
 ) -> list[DraftBatch]:
-    """A rank's micro-batches of ``item``: everything in place but the features, which are zero."""
+    """A rank's micro-batches of ``item`` on ``device``: everything in place but the features, which are zero."""
     return [
         empty_batch(
             [plan.dataset.sample(sample_id) for sample_id in part],
@@ -38,6 +54,7 @@ def lay_out(
             packing=config.data.packing,
             seed=config.seed,
             epoch=item.epoch,
+            device=device,
         )
         for part in plan.shares(item)[rank]
     ]
@@ -45,7 +62,8 @@ def lay_out(
 
 class FeatureStream:
     """Lays a batch out first and copies each sample to its place as it arrives: one copy, and the transport's
-    memory is free again at once. Samples of later items that arrive early wait in the transport."""
+    memory is free again at once. Samples of later items that arrive early wait in the transport. The host waits
+    for senders only, never for the device."""
 
     def __init__(
         self,
@@ -54,6 +72,7 @@ class FeatureStream:
         receiver: FeatureReceiver,
         schema: FeatureSchema,
         config: AnyRunConfig,
+        device: torch.device,
         released: Callable[[int, int], None],
     ) -> None:
         """``released(rank, num_tokens)`` is told of every sample whose transport memory is free."""
@@ -62,8 +81,15 @@ class FeatureStream:
         self._receiver = receiver
         self._schema = schema
         self._config = config
+        self._device = device
         self._released = released
+        self._item: WorkItem | None = None
+        self._batches: list[DraftBatch] = []
+        self._places: dict[int, tuple[DraftBatch, Span]] = {}
+        """Of ``_item``, by capture: what is still to come."""
         self._early: dict[int, FeatureSample] = {}
+        self._same_tokens: list[tuple[int, Tensor]] = []
+        """Sample id, and on the device whether it was captured of the sample's tokens."""
         self._failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -71,43 +97,67 @@ class FeatureStream:
         self._failure = error
         self._receiver.close()
 
-    def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
-        """This rank's part of ``item``; waits for its features at most ``timeouts.step_s``."""
-        batches = lay_out(self._plan, item, self._rank, self._schema, self._config)
-        places = {
+    def prepare(self, item: WorkItem) -> None:
+        """Lays ``item`` out and takes what has arrived of it."""
+        self._item = item
+        self._batches = lay_out(self._plan, item, self._rank, self._schema, self._config, self._device)
+        self._places = {
             self._plan.capture_id(item, span.sample_id): (batch, span)
-            for batch in batches
+            for batch in self._batches
             for span in batch.spans
         }
-        for capture_id in [known for known in self._early if known in places]:
-            self._place(self._early.pop(capture_id), *places.pop(capture_id))
-        deadline = time.monotonic() + self._config.timeouts.step_s
-        while places:
-            sample = self._receive(deadline, len(places), item)
-            place = places.pop(sample.sample_id, None)
-            if place is None:
-                self._early[sample.sample_id] = sample
-            else:
-                self._place(sample, *place)
-        return batches
+        for capture_id in self._early.keys() & self._places.keys():
+            self._place(self._early.pop(capture_id))
+        with suppress(DeadlineExceeded):
+            self._take(0.0)
 
-    def _receive(self, deadline: float, missing: int, item: WorkItem) -> FeatureSample:
+    def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
+        """This rank's part of ``item``; waits for its features at most ``timeouts.step_s``."""
+        if self._item != item:
+            self.prepare(item)
         try:
-            return self._receiver.receive(max(0.0, deadline - time.monotonic()))
+            self._take(self._config.timeouts.step_s)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"rank {self._rank}: {len(self._places)} samples of step {item.step} did not arrive within "
+                f"timeouts.step_s={self._config.timeouts.step_s}"
+            ) from error
+        return self._batches
+
+    def check(self) -> None:
+        checks, self._same_tokens = self._same_tokens, []
+        if checks and not torch.stack([same for _, same in checks]).all():
+            raise _other_tokens(next(sample_id for sample_id, same in checks if not same))
+
+    def _take(self, timeout_s: float) -> None:
+        """Until every place is filled; DeadlineExceeded at the timeout."""
+        deadline = time.monotonic() + timeout_s
+        while self._places:
+            sample = self._receive(max(0.0, deadline - time.monotonic()))
+            if sample.sample_id in self._places:
+                self._place(sample)
+            else:
+                self._early[sample.sample_id] = sample
+
+    def _receive(self, timeout_s: float) -> FeatureSample:
+        try:
+            return self._receiver.receive(timeout_s)
         except PeerLost as error:
             if self._failure is None:  # another process, which may yet tell what it has died of
                 raise PeerLost(f"capture failed: {error}") from error
             raise EngineError(f"capture failed: {self._failure}") from self._failure
-        except DeadlineExceeded as error:
-            raise DeadlineExceeded(
-                f"rank {self._rank}: {missing} samples of step {item.step} did not arrive within "
-                f"timeouts.step_s={self._config.timeouts.step_s}"
-            ) from error
 
-    def _place(self, sample: FeatureSample, batch: DraftBatch, span: Span) -> None:
+    def _place(self, sample: FeatureSample) -> None:
+        batch, span = self._places.pop(sample.sample_id)
         where = slice(span.start, span.stop)
-        if not torch.equal(sample.input_ids.cpu(), batch.input_ids_T[where]):
-            raise ProtocolError(f"the engine captured other tokens than sample {sample.sample_id} has")
+        if len(sample.input_ids) != span.stop - span.start:
+            raise _other_tokens(span.sample_id)
+        same = (sample.input_ids.to(self._device) == batch.input_ids_T[where]).all()
+        self._same_tokens.append((span.sample_id, same))
         batch.hidden_TNH[where].copy_(sample.hidden_TNH)
         self._receiver.release(sample)
         self._released(self._rank, span.stop - span.start)
+
+
+def _other_tokens(sample_id: int) -> ProtocolError:
+    return ProtocolError(f"the engine captured other tokens than sample {sample_id} has")

@@ -71,7 +71,7 @@ def _train_inline(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
     device = plan.backend.device(0)
     features = engine_stream if plan.config.data.features is None else _folder_stream
     with ExitStack() as stack:
-        stream, begin = stack.enter_context(features(plan))
+        stream, begin = stack.enter_context(features(plan, device))
         progress = stack.enter_context(StepProgress(plan.work.total_steps))
         links = RankLinks(
             store=dist.HashStore(), should_stop=lambda done_steps: stop.requested, show=progress.show
@@ -82,7 +82,9 @@ def _train_inline(plan: ResolvedRun, stop: StopRequest) -> dict[str, Any]:
 
 
 @contextmanager
-def engine_stream(plan: ResolvedRun) -> Iterator[tuple[FeatureStream, Callable[[int], None]]]:
+def engine_stream(
+    plan: ResolvedRun, device: torch.device
+) -> Iterator[tuple[FeatureStream, Callable[[int], None]]]:
     """An engine in this process: what it captures, and what begins the capture, given the steps done."""
     from spec_trainer.feature_stream import FeatureStream
 
@@ -93,17 +95,19 @@ def engine_stream(plan: ResolvedRun) -> Iterator[tuple[FeatureStream, Callable[[
         receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
         dispatcher = Dispatcher(plan.work, plan.schema, [engine], [receiver.address], plan.window_bytes)
         stack.callback(dispatcher.stop)
-        stream = FeatureStream(plan.work, 0, receiver, plan.schema, plan.config, dispatcher.released)
+        stream = FeatureStream(plan.work, 0, receiver, plan.schema, plan.config, device, dispatcher.released)
         yield stream, lambda done: dispatcher.start(plan.work.items(done), failed=stream.fail)
 
 
 @contextmanager
-def _folder_stream(plan: ResolvedRun) -> Iterator[tuple[BatchSource, Callable[[int], None]]]:
+def _folder_stream(
+    plan: ResolvedRun, device: torch.device
+) -> Iterator[tuple[BatchSource, Callable[[int], None]]]:
     """``data.features``: nothing to begin."""
     from spec_trainer.offline.store import open_features
     from spec_trainer.offline.stream import StoredStream
 
-    with StoredStream(plan, 0, open_features(plan)) as stream:
+    with StoredStream(plan, 0, open_features(plan), device) as stream:
         yield stream, lambda done: None
 
 

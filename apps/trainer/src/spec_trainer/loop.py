@@ -14,7 +14,7 @@ from spec_trainer.interrupted import Interrupted
 from spec_trainer.schedule import learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from spec_core import DraftTrainer, TrainStep
@@ -44,6 +44,12 @@ class TrainingRun:
     best: float
     """Best held-out acceptance length so far."""
     clock: Clock = field(default_factory=Clock)
+    ahead: Iterator[WorkItem] = field(init=False)
+    """What comes after the item that is being trained on or evaluated."""
+
+    def __post_init__(self) -> None:
+        self.ahead = self.plan.work.items(self.done_steps)
+        next(self.ahead, None)
 
 
 def train(run: TrainingRun) -> dict[str, Any]:
@@ -56,7 +62,9 @@ def train(run: TrainingRun) -> dict[str, Any]:
             share = _share(run, item, [item])
         with run.clock("step"), run.profiler.step(item.step):
             result = run.trainer.step(share, rate)
+            _prepare_next(run)  # while the device computes
             result.grad_norm.item()  # waits for the device: the step's time is the step's
+        run.stream.check()
         record = _record(run, item, result, rate)
         _check_finite(record)
         run.done_steps = item.step + 1
@@ -78,6 +86,12 @@ def _share(run: TrainingRun, item: WorkItem, denominator_items: Sequence[WorkIte
     )
 
 
+def _prepare_next(run: TrainingRun) -> None:
+    following = next(run.ahead, None)
+    if following is not None:
+        run.stream.prepare(following)
+
+
 def _evaluate(run: TrainingRun) -> dict[str, Any]:
     """Loss and metrics over the whole held-out set, as if it were one batch."""
     items = run.plan.work.evaluation_items(run.done_steps)
@@ -85,8 +99,11 @@ def _evaluate(run: TrainingRun) -> dict[str, Any]:
     with run.clock("evaluate"):
         for item in items:
             output = run.trainer.evaluate(_share(run, item, items))
+            _prepare_next(run)
             total = output if total is None else total + output
-    assert total is not None
+        assert total is not None
+        total.loss.item()
+        run.stream.check()
     return {"loss": total.loss.item(), **total.metrics()}
 
 
@@ -105,6 +122,7 @@ def _record(run: TrainingRun, item: WorkItem, result: TrainStep, rate: float) ->
         "samples": len(item.sample_ids),
         "tokens_per_s": tokens / (data_s + step_s),
         "samples_per_s": len(item.sample_ids) / (data_s + step_s),
+        "time_s": run.clock.wall_s,
         "time_data_s": data_s,
         "time_step_s": step_s,
     }

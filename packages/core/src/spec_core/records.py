@@ -6,7 +6,7 @@ Shape suffixes: T tokens of a flat batch, N captured layers, H hidden size, S lo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -141,6 +141,24 @@ class DraftBatch:
     spans: tuple[Span, ...]
     seed: int = 0
     """Seed of the run: what a draft draws at random is a function of (seed, epoch, sample id)."""
+
+    def to(self, device: torch.device) -> DraftBatch:
+        """On ``device``: copied on the current stream, and from pinned memory without a wait."""
+        return replace(
+            self,
+            input_ids_T=self.input_ids_T.to(device, non_blocking=True),
+            hidden_TNH=self.hidden_TNH.to(device, non_blocking=True),
+            loss_mask_T=self.loss_mask_T.to(device, non_blocking=True),
+        )
+
+    def pinned(self) -> DraftBatch:
+        """In host memory that a device copies from without the host's help."""
+        return replace(
+            self,
+            input_ids_T=self.input_ids_T.pin_memory(),
+            hidden_TNH=self.hidden_TNH.pin_memory(),
+            loss_mask_T=self.loss_mask_T.pin_memory(),
+        )
 
     @cached_property
     def end_T(self) -> Tensor:

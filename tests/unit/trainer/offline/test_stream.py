@@ -10,12 +10,13 @@ from spec_trainer.job import engine_stream
 from spec_trainer.offline.store import open_features
 from spec_trainer.offline.stream import StoredStream
 
+CPU = torch.device("cpu")
 ONE_PASS_EACH = "engine.batch_tokens=10"
 """Every sample has ten tokens: each goes through the target alone, so rounding cannot depend on its neighbours."""
 
 
 def stored(run, rank=0) -> StoredStream:
-    return StoredStream(run, rank, open_features(run))
+    return StoredStream(run, rank, open_features(run), CPU)
 
 
 @pytest.mark.parametrize("packing", ["true", "false"])
@@ -23,7 +24,7 @@ def test_batches_equal_those_of_an_engine_bit_for_bit(capture, resolved, packing
     keys = ["train.global_batch_tokens=64", "train.steps=5", "train.eval_every=2", f"data.packing={packing}"]
     online = resolved(*keys, "train.accumulation=2", ONE_PASS_EACH)
     offline = resolved(*keys, "train.accumulation=2", f"data.features={capture(ONE_PASS_EACH)}")
-    with engine_stream(online) as (live, begin), stored(offline) as read:
+    with engine_stream(online, CPU) as (live, begin), stored(offline) as read:
         begin(0)
         items = list(online.work.items(0))
         assert sum(item.evaluates for item in items) >= 2

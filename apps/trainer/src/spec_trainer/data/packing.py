@@ -14,27 +14,36 @@ if TYPE_CHECKING:
     from spec_core.records import FeatureSchema
     from spec_trainer.data.dataset import Sample
 
+_HOST = torch.device("cpu")
 _PADDING_TOKENS = 8  # of a batch without samples: kernels dislike empty tensors
 
 
 def empty_batch(
-    samples: Sequence[Sample], schema: FeatureSchema, *, packing: bool, seed: int, epoch: int
+    samples: Sequence[Sample],
+    schema: FeatureSchema,
+    *,
+    packing: bool,
+    seed: int,
+    epoch: int,
+    device: torch.device = _HOST,
 ) -> DraftBatch:
-    """The batch of ``samples`` with ids, masks and spans in place and all features zero, on the CPU.
+    """The batch of ``samples`` on ``device``, with ids, masks and spans in place and all features zero.
 
     Whoever receives a sample's features copies them to its span of ``hidden_TNH``; padding stays zero. Without
     samples: a few tokens of padding.
     """
     spans, num_tokens = _lay_out(samples, packing, epoch)
-    input_ids_T = torch.zeros(num_tokens, dtype=torch.int64)
-    loss_mask_T = torch.zeros(num_tokens, dtype=torch.bool)
+    elsewhere = device != _HOST  # from pinned memory the device copies while the host goes on
+    input_ids_T = torch.zeros(num_tokens, dtype=torch.int64, pin_memory=elsewhere)
+    loss_mask_T = torch.zeros(num_tokens, dtype=torch.bool, pin_memory=elsewhere)
     for sample, span in zip(samples, spans, strict=True):
         input_ids_T[span.start : span.stop] = torch.from_numpy(sample.input_ids)
         loss_mask_T[span.start : span.stop] = torch.from_numpy(sample.loss_mask)
-    hidden_TNH = torch.zeros(schema.shape(num_tokens), dtype=schema.torch_dtype())
-    return DraftBatch(
+    hidden_TNH = torch.zeros(schema.shape(num_tokens), dtype=schema.torch_dtype(), device=device)
+    batch = DraftBatch(
         input_ids_T=input_ids_T, hidden_TNH=hidden_TNH, loss_mask_T=loss_mask_T, spans=spans, seed=seed
     )
+    return batch.to(device)
 
 
 def _lay_out(samples: Sequence[Sample], packing: bool, epoch: int) -> tuple[tuple[Span, ...], int]:

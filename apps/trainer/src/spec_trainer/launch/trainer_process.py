@@ -22,6 +22,7 @@ from spec_trainer.resolve import resolve_parts
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
+    import torch
     from torch.distributed import Store
 
     from spec_trainer.feature_stream import BatchSource
@@ -71,7 +72,7 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     device = plan.backend.device(0)
     store = _join(stack, channel, launcher, order, plan)
     stream, address = (_engine_stream if plan.config.data.features is None else _folder_stream)(
-        stack, channel, plan, rank
+        stack, channel, plan, rank, device
     )
     links = RankLinks(store=store, should_stop=launcher.should_stop, show=launcher.show)
     training = stack.enter_context(training_run(plan, rank, device, stream, links))
@@ -103,20 +104,21 @@ def _join(
 
 
 def _engine_stream(
-    stack: ExitStack, channel: ControlChannel, plan: ResolvedRun, rank: int
+    stack: ExitStack, channel: ControlChannel, plan: ResolvedRun, rank: int, device: torch.device
 ) -> tuple[BatchSource, str | None]:
     """What engines send to this rank, and the address that they send it to."""
     transport = plan.backend.transport(plan.config.placement.kind)
     receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
     freed = functools.partial(released, channel)
-    return FeatureStream(plan.work, rank, receiver, plan.schema, plan.config, freed), receiver.address
+    stream = FeatureStream(plan.work, rank, receiver, plan.schema, plan.config, device, freed)
+    return stream, receiver.address
 
 
 def _folder_stream(
-    stack: ExitStack, channel: ControlChannel, plan: ResolvedRun, rank: int
+    stack: ExitStack, channel: ControlChannel, plan: ResolvedRun, rank: int, device: torch.device
 ) -> tuple[BatchSource, str | None]:
     """``data.features``: nobody sends anything."""
-    return stack.enter_context(StoredStream(plan, rank, open_features(plan))), None
+    return stack.enter_context(StoredStream(plan, rank, open_features(plan), device)), None
 
 
 def released(channel: ControlChannel, rank: int, num_tokens: int) -> None:

@@ -86,6 +86,7 @@ def resolve_capture(
         )
     capture = plan_capture(replace(parts, config=_for_capture(parts.config)), dataset)
     check_sizes(capture.run.work, parts.schema, capture.run.window_bytes)
+    capture.run.members()
     capture.folder.check_owner(capture.identity)
     capture.folder.check_shards(capture.identity, capture.num_shards)
     _check_space(capture)
@@ -151,6 +152,7 @@ def write_shards(
         for number, item in enumerate(missing, start=1):
             since = time.monotonic()
             (batch,) = stream.micro_batches(item)
+            stream.check()
             if written is not None:
                 written.result()
             written = disk.submit(write_shard, capture.folder.shard(item.step), batch, capture.identity)
@@ -168,10 +170,12 @@ def write_shards(
 
 def _capture_inline(capture: CaptureRun, stop: StopRequest) -> None:
     """Engine and disk in this process."""
+    import torch
+
     from spec_trainer.job import engine_stream
 
     with ExitStack() as stack:
-        stream, begin = stack.enter_context(engine_stream(capture.run))
+        stream, begin = stack.enter_context(engine_stream(capture.run, torch.device("cpu")))
         progress = stack.enter_context(_progress(capture))
         begin(0)
         write_shards(capture, stream, lambda done: stop.requested, progress.show)
@@ -197,8 +201,7 @@ def _for_capture(config: AnyRunConfig) -> AnyRunConfig:
     """One process writes, whatever the training is to have; it leaves an engine's device to the engine."""
     placement = config.placement
     if placement.kind == "colocated" and placement.engine_fraction is placement.trainer_fraction is None:
-        fractions = {"engine_fraction": 1 - _WRITER_FRACTION, "trainer_fraction": _WRITER_FRACTION}
-        placement = placement.model_copy(update=fractions)
+        placement = placement.model_copy(update={"trainer_fraction": _WRITER_FRACTION})
     train = config.train.model_copy(update={"ranks": 1})
     return config.model_copy(update={"train": train, "placement": placement})
 

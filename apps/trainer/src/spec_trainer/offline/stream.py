@@ -12,60 +12,57 @@ from spec_core.resource import Resource
 from spec_trainer.feature_stream import lay_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from spec_core.records import DraftBatch, Span
     from spec_trainer.offline.store import FeatureStore
     from spec_trainer.resolve import ResolvedRun
     from spec_trainer.work_plan import WorkItem
 
+_HOST = torch.device("cpu")
 _READERS = 4
 """Threads that read and check samples: both let go of the interpreter, and a disk likes more than one question."""
 
 
 class StoredStream(Resource):
-    """Reads one item ahead, so that the trainer finds its batch ready. The plan says which item that is."""
+    """Reads what it is to prepare beside the training, so that the trainer finds its batch ready."""
 
-    def __init__(self, run: ResolvedRun, rank: int, store: FeatureStore) -> None:
+    def __init__(self, run: ResolvedRun, rank: int, store: FeatureStore, device: torch.device) -> None:
         self._run = run
         self._rank = rank
+        self._device = device
         self._places = store.places
         self._stored = store.schema
         every = store.schema.layers == run.schema.layers
         chosen = [store.schema.layers.index(layer) for layer in run.schema.layers]
         self._columns = slice(None) if every else chosen  # a slice copies nothing
-        self._items: Iterator[WorkItem] | None = None
-        self._next: Future[list[DraftBatch]] | None = None
+        self._ready: tuple[WorkItem, Future[list[DraftBatch]]] | None = None
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read ahead")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read features")
 
+    def prepare(self, item: WorkItem) -> None:
+        self._ready = item, self._ahead.submit(self._read, item)
+
     def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
-        """This rank's part of ``item``; items must be asked for in the plan's order. Raises RunError for features
-        that are damaged or not of the sample's tokens."""
-        if self._items is None:
-            self._items = self._run.work.items(item.step)
-            self._read_ahead()
-        assert self._next is not None
-        batches = self._next.result()
-        self._read_ahead()
-        return batches
+        """This rank's part of ``item``. Raises RunError for features that are damaged or not of the sample's
+        tokens."""
+        if self._ready is None or self._ready[0] != item:
+            self.prepare(item)
+        assert self._ready is not None
+        return [batch.to(self._device) for batch in self._ready[1].result()]
+
+    def check(self) -> None:
+        """Tokens were compared as they were read."""
 
     def close(self) -> None:
         self._ahead.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
 
-    def _read_ahead(self) -> None:
-        assert self._items is not None
-        item = next(self._items, None)
-        self._next = None if item is None else self._ahead.submit(self._read, item)
-
     def _read(self, item: WorkItem) -> list[DraftBatch]:
         run = self._run
-        batches = lay_out(run.work, item, self._rank, run.schema, run.config)
+        batches = lay_out(run.work, item, self._rank, run.schema, run.config, _HOST)
         places = [(batch, span) for batch in batches for span in batch.spans]
         for _ in self._readers.map(self._place, *zip(*places, strict=True)) if places else ():
             pass
-        return batches
+        return batches if self._device == _HOST else [batch.pinned() for batch in batches]
 
     def _place(self, batch: DraftBatch, span: Span) -> None:
         shard, sample = self._places[span.sample_id]

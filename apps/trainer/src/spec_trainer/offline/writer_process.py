@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+import torch
+
 from spec_trainer.data.store import open_dataset
 from spec_trainer.feature_stream import FeatureStream
 from spec_trainer.interrupted import Interrupted
@@ -29,7 +31,7 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     transport = plan.backend.transport(plan.config.placement.kind)
     receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
     freed = functools.partial(released, channel)
-    stream = FeatureStream(plan.work, 0, receiver, plan.schema, plan.config, freed)
+    stream = FeatureStream(plan.work, 0, receiver, plan.schema, plan.config, torch.device("cpu"), freed)
     channel.send("ready", address=receiver.address, done_steps=0)
     launcher.wait("start", plan.config.timeouts.start_s)
     try:
