@@ -3,9 +3,8 @@
     python benchmarks/capture.py --engine vllm --backend cuda --shape qwen3-8b --samples 48 --tokens 2048
 
 Prints one JSON document. ``prefill`` runs every prompt and generates one token; ``capture`` runs every prompt and
-hands its features (three auxiliary states and the input of the final norm) to a receiver in another process, which
-takes and releases them as a trainer does. ``share`` is capture's throughput over prefill's. Each is repeated, after
-a warm-up; the figures are medians.
+hands the features that a draft needs to a receiver in another process, which takes and releases them as a trainer
+does. ``share`` is capture's throughput over prefill's. Each is repeated, after a warm-up; the figures are medians.
 """
 
 from __future__ import annotations
@@ -15,20 +14,22 @@ import json
 import logging
 import multiprocessing
 import random
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure import machine, versions
 from random_target import SHAPES, write_random_target
 
-from spec_core import Backend, Engine, plugins
-from spec_core.config import validate
+from spec_core import Backend, Draft, Engine, plugins
+from spec_core.config import read_layers, validate
 from spec_core.engine import Site
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.target_reader import read_target
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 LIMIT_S = 600.0
+MEMORY_FRACTION = 0.6
 KEPT_TOKENS = 256
 
 
@@ -54,10 +56,15 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--memory-fraction", type=float)
+    parser.add_argument("--draft", default="eagle3", help="whose features are captured")
+    parser.add_argument("--only-capture", action="store_true", help="without the plain prefill")
+    parser.add_argument(
+        "--memory-fraction", type=float, help=f"where memory is limited; default {MEMORY_FRACTION}"
+    )
     parser.add_argument("--keep", type=Path, help="write features of the first sample there (safetensors)")
     parser.add_argument("options", nargs="*", help="of the engine: batch_tokens=16384 …")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine is closed
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_random_target(
@@ -72,24 +79,18 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     target = read_target(folder)
     backend = load_backend(arguments.backend)
     engine_type = plugins.load_available(Engine, arguments.engine)
-    options = {
-        key: json.loads(value) for key, _, value in (word.partition("=") for word in arguments.options)
-    }
+    options = read_layers(None, {}, arguments.options)
     config = validate(engine_type.Config, {"name": arguments.engine, **options}, "engine")
-    layers = (2, target.num_layers // 2, target.num_layers - 3, target.num_layers)
-    schema = FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
-    draw = random.Random(0)
-    prompts = [
-        [draw.randrange(target.vocab_size) for _ in range(arguments.tokens)] for _ in range(arguments.samples)
-    ]
-    site = Site(backend=backend, placement=arguments.placement, memory_fraction=arguments.memory_fraction)
+    draft_type = plugins.load_available(Draft, arguments.draft)
+    schema = draft_type(draft_type.Config(name=arguments.draft)).required_features(target)
+    fraction = arguments.memory_fraction
+    if fraction is None and backend.capabilities().memory_limit:
+        fraction = MEMORY_FRACTION
+    site = Site(backend=backend, placement=arguments.placement, memory_fraction=fraction)
     with engine_type.at(config, target, site) as engine:
-        prefill = repeated(lambda: prefill_once(engine, prompts), arguments.repeats)
-        with receiving(arguments, schema) as trainer:
-            capture = repeated(lambda: capture_once(engine, prompts, schema, trainer), arguments.repeats)
-    tokens = arguments.samples * arguments.tokens
-    rate = {"prefill": tokens / statistics.median(prefill), "capture": tokens / statistics.median(capture)}
+        seconds = timed_runs(arguments, engine, schema)
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions("torch", "spec-trainer")
         | engine_type.probe().versions
@@ -97,16 +98,40 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "engine": config.model_dump(mode="json"),
         "backend": arguments.backend,
         "placement": arguments.placement,
+        "memory_fraction": fraction,
         "shape": arguments.shape if arguments.target is None else str(arguments.target.name),
+        "draft": arguments.draft,
         "samples": arguments.samples,
         "tokens": arguments.tokens,
         "bytes_per_token": schema.bytes_per_token(),
-        "prefill_s": prefill,
-        "capture_s": capture,
-        "prefill_tokens_per_s": rate["prefill"],
-        "capture_tokens_per_s": rate["capture"],
-        "share": rate["capture"] / rate["prefill"],
+        **_rates(seconds, arguments.samples * arguments.tokens),
     }
+
+
+def timed_runs(
+    arguments: argparse.Namespace, engine: Engine, schema: FeatureSchema
+) -> dict[str, list[float]]:
+    """Seconds of each run over the prompts, by what was run."""
+    draw, vocab_size = random.Random(0), engine.target.vocab_size
+    prompts = [
+        [draw.randrange(vocab_size) for _ in range(arguments.tokens)] for _ in range(arguments.samples)
+    ]
+    seconds: dict[str, list[float]] = {}
+    if not arguments.only_capture:
+        seconds["prefill"] = repeated(lambda: prefill_once(engine, prompts), arguments.repeats)
+    with receiving(arguments, schema) as trainer:
+        seconds["capture"] = repeated(
+            lambda: capture_once(engine, prompts, schema, trainer), arguments.repeats
+        )
+    return seconds
+
+
+def _rates(seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
+    """Medians; and ``share``, what capture leaves of the speed of plain prefill."""
+    rate = {name: tokens / statistics.median(runs) for name, runs in seconds.items()}
+    found: dict[str, Any] = {f"{name}_s": runs for name, runs in seconds.items()}
+    found |= {f"{name}_tokens_per_s": value for name, value in rate.items()}
+    return found | ({"share": rate["capture"] / rate["prefill"]} if "prefill" in rate else {})
 
 
 def repeated(call: Any, repeats: int) -> list[float]:
@@ -162,7 +187,7 @@ def receive(arguments: argparse.Namespace, schema: FeatureSchema, line: Connecti
     from safetensors.torch import save_file
 
     backend = load_backend(arguments.backend)
-    backend.device(0)
+    backend.device(receivers_device(backend, arguments.placement))
     window = 2 * arguments.samples * arguments.tokens * (schema.bytes_per_token() + 8)
     with suppress(EOFError), backend.transport(arguments.placement).listen(schema, window) as features:
         line.send(features.address)
@@ -174,6 +199,11 @@ def receive(arguments: argparse.Namespace, schema: FeatureSchema, line: Connecti
                     save_file({"hidden_TNH": kept_TNH}, arguments.keep)
                 features.release(sample)
             line.send(count)
+
+
+def receivers_device(backend: Backend, placement: str) -> int:
+    """The engine has the first device; disaggregated, the receiver has the next, if there is one."""
+    return int(placement == "disaggregated" and backend.capabilities().num_devices > 1)
 
 
 def load_backend(name: str) -> Backend:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from trace_table import longest_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-ROWS = 40
-NAME_LENGTH = 120
 
 
 def kernel_table(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
@@ -22,13 +20,7 @@ def kernel_table(step: Callable[[], object], device: torch.device) -> dict[str, 
     with profile(activities=[activity], acc_events=True) as recorded:
         step()
     field = "self_cpu_time_total" if on_cpu else "self_device_time_total"
-    rows = [(getattr(row, field) / 1e3, row.count, row.key) for row in recorded.key_averages()]
-    rows.sort(reverse=True)
-    return {
-        "total_ms": sum(row[0] for row in rows),
-        "calls": sum(row[1] for row in rows),
-        "kernels": [(round(ms, 3), calls, name[:NAME_LENGTH]) for ms, calls, name in rows[:ROWS]],
-    }
+    return longest_first((getattr(row, field) / 1e3, row.count, row.key) for row in recorded.key_averages())
 
 
 def host_waits(step: Callable[[], object], device: torch.device) -> list[str]:

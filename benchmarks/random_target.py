@@ -1,16 +1,17 @@
-"""A target folder with random weights, in the shape of a published model: speed does not depend on their values."""
+"""A target folder with random weights, in the shape of a published model: speed does not depend on their values.
+
+python benchmarks/random_target.py qwen3-8b /dev/shm/qwen3-8b
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save_file
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    import torch
     from torch import Tensor
 
 SHARD_BYTES = 4 << 30
@@ -32,10 +33,10 @@ SHAPES: dict[str, dict[str, object]] = {
         "model_type": "qwen3",
         "vocab_size": 512,
         "hidden_size": 128,
-        "intermediate_size": 256,
+        "intermediate_size": 384,
         "num_hidden_layers": 8,
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_key_value_heads": 1,
         "head_dim": 32,
         "max_position_embeddings": 1024,
         "tie_word_embeddings": False,
@@ -45,6 +46,7 @@ SHAPES: dict[str, dict[str, object]] = {
 
 def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16") -> Path:
     """Writes config.json and sharded safetensors; a folder that is complete already is left alone."""
+    import torch
     import transformers
 
     if (folder / "model.safetensors.index.json").exists():
@@ -62,6 +64,9 @@ def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16") -> Pa
 
 
 def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtype) -> None:
+    import torch
+    from safetensors.torch import save_file
+
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     generator = torch.Generator(device).manual_seed(0)
     shard: dict[str, Tensor] = {}
@@ -81,3 +86,16 @@ def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtyp
     flush()
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dtype", default="bfloat16")
+    arguments = parser.parse_args()
+    write_random_target(arguments.shape, arguments.folder, arguments.dtype)
+
+
+if __name__ == "__main__":
+    main()

@@ -71,6 +71,9 @@ class Case:
     tokens: int = 1024
     """Per sequence."""
     sequences: int = 1
+    """Of each pass."""
+    passes: int = 1
+    """Forward and backward, before the one step of the optimizer."""
     dtype: str = "float32"
     threads: int = 1
     """Of the processor. One: CPU time is then free of threads that spin while they wait."""
@@ -80,6 +83,13 @@ class Case:
     """Of the device in ``dtype``: gives the model FLOP utilisation."""
     profile: bool = False
     """Adds the step's kernels by time, and where the host waits for the device."""
+
+    def draft_options(self) -> dict[str, int]:
+        """Section ``draft`` of a run, but for the name."""
+        if self.draft == "eagle3":
+            return {"num_steps": self.num_steps, "vocab_size": self.draft_vocab_size}
+        names = ("block_size", "num_layers", "num_anchors")
+        return {name: getattr(self, name) for name in names}
 
 
 class Runner:
@@ -210,11 +220,11 @@ def _parse() -> argparse.Namespace:
         kind = float if default is None else type(default)
         parser.add_argument(flag, type=kind, help=f"default {default}; toy {TOY.get(name, default)}")
     options = parser.parse_args()
-    plain = {"dtype": "float32", "backend": "cpu", "draft": "eagle3"}
+    plain = {"dtype": "float32", "backend": "cpu", "draft": "eagle3", "passes": 1}
     dense_runs = all(getattr(options, name) in (None, value) for name, value in plain.items())
     if "dense" in options.parts and not dense_runs and not options.peers:
         parser.error(
-            "the dense implementation is of eagle3, in float32 on the cpu; leave it out with --parts"
+            "the dense implementation is of eagle3, in float32 on the cpu, in one pass; leave it out with --parts"
         )
     return options
 

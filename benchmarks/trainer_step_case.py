@@ -33,14 +33,6 @@ if TYPE_CHECKING:
     Step = Callable[[], float]
 
 LR = 1e-4
-DRAFT_OPTIONS = {
-    "eagle3": lambda case: {"num_steps": case.num_steps, "vocab_size": case.draft_vocab_size},
-    "dflash": lambda case: {
-        "block_size": case.block_size,
-        "num_layers": case.num_layers,
-        "num_anchors": case.num_anchors,
-    },
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +84,7 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
     timed(run, case.warmup)
     timing = timed(run, case.repeats).summary()
     _, peak = _memory_mib(device)
-    shape = {"tokens": case.tokens, "sequences": case.sequences, "num_steps": case.num_steps}
+    shape = {name: getattr(case, name) for name in ("tokens", "sequences", "passes", "num_steps")}
     memory = {"peak_mib": peak - imported, "step_mib": peak - ready}
     rates = _rates(problem, timing["wall_ms"])
     profile = (
@@ -135,7 +127,7 @@ def _rates(problem: Problem, wall_ms: float) -> dict[str, float]:
     case = problem.case
     rates = {name: 1e3 * count / wall_ms for name, count in _work(case).items()}
     if case.draft in NECESSARY_FLOPS:
-        flops = NECESSARY_FLOPS[case.draft](problem)
+        flops = case.passes * NECESSARY_FLOPS[case.draft](problem)
         rates["gflop"] = flops / 1e9
         if case.peak_tflops:
             rates["mfu"] = flops / (wall_ms * 1e9 * case.peak_tflops)
@@ -143,13 +135,14 @@ def _rates(problem: Problem, wall_ms: float) -> dict[str, float]:
 
 
 def _work(case: Case) -> dict[str, int]:
-    return {"tokens_per_s": case.sequences * case.tokens, "samples_per_s": case.sequences}
+    samples = case.passes * case.sequences
+    return {"tokens_per_s": samples * case.tokens, "samples_per_s": samples}
 
 
 def make_problem(case: Case, device: torch.device) -> Problem:
     target = make_target(case)
     plugin = plugins.load_available(Draft, case.draft)
-    draft = plugin(plugin.Config.model_validate({"name": case.draft, **DRAFT_OPTIONS[case.draft](case)}))
+    draft = plugin(plugin.Config.model_validate({"name": case.draft, **case.draft_options()}))
     generator = torch.Generator(device).manual_seed(0)
     tensors = make_tensors(target, generator)
     # Zipf's law, its ranks spread over the ids: most supervised tokens have a row in the draft's head.
@@ -259,7 +252,8 @@ def strategy_step(problem: Problem, backend: Backend) -> Step:
     ops = strategy.vocabulary_ops(problem.target, problem.tensors, kernel)
     ops.kernels = backend.kernels()
     strategy.attach(problem.build(), problem.draft.shard_hints())
-    return lambda: strategy.step([problem.batch], problem.denominators, ops, LR).output.loss.item()
+    batches, denominators = problem.case.passes * [problem.batch], problem.case.passes * problem.denominators
+    return lambda: strategy.step(batches, denominators, ops, LR).output.loss.item()
 
 
 def dense_step(problem: Problem, backend: Backend) -> Step:

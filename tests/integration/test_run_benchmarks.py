@@ -1,0 +1,156 @@
+"""``colocated`` and ``disaggregated`` run at toy size, and what they compute from a run's records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("run_benchmarks")  # one fixture for all
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", str(BENCHMARKS / program), "--toy", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.fixture(scope="module")
+def colocated():
+    done = run("colocated.py")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_colocated_names_machine_versions_settings_and_the_runs_own_command(colocated):
+    assert {"torch", "python", "spec-trainer", "transformers"} <= colocated["versions"].keys()
+    assert colocated["machine"]["cores"] >= 1
+    assert colocated["settings"]["case"]["draft"] == "eagle3"
+    assert "placement.kind=colocated" in colocated["both"]["command"]
+    assert colocated["both"]["config"]["placement"]["kind"] == "colocated"
+
+
+def test_efficiency_is_the_runs_speed_over_what_taking_turns_would_give(colocated):
+    alone = [colocated[phase]["samples_per_s"] for phase in ("engine", "trainer")]
+    ideal = alone[0] * alone[1] / sum(alone)
+    assert colocated["ideal_samples_per_s"] == pytest.approx(ideal)
+    assert colocated["efficiency"] == pytest.approx(colocated["both"]["samples_per_s"] / ideal)
+    assert colocated["efficiency"] > 0
+
+
+def test_the_run_is_timed_between_its_warm_up_and_its_cool_down(colocated):
+    settings, both = colocated["settings"], colocated["both"]
+    assert both["steps"] == settings["steps"] - settings["warm_up"] - settings["cool_down"]
+    assert both["samples_per_s"] == pytest.approx(
+        both["steps"] * settings["samples_per_step"] / both["elapsed_s"]
+    )
+    assert 0 <= both["data_wait_share"] <= 1
+
+
+def test_disaggregated_counts_all_devices_and_profiles_a_step_of_the_warm_up():
+    done = run(
+        "disaggregated.py", "--setting", "dflash", "--phases", "both", "--profile-step", "1", "--",
+        "engine.batch_tokens=96", "train.lr=1e-3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["settings"]["devices"] == 2
+    assert document["settings"]["samples_per_step"] == 4
+    per_device = document["per_device"]["samples_per_s"]
+    assert per_device == pytest.approx(document["both"]["samples_per_s"] / 2)
+    assert document["both"]["config"]["engine"]["batch_tokens"] == 96
+    assert document["both"]["config"]["train"]["accumulation"] == 4
+    assert document["both"]["profile"]["calls"] > 0
+    assert "efficiency" not in document
+
+
+def test_a_run_that_fails_ends_the_benchmark_with_what_it_said():
+    done = run("colocated.py", "--phases", "both", "--", "placement.window_bytes=10")
+    assert done.returncode == 1
+    assert "placement.window_bytes=10 is smaller than sample" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--", "draft.num_steps=3"], "sets draft.num_steps itself"),
+        (["--steps", "5", "--warm-up", "3"], "--warm-up 3"),
+        (["--profile-step", "5"], "--profile-step 5"),
+        (["--setting", "dflash", "--samples-per-step", "6"], "does not divide into 4 passes"),
+    ],
+)
+def test_what_would_make_the_phases_differ_is_refused(arguments, said):
+    done = run("colocated.py", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.usefixtures("on_path")
+def test_steady_state_goes_by_the_clock_between_the_ends_of_steps():
+    from real_run import steady_state
+
+    stamps = [30.0, 31.0, 32.0, 34.0, 36.0, 90.0, 91.0]
+    records = [
+        {
+            "time_s": stamp,
+            "time_data_s": 0.2,
+            "time_step_s": 0.5,
+            "samples": 4,
+            "tokens": 100,
+            "loss": 7.0 - step,
+        }
+        for step, stamp in enumerate(stamps)
+    ]
+    found = steady_state(records, 1, 2)
+    assert found["elapsed_s"] == 6
+    assert found["samples_per_s"] == pytest.approx(16 / 6)
+    assert found["tokens_per_s"] == pytest.approx(400 / 6)
+    assert found["data_wait_share"] == pytest.approx(0.8 / 6)
+    assert found["halves_samples_per_s"] == [pytest.approx(4), pytest.approx(2)]
+    assert found["interval_ms"]["median"] == pytest.approx(1500)
+    assert found["step_ms"] == pytest.approx(500)
+
+
+@pytest.mark.usefixtures("on_path")
+def test_a_trace_is_summed_by_name_over_the_devices_work_alone(tmp_path):
+    from trace_table import trace_table
+
+    def event(name, category, start, duration):
+        return {"ph": "X", "name": name, "cat": category, "ts": start, "dur": duration}
+
+    file = tmp_path / "trace.json"
+    events = [
+        event("gemm", "kernel", 1000, 3000),
+        event("norm", "kernel", 5000, 1000),
+        event("gemm", "kernel", 7000, 2000),
+        event("aten::mm", "cpu_op", 0, 90_000),
+        {"ph": "f", "name": "arrow"},
+    ]
+    file.write_text(json.dumps({"traceEvents": events}))
+    found = trace_table(file)
+    assert found["kernels"] == [(5.0, 2, "gemm"), (1.0, 1, "norm")]
+    assert (found["total_ms"], found["calls"], found["span_ms"]) == (6.0, 3, 8.0)
+
+
+@pytest.mark.usefixtures("on_path")
+def test_random_samples_are_supervised_at_their_end_and_few_tokens_are_most_of_them(tmp_path):
+    import numpy as np
+    from random_dataset import write_random_dataset
+
+    file = write_random_dataset(tmp_path / "data.jsonl", 50, 100, 1000, 0.7)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(rows) == 50
+    assert all(row["loss_mask"] == 30 * [0] + 70 * [1] for row in rows)
+    counts = np.bincount(np.array([row["input_ids"] for row in rows]).ravel(), minlength=1000)
+    assert len(counts) == 1000
+    assert 0.75 < np.sort(counts)[-200:].sum() / counts.sum() < 0.85  # H(200) / H(1000) = 0.785
