@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from spec_core.records import AcceptanceCounters
+from spec_trainer.engines.modes import Drafting
+from spec_trainer.engines.running import Running
 from spec_trainer.engines.vllm.engine import VllmEngine
-from spec_trainer.engines.vllm.modes import Drafting
-from spec_trainer.engines.vllm.running import RunningVllm
+from spec_trainer.engines.vllm.process import VllmProcess
 
 if TYPE_CHECKING:
     from spec_core import TargetSpec
     from spec_core.engine import Site
+    from spec_trainer.engines.modes import Mode
     from spec_trainer.engines.vllm.config import VllmConfig
-    from spec_trainer.engines.vllm.modes import Mode
 
 
 class Lease:
     """A running vLLM for one engine: counts from where it was taken over, and runs on when it is closed."""
 
-    def __init__(self, running: RunningVllm) -> None:
+    def __init__(self, running: Running) -> None:
         self._running = running
         self._before = running.acceptance() if isinstance(running.mode, Drafting) else AcceptanceCounters()
 
@@ -48,13 +50,15 @@ class Lease:
 class Pool:
     """One vLLM for each target and mode. A thread of its own starts them: each ends with the thread that did."""
 
-    running: dict[object, RunningVllm] = field(default_factory=dict)
+    running: dict[object, Running] = field(default_factory=dict)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def lease(self, config: VllmConfig, target: TargetSpec, site: Site, mode: Mode) -> Lease:
         key = (target.folder, config.model_dump_json(), mode)
         if key not in self.running:
-            self.running[key] = self.thread.submit(RunningVllm, config, target, site, mode).result()
+            process = partial(VllmProcess, config, target, site, mode)
+            started = self.thread.submit(Running, mode, site, config.send_timeout_s, process)
+            self.running[key] = started.result()
             self.running[key].wait_ready()
         return Lease(self.running[key])
 
@@ -63,7 +67,7 @@ class Pool:
 
     def __exit__(self, *exc: object) -> None:
         with ThreadPoolExecutor() as threads:
-            list(threads.map(RunningVllm.close, self.running.values()))
+            list(threads.map(Running.close, self.running.values()))
         self.thread.shutdown()
 
 
@@ -73,5 +77,5 @@ class SharingEngine(VllmEngine):
     pool: Pool
 
     def _start(self, mode: Mode):
-        self._running = self.pool.lease(self._config, self.target, self._site, mode)
+        self._running = self.pool.lease(self.config, self.target, self._site, mode)
         return self._running

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from spec_core import FeatureReceiver
 
 LIMIT_S = 20.0
+SITE = Site(backend=CpuBackend(CpuBackend.Config()), placement="colocated", peer_s=2.0)
 SCHEMA = FeatureSchema(layers=(1, 3), hidden_size=4, dtype="float32")
 
 
 @pytest.fixture
 def desk() -> Iterator[CaptureDesk]:
-    site = Site(backend=CpuBackend(CpuBackend.Config()), placement="colocated", peer_s=2.0)
-    with CaptureDesk(site, SCHEMA, send_timeout_s=2.0) as desk:
+    with CaptureDesk(SITE, SCHEMA, send_timeout_s=2.0) as desk:
         yield desk
 
 
@@ -58,18 +58,18 @@ def states(num_tokens: int = 3) -> torch.Tensor:
 
 def test_states_reach_the_destination_of_their_request(desk, outlet, receiver) -> None:
     asked = [request(7, receiver.address), request(8, receiver.address, 2)]
-    (one, one_done), (two, two_done) = desk.expect(asked)
+    (one, two), done = desk.expect(asked)
     outlet.deliver(two, [0, 1], states(2))  # an engine finishes requests in any order
     outlet.deliver(one, [0, 1, 2], states(3))
     got = [receiver.receive(LIMIT_S) for _ in asked]
     assert [(s.sample_id, s.input_ids.tolist()) for s in got] == [(8, [0, 1]), (7, [0, 1, 2])]
     assert all(torch.equal(s.hidden_TNH, states(len(s.input_ids))) for s in got)
-    assert one_done.result(LIMIT_S) is None
-    assert two_done.result(LIMIT_S) is None
+    assert done.result(LIMIT_S) is None
 
 
 def test_other_tokens_than_asked_for_fail_the_request_alone(desk, outlet, receiver) -> None:
-    (bad, bad_done), (good, good_done) = desk.expect([request(1, receiver.address)] * 2)
+    (bad,), bad_done = desk.expect([request(1, receiver.address)])
+    (good,), good_done = desk.expect([request(1, receiver.address)])
     outlet.deliver(bad, [0, 1, 5], states())
     outlet.deliver(good, [0, 1, 2], states())
     with pytest.raises(EngineError, match="sample 1: EngineError: the engine ran other tokens"):
@@ -77,17 +77,39 @@ def test_other_tokens_than_asked_for_fail_the_request_alone(desk, outlet, receiv
     assert good_done.result(LIMIT_S) is None
 
 
+def test_a_batch_is_done_with_its_last_request_and_fails_of_the_first_reason(desk, outlet, receiver) -> None:
+    (one, two, three), done = desk.expect([request(i, receiver.address) for i in (1, 2, 3)])
+    desk.fail([two, two], EngineError("too long"))
+    outlet.deliver(one, [9], states(1))
+    assert not done.done()
+    outlet.deliver(three, [0, 1, 2], states())
+    with pytest.raises(EngineError, match="too long"):
+        done.result(LIMIT_S)
+    assert receiver.receive(LIMIT_S).sample_id == 3
+    desk.drain()
+
+
+def test_a_hook_that_is_never_called_shows_in_health() -> None:
+    with CaptureDesk(SITE, SCHEMA, send_timeout_s=0.2) as desk, CaptureOutlet(desk.address, LIMIT_S):
+        assert desk.wait_connected(LIMIT_S)
+        desk.expect([request(1, "x")])
+        desk.health()
+        time.sleep(2 * 0.2 + 0.1)
+        with pytest.raises(EngineError, match=r"captured nothing for twice engine.send_timeout_s"):
+            desk.health()
+
+
 def test_a_trainer_that_is_gone_fails_the_request_with_its_cause(desk, outlet, receiver) -> None:
     receiver.close()
-    ((key, done),) = desk.expect([request(1, receiver.address)])
+    (key,), done = desk.expect([request(1, receiver.address)])
     outlet.deliver(key, [0, 1, 2], states())
     with pytest.raises(EngineError, match="PeerLost"):
         done.result(LIMIT_S)
-    outlet.fail(desk.expect([request(2, "x")])[0][0], RuntimeError("no memory\nfor it"))
 
 
 def test_failures_of_engine_and_hook_reach_the_future(desk, outlet) -> None:
-    (by_engine, engine_done), (by_hook, hook_done) = desk.expect([request(1, "x"), request(2, "x")])
+    by_engine, engine_done = desk.expect([request(1, "x")])
+    (by_hook,), hook_done = desk.expect([request(2, "x")])
     desk.fail(by_engine, EngineError("too long"))
     outlet.fail(by_hook, RuntimeError("no memory\nat all"))
     with pytest.raises(EngineError, match="too long"):
@@ -106,13 +128,13 @@ def test_only_the_holder_of_the_token_is_welcome(desk, receiver) -> None:
     with pytest.raises(ProtocolError, match="refused"):
         CaptureOutlet(f"{name}:forged", LIMIT_S)
     with CaptureOutlet(desk.address, LIMIT_S) as outlet:
-        ((key, done),) = desk.expect([request(1, receiver.address)])
+        (key,), done = desk.expect([request(1, receiver.address)])
         outlet.deliver(key, [0, 1, 2], states())
         done.result(LIMIT_S)
 
 
 def test_a_closed_desk_ends_what_is_pending(desk, outlet) -> None:
-    ((_, done),) = desk.expect([request(1, "x")])
+    _, done = desk.expect([request(1, "x")])
     desk.close()
     desk.close()
     with pytest.raises(EngineError, match="closed"):
@@ -145,7 +167,7 @@ def worker(desk) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_worker_that_dies_fails_what_is_pending(desk, worker) -> None:
-    ((_, done),) = desk.expect([request(1, "x")])
+    _, done = desk.expect([request(1, "x")])
     worker.kill()
     with pytest.raises(EngineError, match="worker process has ended"):
         done.result(LIMIT_S)

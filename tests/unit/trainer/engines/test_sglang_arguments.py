@@ -20,12 +20,12 @@ from spec_core.config import validate
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import FeatureSchema
 from spec_core.target_reader import read_target
+from spec_trainer.engines.modes import Capturing, Drafting, Plain
 from spec_trainer.engines.sglang import hook, versions
+from spec_trainer.engines.sglang.arguments import server_arguments
 from spec_trainer.engines.sglang.config import RESERVED, SglangConfig
-from spec_trainer.engines.sglang.modes import Capturing, Drafting, Plain, server_arguments
 from spec_trainer.engines.sglang.request_names import name_of, read_name
 from spec_trainer.engines.sglang.speculation import check_speculation
-from spec_trainer.engines.sglang.tally import Tally
 
 SCHEMA = FeatureSchema(layers=(2,), hidden_size=32, dtype="float32")
 CHAIN = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 50}
@@ -46,6 +46,10 @@ def draft(tmp_path):
     return write
 
 
+def drafting(folder, num_draft_tokens):
+    return Drafting(folder=folder, algorithm="any", num_draft_tokens=num_draft_tokens, load=1)
+
+
 @pytest.fixture
 def arguments(tiny_llama):
     def of(mode, memory_fraction=None, **config):
@@ -55,7 +59,7 @@ def arguments(tiny_llama):
 
 
 def test_every_mode_runs_the_target_in_passes_of_batch_tokens(arguments, tiny_llama, draft):
-    for mode in (Plain(), Capturing(SCHEMA), Drafting(draft(CHAIN), 3)):
+    for mode in (Plain(), Capturing(SCHEMA), drafting(draft(CHAIN), 3)):
         given = arguments(mode, batch_tokens=512, tensor_parallel=2)
         assert given["model_path"] == str(tiny_llama)
         assert (given["chunked_prefill_size"], given["max_prefill_tokens"], given["tp_size"]) == (512, 512, 2)
@@ -84,10 +88,10 @@ def test_a_memory_limit_leaves_headroom(arguments):
 
 
 def test_a_chain_is_drafted_step_by_step_and_a_block_at_once(arguments, draft):
-    chain = arguments(Drafting(draft(CHAIN), 3))
+    chain = arguments(drafting(draft(CHAIN), 3))
     assert chain["speculative_algorithm"] == "EAGLE3"
     assert (chain["speculative_num_steps"], chain["speculative_num_draft_tokens"]) == (3, 4)
-    block = arguments(Drafting(draft(BLOCK), 7))
+    block = arguments(drafting(draft(BLOCK), 7))
     assert block["speculative_algorithm"] == "DFLASH"
     assert (block["speculative_num_steps"], block["speculative_num_draft_tokens"]) == (1, 8)
     for given in (chain, block):
@@ -128,14 +132,14 @@ def test_blocks_propose_less_than_their_size(draft):
 def test_drafts_that_an_sglang_reads_otherwise_are_refused(draft, monkeypatch, version, fields, problem):
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with pytest.raises(ArtifactError, match=problem) as caught:
-        check_speculation(draft(fields))
+        check_speculation(draft(fields), 1)
     assert "\n" not in str(caught.value)
 
 
 def test_a_newer_sglang_reads_what_an_older_one_does_not(draft, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.5.23")
-    check_speculation(draft(BLOCK | {"is_causal": True}))
-    check_speculation(draft(CHAIN | {"norm_before_fc": True}))
+    check_speculation(draft(BLOCK | {"is_causal": True}), 1)
+    check_speculation(draft(CHAIN | {"norm_before_fc": True}), 1)
 
 
 @pytest.mark.parametrize(
@@ -148,15 +152,6 @@ def test_versions_outside_the_tested_range_are_not_available(monkeypatch, versio
     assert found.ok is ok
     assert dict(found.versions) == {"sglang": version}
     assert ok or f"sglang {version} is installed; this engine is tested with 0.5.16 to 0.5.23" in found.reason
-
-
-def test_counters_are_of_rounds_and_positions():
-    tally = Tally()
-    tally.add([5, 2, 1], 3)  # eight rounds: five accept nothing, two one token, one two
-    tally.add([], 3)  # an answer of one token needs no round
-    counted = tally.counters()
-    assert (counted.rounds, counted.drafted, counted.accepted) == (8, 24, 4)
-    assert counted.accepted_per_position == (3, 1, 0)
 
 
 def test_names_carry_key_and_length():
@@ -221,7 +216,7 @@ def parameters_of(file, function, owner):
 
 def test_sglang_has_the_arguments(source, arguments, draft):
     known = set(fields_in([source / "server_args.py", *source.glob("arg_groups/fields/*.py")]))
-    modes = (Plain(), Capturing(SCHEMA), Drafting(draft(CHAIN), 3), Drafting(draft(BLOCK), 7))
+    modes = (Plain(), Capturing(SCHEMA), drafting(draft(CHAIN), 3), drafting(draft(BLOCK), 7))
     for mode in modes:
         assert set(arguments(mode, 0.5)) - known == set()
 

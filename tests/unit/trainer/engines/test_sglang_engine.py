@@ -21,7 +21,7 @@ from spec_core.engine import Site
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.target_reader import read_target
-from spec_trainer.engines.sglang import engine as engine_module
+from spec_trainer.engines import running
 from spec_trainer.engines.sglang.config import SglangConfig
 from spec_trainer.engines.sglang.engine import SglangEngine
 
@@ -101,7 +101,7 @@ def test_captured_states_are_the_models(open_engine, reference):
 
 def _refusals_leave_it_serving(engine, receiver):
     beyond = CaptureRequest(sample_id=0, input_ids=(97,), destination=receiver.address)
-    with pytest.raises(EngineError, match="outside the target's vocabulary of 97"):
+    with pytest.raises(EngineError, match=r"token ids from 97 to 97, target .* has 0 to 96"):
         engine.capture([beyond], SCHEMA).result(LIMIT_S)
     with pytest.raises(EngineError, match="257 tokens"):
         engine.capture(requests_to(receiver.address, 257), SCHEMA).result(LIMIT_S)
@@ -160,7 +160,7 @@ def test_a_start_that_fails_says_why(open_engine):
 
 
 def test_an_sglang_without_the_plugin_is_told(open_engine, monkeypatch):
-    monkeypatch.setattr(engine_module, "_CONNECTED_S", 0.2)
+    monkeypatch.setattr(running, "_CONNECTED_S", 0.2)
     engine = open_engine(args={"stand_in_without_plugins": True})
     with pytest.raises(EngineError, match="started without the plugin 'spec-trainer'"):
         engine.capture([], SCHEMA).result(LIMIT_S)

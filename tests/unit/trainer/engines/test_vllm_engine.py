@@ -1,8 +1,8 @@
-"""What of the vllm engine does not need vLLM: its probe, its checks before a start, and its process's failures."""
+"""What of the vllm engine does not need vLLM: its probe, and its checks before a start."""
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
 from importlib import metadata
 
@@ -10,13 +10,11 @@ import pytest
 
 from spec_core.cpu.backend import CpuBackend
 from spec_core.engine import Site
-from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError
+from spec_core.errors import ArtifactError, EngineError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.target_reader import read_target
-from spec_trainer.engines.vllm import process
 from spec_trainer.engines.vllm.config import VllmConfig
 from spec_trainer.engines.vllm.engine import VllmEngine
-from spec_trainer.engines.vllm.process import VllmProcess
 
 SCHEMA = FeatureSchema(layers=(2, 8), hidden_size=32, dtype="float32")
 LIMIT_S = 30.0
@@ -127,114 +125,10 @@ def test_a_closed_engine_says_so(engine) -> None:
             call()
 
 
-# The rest of a vLLM process is a script here: how it ends is what matters.
-
-_READY = """
-import socket, sys, threading, time
-from spec_trainer.launch.control import ControlChannel
-channel = ControlChannel(socket.socket(fileno=int(sys.argv[1])))
-records = channel.records()
-next(records)
-"""
-
-
-@pytest.fixture
-def host(monkeypatch, tmp_path):
-    """``host(script)``: a VllmProcess whose process runs ``script``."""
-    running = []
-
-    def start(script: str, peer_s: float = LIMIT_S) -> VllmProcess:
-        (tmp_path / "fake_host.py").write_text(_READY + script)
-        monkeypatch.setattr(process, "_HOST", "fake_host")
-        monkeypatch.setattr(process, "_GRACE_S", 0.5)
-        env = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-        running.append(VllmProcess({}, env, peer_s))
-        return running[-1]
-
-    yield start
-    for one in running:
-        one.close()
-
-
-def test_a_start_that_fails_gives_vllms_own_reason(host) -> None:
-    script = """
-print("(EngineCore pid=7) ERROR [core.py:1] ValueError: no memory for 40960 tokens", flush=True)
-print("RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
-channel.send("failed", message="RuntimeError: Engine core initialization failed. See root cause above.")
-sys.exit(1)
-"""
-    with pytest.raises(EngineError, match=r"^vLLM did not start: ValueError: no memory for 40960 tokens$"):
-        host(script).wait_ready(LIMIT_S)
-
-
-def test_a_start_that_hangs_ends_at_its_deadline(host) -> None:
-    with pytest.raises(DeadlineExceeded, match=r"start_s=0\.5"):
-        host("time.sleep(60)").wait_ready(0.5)
-
-
-def test_a_death_is_the_end_of_what_runs(host) -> None:
-    script = """
-channel.send("ready")
-next(records)
-import os, signal
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    running = host(script)
-    running.wait_ready(LIMIT_S)
-    running.health()
-    with pytest.raises(EngineError, match="killed by signal 9"):
-        running.run([1], {}).result(LIMIT_S)
-    with pytest.raises(EngineError, match="killed by signal 9"):
-        running.health()
-    with pytest.raises(EngineError, match="killed by signal 9"):
-        running.run([1], {})
-
-
-def test_a_silent_core_shows_in_health(host) -> None:
-    running = host('channel.send("ready"); time.sleep(60)', peer_s=0.3)
-    running.wait_ready(LIMIT_S)
-    process.time.sleep(0.5)
-    with pytest.raises(EngineError, match=r"silent for timeouts.peer_s=0.3"):
-        running.health()
-
-
-def test_what_a_process_has_started_ends_with_it(host) -> None:
-    import psutil
-
-    script = """
-import subprocess
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-channel.send("ready")
-next(records)
-channel.send("done", key=0, pid=child.pid)
-for record in records:
-    pass
-"""
-    running = host(script)
-    running.wait_ready(LIMIT_S)
-    pid = running.run([1], {}).result(LIMIT_S)["pid"]
-    assert psutil.pid_exists(pid)
-    running.close()
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 def test_importing_the_engine_imports_neither_torch_nor_vllm() -> None:
-    import subprocess
-
     script = (
         "import sys, spec_trainer.engines.vllm.engine as e; e.VllmEngine.probe();"
         "print([m for m in ('torch', 'vllm') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_sockets_of_vllm_have_paths_that_sockets_can_have(monkeypatch, tmp_path) -> None:
-    deep = tmp_path / ("x" * 60)
-    deep.mkdir()
-    monkeypatch.setattr(process.tempfile, "tempdir", str(deep))
-    with process._socket_folder() as folder:
-        assert len(f"{folder}/xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx") <= 107
-    monkeypatch.setattr(process.tempfile, "tempdir", "/tmp")
-    with process._socket_folder() as folder:
-        assert folder.startswith("/tmp/spec-vllm-")

@@ -77,3 +77,22 @@ def test_a_report_is_one_line_and_says_whose_fault_it_is(ends: Ends) -> None:
     failed, misused = ends[1].records()
     assert failed == {"kind": "failed", "error": "OSError", "message": "disk full", "usage": False}
     assert misused == {"kind": "failed", "error": "ConfigError", "message": "train.lr=-1", "usage": True}
+
+
+def test_a_heartbeat_beats_until_the_channel_is_closed(ends: Ends) -> None:
+    ends[0].keep_alive(0.08)
+    records = ends[1].records()
+    assert [next(records)["kind"] for _ in range(3)] == ["alive"] * 3
+    (heart,) = (thread for thread in threading.enumerate() if thread.name == "heartbeat")
+    ends[0].close()
+    heart.join(5)
+    assert not heart.is_alive()
+    assert all(record["kind"] == "alive" for record in records)  # the stream ends
+
+
+def test_a_heartbeat_ends_with_whoever_hears_it(ends: Ends) -> None:
+    ends[0].keep_alive(0.08)
+    ends[1].close()
+    (heart,) = (thread for thread in threading.enumerate() if thread.name == "heartbeat")
+    heart.join(5)
+    assert not heart.is_alive()

@@ -16,9 +16,9 @@ import secrets
 import socket
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from spec_core.errors import EngineError
@@ -26,11 +26,28 @@ from spec_core.resource import Resource
 from spec_trainer.launch.control import ControlChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from spec_core.engine import Site
     from spec_core.records import CaptureRequest, FeatureSchema
     from spec_trainer.launch.control import Record
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Requests that were announced together."""
+
+    left: int
+    """Of which nothing has been heard yet."""
+    done: Future[None] = field(default_factory=Future)
+    error: BaseException | None = None
+    """The first one."""
+
+    def finish(self) -> None:
+        if self.error is not None:
+            self.done.set_exception(self.error)
+        else:
+            self.done.set_result(None)
 
 
 class CaptureDesk(Resource):
@@ -46,13 +63,15 @@ class CaptureDesk(Resource):
             "peer_s": site.peer_s,
         }
         self._peer_s = site.peer_s
+        self._stuck_s = 2 * send_timeout_s
         self._token = secrets.token_hex(16)
         self._name = f"spec-capture-{secrets.token_hex(8)}"
         self._keys = itertools.count()
-        self._pending: dict[int, tuple[CaptureRequest, Future[None]]] = {}
+        self._pending: dict[int, tuple[CaptureRequest, _Batch]] = {}
         self._lock = threading.Lock()
         self._worker: ControlChannel | None = None
-        self._heard_s = time.monotonic()
+        self._connected = threading.Event()
+        self._heard_s = self._moved_s = time.monotonic()
         self._failure: EngineError | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"\0{self._name}")  # abstract: leaves no file
@@ -65,43 +84,55 @@ class CaptureDesk(Resource):
         """What the worker's ``CaptureOutlet`` connects to; holds the token, so it is for that process only."""
         return f"{self._name}:{self._token}"
 
-    @property
-    def connected(self) -> bool:
-        return self._worker is not None
+    def wait_connected(self, timeout_s: float) -> bool:
+        return self._connected.wait(timeout_s)
 
-    def expect(self, requests: Sequence[CaptureRequest]) -> list[tuple[int, Future[None]]]:
-        """Announces requests to the worker. For each: the key under which the engine must run it, and a future that
-        is done when its features were handed to their transport, or has the reason why not."""
+    def expect(self, requests: Sequence[CaptureRequest]) -> tuple[list[int], Future[None]]:
+        """Announces a batch to the worker: the keys under which the engine must run its requests, and a future. That
+        is done when every request is through, its features handed to their transport, and has the first reason why
+        one of them was not."""
+        batch = _Batch(left=len(requests))
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             if self._worker is None:
                 raise EngineError("the engine's worker has not connected to the capture desk")
             worker = self._worker
-            expected = [(next(self._keys), request, Future[None]()) for request in requests]
-            self._pending.update({key: (request, future) for key, request, future in expected})
+            expected = {next(self._keys): request for request in requests}
+            self._pending.update({key: (request, batch) for key, request in expected.items()})
+            self._moved_s = time.monotonic()
         # The worker compares what it ran with the request: an engine that alters a prompt is found there. One record:
         # every read costs a thread of the worker a turn beside the engine's own.
         orders = [
             {"key": key, "sample_id": request.sample_id, "ids": request.input_ids, "to": request.destination}
-            for key, request, _ in expected
+            for key, request in expected.items()
         ]
         worker.send("expect", orders=orders)
-        return [(key, future) for key, _, future in expected]
+        return list(expected), batch.done
 
-    def fail(self, key: int, error: BaseException) -> None:
-        """The engine itself could not run a request."""
+    def fail(self, keys: Iterable[int], error: BaseException) -> None:
+        """The engine itself could not run these requests."""
+        for key in keys:
+            self._settle(key, error)
+
+    def drain(self) -> None:
+        """Until nothing is pending."""
         with self._lock:
-            _, future = self._pending.pop(key, (None, None))
-        if future is not None:
-            future.set_exception(error)
+            batches = [batch.done for _, batch in self._pending.values()]
+        wait(batches)
 
     def health(self) -> None:
-        """Raises EngineError if the worker is gone or has been silent for too long."""
+        """Raises EngineError if the worker is gone or has been silent for too long, or nothing has come of what is
+        pending for longer than any send may take."""
         if self._failure is not None:
             raise self._failure
-        if self.connected and time.monotonic() - self._heard_s > self._peer_s:
+        now = time.monotonic()
+        if self._connected.is_set() and now - self._heard_s > self._peer_s:
             raise EngineError(f"the engine's worker has been silent for timeouts.peer_s={self._peer_s} s")
+        if self._pending and now - self._moved_s > self._stuck_s:
+            raise EngineError(
+                "the engine has captured nothing for twice engine.send_timeout_s: it does not call our hook"
+            )
 
     def close(self) -> None:
         """Idempotent; what is pending ends with EngineError."""
@@ -124,6 +155,7 @@ class CaptureDesk(Resource):
             channel.send("welcome", **self._welcome)
             self._heard_s = time.monotonic()
             self._worker = channel
+            self._connected.set()
             for record in records:
                 self._heard_s = time.monotonic()
                 self._hear(record)
@@ -139,20 +171,33 @@ class CaptureDesk(Resource):
     def _hear(self, record: Record) -> None:
         if record["kind"] == "alive":
             return
-        with self._lock:
-            request, future = self._pending.pop(record["key"], (None, None))
-        if future is None or request is None:
+        request, _ = self._pending.get(record["key"], (None, None))
+        if request is None:
             return  # failed before, by the engine
-        if record["kind"] == "sent":
-            future.set_result(None)
-        else:
-            future.set_exception(
-                EngineError(f"capture of sample {request.sample_id}: {record['error']}: {record['message']}")
+        error = None
+        if record["kind"] == "failed":
+            error = EngineError(
+                f"capture of sample {request.sample_id}: {record['error']}: {record['message']}"
             )
+        self._settle(record["key"], error)
+
+    def _settle(self, key: int, error: BaseException | None) -> None:
+        with self._lock:
+            _, batch = self._pending.pop(key, (None, None))
+            if batch is None:
+                return
+            batch.left -= 1
+            batch.error = batch.error or error
+            last = batch.left == 0
+            self._moved_s = time.monotonic()
+        if last:
+            batch.finish()
 
     def _end(self, error: EngineError) -> None:
         with self._lock:
             self._failure = self._failure or error
-            pending, self._pending = self._pending, {}
-        for _, future in pending.values():
-            future.set_exception(self._failure)
+            batches = dict.fromkeys(batch for _, batch in self._pending.values())
+            self._pending = {}
+        for batch in batches:
+            batch.error = batch.error or self._failure
+            batch.finish()

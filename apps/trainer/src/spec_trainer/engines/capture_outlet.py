@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_HEARTBEATS_PER_TIMEOUT = 8
-
 
 @dataclass(frozen=True)
 class _Delivery:
@@ -73,9 +71,7 @@ class CaptureOutlet(Resource):
         self._deliveries: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         threading.Thread(target=self._listen, name="capture orders", daemon=True).start()
-        threading.Thread(
-            target=self._beat, args=(welcome["peer_s"],), name="capture pulse", daemon=True
-        ).start()
+        self._channel.keep_alive(welcome["peer_s"])
         self._sending = threading.Thread(target=self._send_all, name="capture sender", daemon=True)
         self._sending.start()
 
@@ -110,11 +106,6 @@ class CaptureOutlet(Resource):
             with self._arrived:
                 self._expected.update({order["key"]: order for order in record["orders"]})
                 self._arrived.notify_all()
-
-    def _beat(self, peer_s: float) -> None:
-        with suppress(PeerLost, DeadlineExceeded):
-            while not self._closed.wait(peer_s / _HEARTBEATS_PER_TIMEOUT):
-                self._channel.send("alive")
 
     def _send_all(self) -> None:
         with suppress(PeerLost):  # the engine is gone: so is everybody who would want to know

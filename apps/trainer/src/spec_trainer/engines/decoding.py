@@ -14,8 +14,9 @@ import torch
 
 from spec_core.draft import Proposal
 from spec_core.errors import EngineError
-from spec_core.records import AcceptanceCounters, Generation
-from spec_trainer.engines.sampling import Verdict, verify
+from spec_core.records import Generation
+from spec_trainer.engines.sampling import verify
+from spec_trainer.engines.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from spec_core.draft import Proposer
-    from spec_core.records import SamplingParams
+    from spec_core.records import AcceptanceCounters, SamplingParams
     from spec_trainer.engines.hf_model import HfModel
 
 _NO_GUESS = Proposal(token_ids=())
@@ -43,7 +44,7 @@ class Decoder:
     def __init__(self, model: HfModel, drafting: Drafting | None = None) -> None:
         self._model = model
         self._drafting = drafting
-        self._tally = _Tally()
+        self._tally = Tally()
 
     def acceptance(self) -> AcceptanceCounters:
         return self._tally.counters()
@@ -81,7 +82,7 @@ class Decoder:
             hidden_TNH = hidden_TNH[: len(next_ids)]
             answer.take(next_ids, logits_RV)
             if proposer is not None:
-                self._tally.add(proposal, verdict)
+                self._tally.add(len(proposal.token_ids), verdict.accepted)
         return answer.generation()
 
     def _drafting_for(self, sampling: SamplingParams) -> Drafting | None:
@@ -132,26 +133,3 @@ class _Answer:
 
     def generation(self) -> Generation:
         return Generation(token_ids=tuple(self._token_ids), top_two_gap=tuple(self._gaps))
-
-
-class _Tally:
-    """Acceptance, added up over rounds."""
-
-    def __init__(self) -> None:
-        self._rounds = self._drafted = 0
-        self._accepted_at: list[int] = []
-
-    def add(self, proposal: Proposal, verdict: Verdict) -> None:
-        self._rounds += 1
-        self._drafted += len(proposal.token_ids)
-        self._accepted_at += [0] * (len(proposal.token_ids) - len(self._accepted_at))
-        for position in range(verdict.accepted):
-            self._accepted_at[position] += 1
-
-    def counters(self) -> AcceptanceCounters:
-        return AcceptanceCounters(
-            rounds=self._rounds,
-            drafted=self._drafted,
-            accepted=sum(self._accepted_at),
-            accepted_per_position=tuple(self._accepted_at),
-        )

@@ -35,8 +35,7 @@ def load_draft(folder: Path, target: TargetSpec, device: torch.device, dtype: to
     from spec_core.target_reader import read_target_tensors
     from spec_trainer.engines.decoding import Drafting
 
-    draft = recognise(folder)
-    draft.check_target(target)
+    draft = recognise(folder, target)
     tensors = read_target_tensors(target)
     # A build draws initial weights before it reads the folder's; a run's own random state must not notice.
     with torch.random.fork_rng(devices=[]):
@@ -56,8 +55,7 @@ def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) 
     Raises ArtifactError for a folder that is damaged or no draft, TargetError for another target's, ConfigError for
     more tokens than the draft can propose.
     """
-    draft = recognise(folder)
-    draft.check_target(target)
+    draft = recognise(folder, target)
     most = draft.max_draft_tokens
     if num_draft_tokens is None:
         return draft, CHAIN_TOKENS if most is None else most
@@ -82,8 +80,9 @@ def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
         raise RunError(f"the {draft.name} draft was exported and fails the check: {error}") from error
 
 
-def recognise(folder: Path) -> Draft:
-    """The installed draft whose export ``folder`` is."""
+def recognise(folder: Path, target: TargetSpec) -> Draft:
+    """The installed draft whose export ``folder`` is. Raises ArtifactError where there is none or the folder is
+    damaged, TargetError where the draft does not go with ``target``."""
     if not folder.is_dir():
         raise ArtifactError(f"draft {folder} is not a folder")
     tried: list[str] = []
@@ -95,6 +94,7 @@ def recognise(folder: Path) -> Draft:
             continue
         draft = plugin.from_folder(folder)
         if draft is not None:
+            draft.check_target(target)
             return draft
         tried.append(name)
     raise ArtifactError(

@@ -8,12 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
-import pydantic
-
-from spec_core.config import EngineConfig
 from spec_core.engine import Engine
 from spec_core.errors import ConfigError, DeadlineExceeded, EngineError
 from spec_core.records import Availability, FeatureSample
+from spec_trainer.engines.checks import check_schema
+from spec_trainer.engines.config import SendingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from spec_core.config import EngineConfig
     from spec_core.draft import Proposer
     from spec_core.records import (
         AcceptanceCounters,
@@ -37,11 +37,9 @@ R = TypeVar("R")
 _SEND_SLICE_S = 1.0
 
 
-class HfConfig(EngineConfig):
+class HfConfig(SendingConfig):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Compute dtype of the target; None: as its weights are stored."""
-    send_timeout_s: float = pydantic.Field(300.0, gt=0)
-    """Longest wait for a trainer to connect to, or to have room for a sample."""
 
 
 class HfEngine(Engine):
@@ -129,7 +127,7 @@ class HfEngine(Engine):
     def _capture(self, requests: list[CaptureRequest], schema: FeatureSchema) -> None:
         import torch
 
-        self._check_schema(schema)
+        check_schema(schema, self.target)
         for indices in forward_passes([len(r.input_ids) for r in requests], self.config.batch_tokens):
             self._check_open()
             chosen = [requests[index] for index in indices]
@@ -138,14 +136,6 @@ class HfEngine(Engine):
                 ids = torch.tensor(request.input_ids, dtype=torch.int64, device=self.device)
                 sample = FeatureSample(sample_id=request.sample_id, input_ids=ids, hidden_TNH=hidden_TNH)
                 self._send(self._sender(request.destination, schema), sample)
-
-    def _check_schema(self, schema: FeatureSchema) -> None:
-        target = self.target
-        if schema.hidden_size != target.hidden_size or schema.layers[-1] > target.num_layers:
-            raise EngineError(
-                f"schema {schema} does not fit target {target.folder}: {target.num_layers} layers of width "
-                f"{target.hidden_size}"
-            )
 
     def _sender(self, destination: str, schema: FeatureSchema) -> FeatureSender:
         if self.transport is None:

@@ -15,6 +15,7 @@ from spec_core.errors import EngineError, TargetError
 from spec_core.records import FeatureSchema
 from spec_core.target import TargetTensors
 from spec_core.target_ops import TargetOps
+from spec_trainer.torch_extensions import hide_broken_extensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -159,6 +160,7 @@ class Session:
 
 
 def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
+    hide_broken_extensions()
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 

@@ -1,32 +1,26 @@
 """Entry of every child process of the local launcher: ``python -m spec_trainer.launch.child NAME FD PARENT``.
 
-The first record on the control channel, the order, says what to be: its ``entry`` names a ``Role``. A child lives no
-longer than its launcher: the kernel kills it when the launcher dies, whatever the launcher died of.
+The first record on the control channel, the order, says what to be: its ``entry`` names a ``Role``. Where it says
+``waits``, the child loads what it needs, and begins with the next record. A child lives no longer than its launcher:
+the kernel kills it when the launcher dies, whatever the launcher died of.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
 import pkgutil
 import signal
-import socket
 import sys
-import threading
 import traceback
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
-from spec_core.errors import PeerLost
-from spec_trainer.launch.control import ControlChannel
+from spec_trainer.launch.spawn import channel_to_parent
 
 if TYPE_CHECKING:
-    from spec_trainer.launch.control import Record
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_HEARTBEATS_PER_TIMEOUT = 8
+    from spec_trainer.launch.control import ControlChannel, Record
 
 
 class Role(Protocol):
@@ -35,12 +29,10 @@ class Role(Protocol):
 
 
 def main() -> int:
-    name, descriptor, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    die_with(parent)
+    name, descriptor, parent = sys.argv[1:]
+    channel = channel_to_parent(descriptor, parent)
     faulthandler.enable()
     _leave_signals_to_launcher()
-    os.set_inheritable(descriptor, False)
-    channel = ControlChannel(socket.socket(fileno=descriptor))
     order = next(channel.records(), None)
     if order is None:
         return 1
@@ -49,7 +41,7 @@ def main() -> int:
         format=f"%(asctime)s %(levelname).1s [{name}] %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    _start_heartbeat(channel, order["peer_s"])
+    channel.keep_alive(order["peer_s"])
     return _run(channel, order)
 
 
@@ -59,25 +51,14 @@ def _run(channel: ControlChannel, order: Record) -> int:
     with ExitStack() as stack:
         try:
             role: Role = pkgutil.resolve_name(order["entry"])
+            if order.get("waits") and next(channel.records(), None) is None:
+                return 1
             role(stack, channel, order)
         except Exception as error:  # noqa: BLE001 (top of a process)
             traceback.print_exc()
             channel.report(error)
             return 1
     return 0
-
-
-def _start_heartbeat(channel: ControlChannel, peer_s: float) -> None:
-    """Tells the launcher that this process runs, not only that it exists: a stopped one goes silent. Before anything
-    heavy is imported, so that a slow start is no silence."""
-
-    def beat() -> None:
-        pause = threading.Event()
-        with suppress(PeerLost):
-            while not pause.wait(peer_s / _HEARTBEATS_PER_TIMEOUT):
-                channel.send("alive")
-
-    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 
 
 def _leave_signals_to_launcher() -> None:
@@ -87,13 +68,6 @@ def _leave_signals_to_launcher() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-
-
-def die_with(parent: int) -> None:
-    """The kernel kills this process when the thread that started it ends, whatever it ends of."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ Record = dict[str, Any]
 
 _LENGTH = struct.Struct("!I")
 _TIMEVAL = struct.Struct("@ll")
+BEATS_PER_TIMEOUT = 8
+"""How often a process tells that it lives, within the silence after which it counts as lost."""
 
 
 class ControlChannel:
@@ -31,6 +33,7 @@ class ControlChannel:
     def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
         self._socket = end
         self._sending = threading.Lock()
+        self._closed = threading.Event()
         self._send_timeout_s = send_timeout_s
         if send_timeout_s is not None:
             # Python's own timeout would hold for ``records`` too, which may wait for ever.
@@ -61,6 +64,12 @@ class ControlChannel:
                 usage=isinstance(error, UsageError),
             )
 
+    def keep_alive(self, peer_s: float) -> None:
+        """Tells the other process from now on that this one runs, not only that it exists: a stopped one goes silent.
+        Call it before anything heavy is imported, so that a slow start is no silence."""
+        pause_s = peer_s / BEATS_PER_TIMEOUT
+        threading.Thread(target=self._beat, args=(pause_s,), name="heartbeat", daemon=True).start()
+
     def records(self) -> Iterator[Record]:
         """Blocks for each record; ends when the other process has closed its end or died."""
         while (head := self._read(_LENGTH.size)) is not None:
@@ -71,9 +80,15 @@ class ControlChannel:
 
     def close(self) -> None:
         """Also ends a ``records`` that another thread waits in."""
+        self._closed.set()
         with suppress(OSError):  # the other end went first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def _beat(self, pause_s: float) -> None:
+        with suppress(PeerLost, DeadlineExceeded):
+            while not self._closed.wait(pause_s):
+                self.send("alive")
 
     def _read(self, size: int) -> bytes | None:
         parts: list[bytes] = []

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from spec_core.config import EngineConfig
+from spec_trainer.engines.config import SendingConfig
 
 RESERVED = frozenset(
     {
@@ -42,14 +42,12 @@ RESERVED = frozenset(
 """Arguments of SGLang that ``engine.args`` may not hold."""
 
 
-class SglangConfig(EngineConfig):
+class SglangConfig(SendingConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Compute dtype of the target; auto: as its weights are stored."""
     headroom: float = pydantic.Field(0.15, gt=0, lt=1)
     """Share of the engine's memory that is left to activations and captured states; the rest holds weights and the
     KV cache. Counts where the engine's memory is limited; without a limit SGLang decides."""
-    send_timeout_s: float = pydantic.Field(300.0, gt=0)
-    """Longest wait for a trainer to connect to, or to have room for a sample."""
     gaps: bool = True
     """Plain greedy answers tell the gap of the two largest logits, which costs a little speed."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -34,14 +34,12 @@ def speculative_arguments(folder: Path, num_draft_tokens: int) -> dict[str, Any]
     }
 
 
-def check_speculation(folder: Path, num_draft_tokens: int | None = None) -> None:
+def check_speculation(folder: Path, num_draft_tokens: int) -> None:
     """Raises ArtifactError for a folder that the installed SGLang would not serve as it was trained, ConfigError for
     more draft tokens than the draft can propose."""
     config = _read(folder)
     _algorithm(config)
     _check_switches(config)
-    if num_draft_tokens is None:
-        return
     block_size = _block_size(config)
     if num_draft_tokens < 1 or (block_size is not None and num_draft_tokens >= block_size):
         most = "or more" if block_size is None else f"to {block_size - 1}, its block of {block_size} less one"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
-from spec_core.config import EngineConfig
+from spec_trainer.engines.config import SendingConfig
 
 RESERVED = frozenset(
     {
@@ -43,7 +43,7 @@ def _free_of(reserved: frozenset[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-class VllmConfig(EngineConfig):
+class VllmConfig(SendingConfig):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Compute dtype of the target; None: as its weights are stored."""
     max_model_len: PositiveInt | None = None
@@ -60,5 +60,3 @@ class VllmConfig(EngineConfig):
     """Further fields of vLLM's ``speculative_config``, while a draft is served."""
     args: Annotated[dict[str, Any], _free_of(RESERVED)] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, by their Python names."""
-    send_timeout_s: PositiveFloat = 300.0
-    """Longest wait for a trainer to connect to, or to have room for a sample."""

@@ -33,7 +33,7 @@ from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
 
 from spec_core.errors import EngineError
 from spec_trainer.engines.capture_outlet import CaptureOutlet
-from spec_trainer.engines.vllm.modes import DESK_VARIABLE
+from spec_trainer.engines.vllm.arguments import DESK_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,9 +1,6 @@
-"""The process that vLLM lives in: ``python -m spec_trainer.engines.vllm.host_process FD PARENT``.
+"""The process that vLLM lives in; its engine core is a child of it.
 
-vLLM is a program of its own: it writes to stdout, configures logging, handles signals, and is steered by environment
-variables. So it gets a process, with its environment, and vLLM's engine core is a child of that. The first record on
-the control channel, the order, holds the arguments; then each ``run`` is one request. Answers: ``ready``, ``done``,
-``refused`` (a request), ``counters``, ``alive``, ``failed`` (all is over).
+It is asked to ``run`` a batch of requests (answers: ``ids`` and ``gaps`` of each), and for its ``counters``.
 """
 
 from __future__ import annotations
@@ -11,40 +8,35 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import socket
 import sys
 import threading
-import traceback
 from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import DeadlineExceeded, PeerLost
-from spec_trainer.launch.child import die_with
-from spec_trainer.launch.control import ControlChannel
+from spec_core.errors import PeerLost
+from spec_trainer.engines.host import answer, give_up
+from spec_trainer.launch.control import BEATS_PER_TIMEOUT
+from spec_trainer.launch.spawn import channel_to_parent
 
 if TYPE_CHECKING:
-    from spec_trainer.launch.control import Record
+    from collections.abc import Coroutine
 
-_PULSES_PER_TIMEOUT = 8
+    from spec_trainer.launch.control import ControlChannel, Record
+
 _SETTLE_S = 1.0
 """For the end of vLLM's engine core to be seen, which says more than what its frontend raises."""
 
 
 def main() -> int:
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    die_with(parent)
-    os.set_inheritable(descriptor, False)
-    channel = ControlChannel(socket.socket(fileno=descriptor))
+    channel = channel_to_parent(*sys.argv[1:])
     order = next(channel.records(), None)
     if order is None:
         return 1
     try:
         asyncio.run(_serve(channel, order))
     except Exception as error:  # noqa: BLE001 (top of a process)
-        traceback.print_exc()
-        with suppress(PeerLost):
-            channel.send("failed", message=_one_line(error))
+        give_up(channel, error)
         return 1
     return 0
 
@@ -95,7 +87,7 @@ class Host:
         self._sound = None if "worker_extension_cls" in order["arguments"] else True
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     async def serve(self) -> None:
         """Until the channel ends. Raises what vLLM has died of."""
@@ -110,44 +102,49 @@ class Host:
             raise self._failure
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        handlers = {"run": self._run, "counters": self._counters}
         for record in self._channel.records():
-            loop.call_soon_threadsafe(lambda record=record: self._begin(handlers[record["kind"]](record)))
+            loop.call_soon_threadsafe(self._obey, record)
         loop.call_soon_threadsafe(self._ended.set)
 
-    def _begin(self, work: Any) -> None:
+    def _obey(self, record: Record) -> None:
+        work = {"run": self._run, "counters": self._counters}[record["kind"]](record)
+        self._begin(answer(self._channel, record, work, lambda: self._llm.errored))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
 
-    async def _run(self, record: Record) -> None:
-        try:
-            token_ids, gaps = await self._generate(record)
-        except Exception as error:  # noqa: BLE001 (whatever vLLM raises is told to whoever asked)
-            if self._llm.errored:
-                self._failure = error
-                self._ended.set()
-                return
-            self._channel.send("refused", key=record["key"], message=_one_line(error))
-        else:
-            self._channel.send("done", key=record["key"], token_ids=token_ids, gaps=gaps)
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+            self._ended.set()
 
-    async def _generate(self, record: Record) -> tuple[list[int], list[float]]:
+    async def _run(self, record: Record) -> Record:
+        requests = enumerate(record["requests"])
+        answers = [self._generate(f"{record['key']}-{index}", request) for index, request in requests]
+        return {"answers": await asyncio.gather(*answers)}
+
+    async def _generate(self, name: str, request: Record) -> Record:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        if record["sampling"]["temperature"] > 0:
+        if request["sampling"]["temperature"] > 0:
             await self._check_law()
         params = SamplingParams(
-            **record["sampling"],
+            **request["sampling"],
             detokenize=False,
             ignore_eos=True,  # where to stop, we say by stop_token_ids
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        prompt = {"prompt_token_ids": record["token_ids"]}
-        async for output in self._llm.generate(prompt, params, request_id=str(record["key"])):
-            answer = output.outputs[0]
-        return list(answer.token_ids), [_gap(position) for position in answer.logprobs or ()]
+        prompt = {"prompt_token_ids": request["ids"]}
+        async for output in self._llm.generate(prompt, params, request_id=name):
+            said = output.outputs[0]
+        return {
+            "ids": list(said.token_ids),
+            "gaps": [_gap(position) for position in said.logprobs or ()],
+        }
 
     async def _check_law(self) -> None:
         """Raises where this vLLM is known to sample wrongly with a draft (``soundness.py``)."""
@@ -159,14 +156,14 @@ class Host:
                 "draft"
             )
 
-    async def _counters(self, record: Record) -> None:
-        self._channel.send("done", key=record["key"], **speculation_counters())
+    async def _counters(self, record: Record) -> Record:
+        return speculation_counters()
 
     async def _pulse(self) -> None:
         """Tells that vLLM's engine core answers, not only that this process runs: a stopped core goes silent."""
-        with suppress(PeerLost, DeadlineExceeded):
+        with suppress(PeerLost):
             while True:
-                await asyncio.sleep(self._peer_s / _PULSES_PER_TIMEOUT)
+                await asyncio.sleep(self._peer_s / BEATS_PER_TIMEOUT)
                 await self._llm.is_sleeping()
                 self._channel.send("alive")
 
@@ -212,10 +209,6 @@ def _gap(position: dict[int, Any]) -> float:
     """Between the two likeliest tokens: log-probabilities differ as logits do."""
     first, second = sorted((entry.logprob for entry in position.values()), reverse=True)[:2]
     return first - second
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
-"""What a vLLM process is started for, and the arguments and environment that it needs for it. Pure; imports no vLLM.
+"""The arguments and environment that vLLM needs for what it is started for. Pure; imports no vLLM.
 
 Capture and drafting both take vLLM's one speculation slot, so a process does either, or neither.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from spec_trainer.engines.modes import Capturing, Drafting
 
+if TYPE_CHECKING:
     from spec_core.engine import Site
-    from spec_core.records import FeatureSchema
     from spec_core.target import TargetSpec
+    from spec_trainer.engines.modes import Mode
     from spec_trainer.engines.vllm.config import VllmConfig
 
 Arguments = dict[str, Any]
@@ -32,61 +31,12 @@ _DRAFTER_ROOM = 2
 the extractor 'drafts' exceed the model length."""
 
 
-@dataclass(frozen=True)
-class Capturing:
-    schema: FeatureSchema
-
-    def arguments(self, config: VllmConfig) -> Arguments:
-        layers = {"eagle_aux_hidden_state_layer_ids": list(self.schema.layers)}
-        return {
-            "speculative_config": {
-                "method": "extract_hidden_states",
-                "num_speculative_tokens": 1,
-                "draft_model_config": {"hf_config": layers},
-            },
-            "kv_transfer_config": {
-                "kv_connector": "CaptureConnector",
-                "kv_connector_module_path": _CONNECTOR,
-                "kv_role": "kv_producer",
-            },
-        }
-
-    def longest(self, config: VllmConfig, target: TargetSpec) -> int:
-        """Most tokens of a sample."""
-        return config.max_model_len or min(target.max_positions, config.batch_tokens)
-
-
-@dataclass(frozen=True)
-class Plain:
-    def arguments(self, config: VllmConfig) -> Arguments:
-        return {}
-
-    def longest(self, config: VllmConfig, target: TargetSpec) -> int:
-        """Most tokens of a prompt with its answer."""
-        return config.max_model_len or target.max_positions
-
-
-@dataclass(frozen=True)
-class Drafting(Plain):
-    folder: Path
-    method: str
-    num_draft_tokens: int
-    load: int
-    """Counts ``load_draft``: the same folder may hold another draft by now."""
-
-    def arguments(self, config: VllmConfig) -> Arguments:
-        return {
-            "speculative_config": {
-                **config.draft_args,
-                "method": config.draft_method or self.method,
-                "model": str(self.folder),
-                "num_speculative_tokens": self.num_draft_tokens,
-            },
-            "worker_extension_cls": _CHECKS,
-        }
-
-
-Mode = Capturing | Plain
+def longest(config: VllmConfig, target: TargetSpec, mode: Mode) -> int:
+    """Most tokens of a sample, or of a prompt with its answer. No sample is longer than a batch."""
+    most = target.max_positions
+    if isinstance(mode, Capturing):
+        most = min(most, config.batch_tokens)
+    return config.max_model_len or most
 
 
 def engine_arguments(config: VllmConfig, target: TargetSpec, site: Site, mode: Mode) -> Arguments:
@@ -97,7 +47,7 @@ def engine_arguments(config: VllmConfig, target: TargetSpec, site: Site, mode: M
         "model": str(target.folder),
         "dtype": config.dtype or target.dtype,
         "skip_tokenizer_init": True,
-        "max_model_len": mode.longest(config, target),
+        "max_model_len": longest(config, target, mode),
         "max_num_batched_tokens": config.batch_tokens,
         "max_num_seqs": min(_MOST_SEQUENCES, config.batch_tokens),
         "tensor_parallel_size": config.tensor_parallel,
@@ -116,7 +66,35 @@ def engine_arguments(config: VllmConfig, target: TargetSpec, site: Site, mode: M
     kv_bytes = config.kv_cache_bytes or (None if capabilities.memory_limit else _KV_BYTES)
     if kv_bytes is not None:
         arguments["kv_cache_memory_bytes"] = kv_bytes
-    return arguments | mode.arguments(config) | config.args
+    return arguments | _of_mode(config, mode) | config.args
+
+
+def _of_mode(config: VllmConfig, mode: Mode) -> Arguments:
+    if isinstance(mode, Capturing):
+        layers = {"eagle_aux_hidden_state_layer_ids": list(mode.schema.layers)}
+        return {
+            "speculative_config": {
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {"hf_config": layers},
+            },
+            "kv_transfer_config": {
+                "kv_connector": "CaptureConnector",
+                "kv_connector_module_path": _CONNECTOR,
+                "kv_role": "kv_producer",
+            },
+        }
+    if isinstance(mode, Drafting):
+        return {
+            "speculative_config": {
+                **config.draft_args,
+                "method": config.draft_method or mode.algorithm,
+                "model": str(mode.folder),
+                "num_speculative_tokens": mode.num_draft_tokens,
+            },
+            "worker_extension_cls": _CHECKS,
+        }
+    return {}
 
 
 DEFAULT_ENVIRONMENT = {
@@ -128,10 +106,9 @@ DEFAULT_ENVIRONMENT = {
 """For the process and what it starts; the caller's environment wins."""
 
 
-def forced_environment(mode: Mode, desk_address: str | None) -> dict[str, str]:
-    """What the mode needs, whatever the caller's environment says."""
-    if not isinstance(mode, Capturing):
+def forced_environment(desk_address: str | None) -> dict[str, str]:
+    """What a capturing vLLM needs, whatever the caller's environment says."""
+    if desk_address is None:
         return {}
-    assert desk_address is not None
     # _DRAFTER_ROOM may exceed the target's positions; no token is ever run there.
     return {DESK_VARIABLE: desk_address, "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}

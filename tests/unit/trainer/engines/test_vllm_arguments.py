@@ -12,15 +12,9 @@ from spec_core.engine import Site
 from spec_core.errors import ConfigError
 from spec_core.records import Capabilities, FeatureSchema
 from spec_core.target_reader import read_target
+from spec_trainer.engines.modes import Capturing, Drafting, Plain
+from spec_trainer.engines.vllm.arguments import DESK_VARIABLE, engine_arguments, forced_environment
 from spec_trainer.engines.vllm.config import VllmConfig
-from spec_trainer.engines.vllm.modes import (
-    DESK_VARIABLE,
-    Capturing,
-    Drafting,
-    Plain,
-    engine_arguments,
-    forced_environment,
-)
 
 CAPTURING = Capturing(FeatureSchema(layers=(2, 4, 8), hidden_size=32, dtype="float32"))
 
@@ -43,7 +37,9 @@ def site(backend_type=CpuBackend, memory_fraction=None) -> Site:
 
 
 def drafting(load=1, **changes) -> Drafting:
-    return Drafting(**{"folder": Path("d"), "method": "eagle3", "num_draft_tokens": 3, **changes}, load=load)
+    return Drafting(
+        **{"folder": Path("d"), "algorithm": "eagle3", "num_draft_tokens": 3, **changes}, load=load
+    )
 
 
 def test_capturing_takes_the_schemas_layers_and_our_connector(target) -> None:
@@ -68,7 +64,7 @@ def test_capturing_leaves_the_extractor_two_positions_after_the_longest_sample(t
     assert length(batch_tokens=64) == 64 + 2  # no sample is longer than a batch
     assert length(batch_tokens=8192) == target.max_positions + 2
     assert length(batch_tokens=64, max_model_len=100) == 100 + 2
-    assert forced_environment(CAPTURING, "desk:token")["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] == "1"
+    assert forced_environment("desk:token")["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] == "1"
 
 
 def test_decoding_goes_as_far_as_the_target(target) -> None:
@@ -76,12 +72,12 @@ def test_decoding_goes_as_far_as_the_target(target) -> None:
         arguments = engine_arguments(VllmConfig(batch_tokens=64), target, site(), mode)
         assert arguments["max_model_len"] == target.max_positions
         assert "kv_transfer_config" not in arguments
-        assert forced_environment(mode, None) == {}
+    assert forced_environment(None) == {}
 
 
 def test_the_desks_token_is_in_the_environment_only(target) -> None:
     """vLLM writes its arguments into logs."""
-    assert forced_environment(CAPTURING, "desk:token")[DESK_VARIABLE] == "desk:token"
+    assert forced_environment("desk:token")[DESK_VARIABLE] == "desk:token"
     assert "token" not in str(engine_arguments(VllmConfig(), target, site(), CAPTURING)["kv_transfer_config"])
 
 

@@ -1,20 +1,18 @@
-"""What an SGLang is started for. It can do one of these at a time, so another mode is another start.
+"""What SGLang is told for what it is started for.
 
 The arguments are fields of SGLang's ``ServerArgs``, named as in every version from 0.5.16 to 0.5.23.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.engines.modes import Capturing, Drafting
 from spec_trainer.engines.sglang.speculation import speculative_arguments
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core.records import FeatureSchema
     from spec_core.target import TargetSpec
+    from spec_trainer.engines.modes import Mode
     from spec_trainer.engines.sglang.config import SglangConfig
 
 Arguments = dict[str, Any]
@@ -23,45 +21,6 @@ SPARE_POSITIONS = 8
 """SGLang refuses prompts within 7 tokens of its context length, so it is told a longer one. What may be asked for is
 checked before (``engine.py``): no position beyond the target's is ever run."""
 ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-
-
-@dataclass(frozen=True)
-class Capturing:
-    """Prefill only, with the hook."""
-
-    schema: FeatureSchema
-
-    def arguments(self) -> Arguments:
-        return {
-            # A cached prefix is not computed, so its states would be missing.
-            "disable_radix_cache": True,
-            # Replaying a graph calls no hook.
-            "disable_cuda_graph": True,
-            # Its layers hand on partial sums, which only the next layer's fused kernel adds up over ranks.
-            "enforce_disable_flashinfer_allreduce_fusion": True,
-        }
-
-
-@dataclass(frozen=True)
-class Plain:
-    """Decoding without a draft."""
-
-    def arguments(self) -> Arguments:
-        return {}
-
-
-@dataclass(frozen=True)
-class Drafting:
-    """Decoding with a draft: ``folder`` proposes ``num_draft_tokens`` each round."""
-
-    folder: Path
-    num_draft_tokens: int
-
-    def arguments(self) -> Arguments:
-        return speculative_arguments(self.folder, self.num_draft_tokens)
-
-
-Mode = Capturing | Plain | Drafting
 
 
 def server_arguments(
@@ -83,8 +42,23 @@ def server_arguments(
         "chunked_prefill_size": config.batch_tokens,
         "max_prefill_tokens": config.batch_tokens,
         "log_level": config.log_level,
-        **mode.arguments(),
+        **_of_mode(mode),
     }
+
+
+def _of_mode(mode: Mode) -> Arguments:
+    if isinstance(mode, Capturing):
+        return {
+            # A cached prefix is not computed, so its states would be missing.
+            "disable_radix_cache": True,
+            # Replaying a graph calls no hook.
+            "disable_cuda_graph": True,
+            # Its layers hand on partial sums, which only the next layer's fused kernel adds up over ranks.
+            "enforce_disable_flashinfer_allreduce_fusion": True,
+        }
+    if isinstance(mode, Drafting):
+        return speculative_arguments(mode.folder, mode.num_draft_tokens)
+    return {}
 
 
 def _memory(config: SglangConfig, memory_fraction: float | None) -> Arguments:

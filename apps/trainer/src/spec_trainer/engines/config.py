@@ -1,0 +1,12 @@
+"""What the section ``engine`` has in common, whichever of the engines here it configures."""
+
+from __future__ import annotations
+
+from pydantic import PositiveFloat
+
+from spec_core.config import EngineConfig
+
+
+class SendingConfig(EngineConfig):
+    send_timeout_s: PositiveFloat = 300.0
+    """Longest wait for a trainer to connect to, or to have room for a sample."""
