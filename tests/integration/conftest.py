@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,9 +17,21 @@ from . import launching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 CommandLine = Callable[..., "Outcome"]
+
+HERE = Path(__file__).parent
+OF_THE_UNDISTURBED_RUN = ("test_faults", "test_resume", "test_topologies")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Among several workers, a file's tests share one, so that what they share is made once; so do the files that
+    compare with the run that nothing disturbed."""
+    for item in items:
+        if item.path.parent == HERE and item.get_closest_marker("xdist_group") is None:
+            name = item.path.stem
+            group = "the undisturbed run" if name in OF_THE_UNDISTURBED_RUN else name
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @dataclass(frozen=True)

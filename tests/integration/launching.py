@@ -33,6 +33,9 @@ _STRANGER = """\
 [spec_core.engines]
 moody = stranger:MoodyEngine
 
+[spec_core.backends]
+limited = stranger:LimitedBackend
+
 [spec_core.strategies]
 guarded = stranger:GuardedStrategy
 """
@@ -73,8 +76,7 @@ class Lab:
 
     def command(self, output: Path, **keys: object) -> list[str]:
         words = {**self.keys, "output": output, **{key.replace("__", "."): v for key, v in keys.items()}}
-        program = str(Path(sys.executable).with_name("spec-trainer"))
-        return [program, "train", *(f"{key}={value}" for key, value in words.items())]
+        return [*_program(), "train", *(f"{key}={value}" for key, value in words.items())]
 
     def start(self, output: Path, **keys: object) -> Run:
         """Starts a run; ``train__steps=5`` is ``train.steps=5``."""
@@ -101,8 +103,10 @@ class Lab:
 
     def plan(self, **keys: object) -> subprocess.CompletedProcess[str]:
         words = self.command(self.folder / "planned", **keys)
-        words[1:2] = ["plan", "--json"]
-        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        words[words.index("train")] = "plan"
+        words.append("--json")
+        env = {**os.environ, "PYTHONPATH": self.python_path}
+        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
 
     def sample_bytes(self, num_tokens: int) -> int:
         """Features and int64 ids of a sample."""
@@ -189,6 +193,13 @@ class Run:
         """What its processes have said."""
         logs = [self.errors, *sorted((self.output / "logs").glob("*.log"))]
         return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in logs)
+
+
+def _program() -> list[str]:
+    script = Path(sys.executable).with_name("spec-trainer")
+    if script.exists():
+        return [str(script)]
+    return [sys.executable, "-c", "from spec_trainer.cli import main; main()"]
 
 
 def metrics(output: Path) -> list[dict[str, Any]]:

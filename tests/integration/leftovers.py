@@ -51,6 +51,21 @@ def belongings(run: Run) -> Belongings:
     )
 
 
+EXTRA_S = 15
+"""What a run may take beyond ``timeouts.peer_s``."""
+
+
+def assert_fails(run: Run, held: Belongings, *words: str, within_s: float) -> None:
+    """From now on; ``words`` are in the one line that it ends with."""
+    assert run.wait(within_s) == 1, run.story()
+    errors = [line for line in run.errors.read_text().splitlines() if "error: " in line]
+    assert errors == [run.last_line()], run.story()
+    for word in words:
+        assert word in run.last_line(), run.story()
+    assert "Traceback" not in run.errors.read_text()
+    assert_nothing_left(run, held)
+
+
 def assert_nothing_left(run: Run, held: Belongings, within_s: float = 5.0) -> None:
     """The kernel may need a moment after the last signal."""
     deadline = time.monotonic() + within_s

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_backend_cuda.backend import CudaBackend
 from spec_trainer.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -414,3 +415,12 @@ def test_real_program(place, file, peaked_target, rows_file, make_target, case):
     assert (child.returncode, child.stdout, child.stderr.count("\n")) == (2, "", 1), child.stderr
     assert line in child.stderr
     assert tree(place) == before
+
+
+@pytest.mark.skipif(CudaBackend.probe().ok, reason="this machine has a GPU")
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_without_a_gpu_the_line_says_what_is_missing(refused, command):
+    line = refused(command=command, backend="cuda")
+    assert line.startswith("backend 'cuda'")
+    assert "cannot run here: " in line
+    assert "install" in line or "CUDA_VISIBLE_DEVICES" in line

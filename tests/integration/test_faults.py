@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from . import leftovers
 from .launching import (
     STEPS,
     Lab,
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PEER_S = 3
-EXTRA_S = 15
-"""What a run may take beyond ``timeouts.peer_s``."""
-
-
 FILE_LIMIT = 100 << 10
 """Bytes: less than a rank's part of a checkpoint, more than anything else that a rank writes."""
 
@@ -57,14 +54,7 @@ def under_way(lab: Lab, output: Path, **keys: object) -> tuple[Run, Belongings]:
 
 
 def assert_fails(run: Run, held: Belongings, *words: str, peer_s: float = PEER_S) -> None:
-    """From now on; ``words`` are in the one line that it ends with."""
-    assert run.wait(peer_s + EXTRA_S) == 1, run.story()
-    errors = [line for line in run.errors.read_text().splitlines() if "error: " in line]
-    assert errors == [run.last_line()], run.story()
-    for word in words:
-        assert word in run.last_line(), run.story()
-    assert "Traceback" not in run.errors.read_text()
-    assert_nothing_left(run, held)
+    leftovers.assert_fails(run, held, *words, within_s=peer_s + leftovers.EXTRA_S)
 
 
 @pytest.mark.parametrize("victim", ["engine-0", "trainer-0"])
@@ -96,6 +86,14 @@ def test_engine_raises(lab: Lab, output: Path) -> None:
     run.train_on(1)
     assert_fails(run, belongings(run), "engine-0: EngineError: the target has had enough")
     assert "(second line)" in (output / "logs" / "engine-0.log").read_text()
+
+
+def test_what_the_backend_has_started_on_the_host_is_killed(lab: Lab, output: Path) -> None:
+    """All members of the run live on, and would wait."""
+    run, held = under_way(lab, lab.folder / "host", backend__name="limited")
+    (daemon,) = [process for process in run.processes() if process.name() == "sleep"]
+    daemon.kill()
+    assert_fails(run, held, f"the daemon (pid {daemon.pid}) died")
 
 
 def test_schema_mismatch(lab: Lab, output: Path) -> None:

@@ -1,24 +1,29 @@
-"""A third party's plugins: an engine with moods, and a strategy that forbids torch's default group."""
+"""A third party's plugins: an engine with moods, a strategy that forbids torch's default group, a backend whose
+memory is limited and known."""
 
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path  # noqa: TC003 (pydantic reads MoodyConfig's annotations)
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core.errors import EngineError
+from spec_core.cpu.backend import CpuBackend
+from spec_core.errors import EngineError, RunError
 from spec_trainer.engines.hf import HfConfig, HfEngine
 from spec_trainer.strategies.fsdp import FsdpStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
+    from spec_core.backend import Placement
     from spec_core.config import EngineConfig
-    from spec_core.records import CaptureRequest, FeatureSchema
+    from spec_core.records import Capabilities, CaptureRequest, FeatureSchema
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +53,6 @@ class MoodyEngine(HfEngine):
             except FileExistsError:
                 pass
         if config.has_child:
-            import subprocess
-
             subprocess.Popen(["sleep", "600"])
 
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
@@ -68,6 +71,38 @@ class MoodyEngine(HfEngine):
 
     def _fail(self) -> None:
         raise EngineError("the target has had enough\n(second line)")
+
+
+class LimitedBackend(CpuBackend):
+    """Processors whose memory can be shared out as a device's; it is not really limited. They need a daemon."""
+
+    name: ClassVar[str] = "limited"
+    _daemon: subprocess.Popen[bytes] | None = None
+
+    @contextmanager
+    def prepare_host(self, placement: Placement) -> Iterator[None]:
+        with subprocess.Popen(["sleep", "600"]) as self._daemon:
+            try:
+                yield
+            finally:
+                self._daemon.kill()
+
+    def check_host(self) -> None:
+        if self._daemon is not None and self._daemon.poll() is not None:
+            raise RunError(f"the daemon (pid {self._daemon.pid}) died")
+
+    @classmethod
+    def capabilities(cls) -> Capabilities:
+        return replace(
+            super().capabilities(),
+            memory_limit=True,
+            device_ipc=True,
+            device_bytes=1 << 30,
+            process_bytes=1 << 26,
+        )
+
+    def limit_memory(self, fraction: float) -> None:
+        log.info("limited to %.3f", fraction)
 
 
 class GuardedStrategy(FsdpStrategy):

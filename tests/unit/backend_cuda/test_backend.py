@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 
@@ -11,8 +12,9 @@ from spec_backend_cuda import backend as module
 from spec_backend_cuda import nvml
 from spec_backend_cuda.allocator import allocator_settings
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
+from spec_backend_cuda.mps import MpsDaemon
 from spec_backend_cuda.nvml import DriverMissing, Gpu, Inventory
-from spec_core.config import validate
+from spec_core.config import read_layers, validate
 from spec_core.errors import ConfigError
 from spec_core.testing.conformance import run_python
 
@@ -90,6 +92,18 @@ def test_capabilities_come_from_the_devices_that_are_visible(two_gpus, monkeypat
     assert CudaBackend.capabilities().dtypes == {"float32"}
 
 
+@pytest.mark.parametrize(
+    ("sizes", "known"), [((80 << 30, 40 << 30), 40 << 30), ((80 << 30, None), None), ((None, None), None)]
+)
+def test_the_memory_of_a_device_is_that_of_the_smallest(monkeypatch, sizes, known):
+    gpus = tuple(Gpu(f"GPU-{index}", (9, 0), size) for index, size in enumerate(sizes))
+    monkeypatch.setattr(module, "inventory", lambda: Inventory("1", gpus))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert CudaBackend.capabilities().device_bytes == known
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert CudaBackend.capabilities().device_bytes == sizes[0]
+
+
 def test_a_child_sees_its_own_devices_and_its_share_of_the_cores(two_gpus):
     env = cuda().child_env("trainer", 0.5, 1)
     assert env["CUDA_VISIBLE_DEVICES"] == "1"
@@ -100,8 +114,8 @@ def test_a_child_sees_its_own_devices_and_its_share_of_the_cores(two_gpus):
 
 
 def test_clients_of_the_runs_daemon_get_its_directories_and_their_share(two_gpus):
-    backend = cuda()
-    backend._mps = {"CUDA_MPS_PIPE_DIRECTORY": "p", "CUDA_MPS_LOG_DIRECTORY": "l"}
+    backend = cuda(mps_threads="split")
+    backend._mps = MpsDaemon({"CUDA_MPS_PIPE_DIRECTORY": "p", "CUDA_MPS_LOG_DIRECTORY": "l"}, io.StringIO())
     env = backend.child_env("engine", 0.35, 0)
     assert env["CUDA_MPS_PIPE_DIRECTORY"] == "p"
     assert env["CUDA_MPS_LOG_DIRECTORY"] == "l"
@@ -156,6 +170,15 @@ def test_mps_is_for_colocated_runs_that_want_it(placement, mps, monkeypatch, cap
     with cuda(mps=mps).prepare_host(placement):
         pass
     assert caplog.text == ""
+
+
+def test_off_is_a_word_also_where_yaml_reads_it_as_false():
+    given = read_layers(None, {}, ["mps=off", "ipc=off"])
+    assert (given["mps"], given["ipc"]) == (False, False)
+    backend = cuda(**given)
+    assert (backend.config.mps, backend.config.ipc) == ("off", "off")
+    with pytest.raises(ConfigError, match="mps_threads"):
+        cuda(mps_threads=False)
 
 
 def test_an_unknown_option_is_refused():

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from spec_backend_cuda import mps_guard
+from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_backend_cuda.mps import MpsUnavailable, mps_daemon, thread_percentage
+from spec_core.errors import RunError
 
 DAEMON = """#!{python} -I
 import os, signal, sys, time
@@ -127,8 +129,8 @@ def test_the_guard_ends_its_daemon_when_the_launcher_is_killed(install, tmp_path
         f"sys.path.insert(0, {str(Path(mps_guard.__file__).parents[1])!r})\n"
         "from spec_backend_cuda import mps, mps_guard\n"
         f"mps_guard.__file__ = {str(_guard_without_cuda(tmp_path))!r}\n"
-        "with mps.mps_daemon() as env:\n"
-        "    print(env['CUDA_MPS_PIPE_DIRECTORY'], flush=True)\n"
+        "with mps.mps_daemon() as daemon:\n"
+        "    print(daemon.environment['CUDA_MPS_PIPE_DIRECTORY'], flush=True)\n"
         "    time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, str(launcher)], stdout=subprocess.PIPE, text=True) as process:
@@ -141,6 +143,46 @@ def test_the_guard_ends_its_daemon_when_the_launcher_is_killed(install, tmp_path
         time.sleep(0.05)
     assert not folder.exists()
     assert daemons(tmp_path / "t") == []
+
+
+def test_a_daemon_that_is_killed_is_told_of_and_the_run_fails_of_it(install, tmp_path, monkeypatch):
+    monkeypatch.setattr(mps_guard, "__file__", str(_guard_without_cuda(tmp_path)))
+    backend = CudaBackend(CudaConfig(name="cuda"))
+    with backend.prepare_host("colocated"):
+        backend.check_host()
+        (pid,) = daemons(tmp_path / "t")
+        time.sleep(3 * mps_guard.WATCH_S)  # the guard has seen it
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RunError, match=rf"^{mps_guard.CONTROL} \(pid {pid}\) died: .*MPS"):
+            until_it_fails(backend)
+    assert list((tmp_path / "t").iterdir()) == []
+    backend.check_host()
+
+
+def test_shared_events_of_ended_processes_are_forgotten_and_no_others(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    started_s = time.time()
+    mine, theirs, old = (
+        Path(f"/dev/shm/cuda.shm.{os.geteuid():x}.{pid:x}.{number}")
+        for pid, number in ((ended.pid, 1), (os.getpid(), 1), (ended.pid, 2))
+    )
+    try:
+        for file in (mine, theirs, old):
+            file.touch()
+        os.utime(old, (started_s - 60, started_s - 60))
+        mps_guard.forget_events(started_s - 1)
+        assert [file.exists() for file in (mine, theirs, old)] == [False, True, True]
+    finally:
+        for file in (mine, theirs, old):
+            file.unlink(missing_ok=True)
+
+
+def until_it_fails(backend: CudaBackend) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        backend.check_host()
+        time.sleep(0.05)
 
 
 def _guard_without_cuda(tmp_path: Path) -> Path:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from spec_core.errors import ConfigError, TargetError
+from spec_trainer.description import describe
 from spec_trainer.dispatch import sample_bytes
-from spec_trainer.resolve import describe, resolve, resolve_config, resolve_parts, resolve_target
+from spec_trainer.resolve import resolve, resolve_config, resolve_parts, resolve_target
 
 
 def test_words_win_over_flags_and_flags_over_the_file(tmp_path):

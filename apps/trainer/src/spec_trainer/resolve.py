@@ -15,6 +15,7 @@ from spec_core.config import read_layers, validate
 from spec_core.errors import ConfigError, TargetError
 from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.dispatch import check_sizes, sample_bytes
+from spec_trainer.launch.members import members
 from spec_trainer.metrics import check_trackers
 from spec_trainer.offline.store import open_features
 from spec_trainer.run_directory import RunDirectory, run_identity
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from spec_core import TargetSpec
     from spec_core.records import FeatureSchema
     from spec_trainer.data.dataset import Dataset
+    from spec_trainer.launch.members import Member
 
 _PATHS = (
     (None, "target"),
@@ -77,6 +79,13 @@ class ResolvedRun(ResolvedParts):
         longest = max(self.dataset.lengths.values())
         return 2 * sample_bytes(self.schema, max(self.config.train.global_batch_tokens, longest))
 
+    def members(self) -> list[Member]:
+        """The processes of the run; none inline. ConfigError where their devices cannot hold them."""
+        if self.config.placement.kind == "inline":
+            return []
+        window_bytes = self.window_bytes if self.config.data.features is None else 0
+        return members(self.config, self.backend.capabilities(), window_bytes)
+
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> ResolvedRun:
     """Raises a UsageError, one line, for anything that is wrong; creates nothing."""
@@ -112,6 +121,7 @@ def _check(run: ResolvedRun) -> None:
         check_sizes(run.work, run.schema, run.window_bytes)
     else:
         open_features(run)
+    run.members()
     run.directory.check_owner(run.identity)
 
 
@@ -244,42 +254,3 @@ def _check_dtype(config: AnyRunConfig, backend: Backend) -> None:
         raise ConfigError(
             f"train.dtype={config.train.dtype}: backend {config.backend.name!r} trains in {', '.join(sorted(dtypes))}"
         )
-
-
-def describe(run: ResolvedRun) -> dict[str, Any]:
-    """What would start where: the document of ``spec-trainer plan``."""
-    config = run.config
-    tensors = run.target.vocab_size * run.target.hidden_size
-    itemsize = 2 if config.train.dtype == "bfloat16" else 4
-    return {
-        "target": str(run.target.folder),
-        "architecture": run.target.architecture,
-        "draft": config.draft.name,
-        "captured_layers": list(run.schema.layers),
-        "features": config.data.features or f"from engine {config.engine.name}",
-        "features_bytes_per_token": run.schema.bytes_per_token(),
-        "features_bytes": sum(sample_bytes(run.schema, length) for length in run.dataset.lengths.values()),
-        "samples": len(run.dataset.train),
-        "held_out_samples": len(run.dataset.held_out),
-        "tokens_per_epoch": run.dataset.total_tokens,
-        "data": str(run.dataset.report),
-        "steps": run.work.total_steps,
-        "placement": config.placement.kind,
-        "processes": _processes(run),
-        "window_bytes": run.window_bytes,
-        "frozen_tensor_bytes": tensors * itemsize * (1 if run.target.tied else 2),
-        "output": str(config.output),
-        "identity": run.identity,
-    }
-
-
-def _processes(run: ResolvedRun) -> list[str]:
-    config = run.config
-    where = f"backend {config.backend.name}"
-    replicas = range(config.engine.replicas if config.data.features is None else 0)
-    if config.placement.kind == "inline":
-        engine = f"engine {config.engine.name} and " if replicas else ""
-        return [f"this process: {engine}trainer rank 0 ({config.train.strategy}), {where}"]
-    engines = [f"engine {config.engine.name} replica {index}, {where}" for index in replicas]
-    ranks = [f"trainer rank {rank} ({config.train.strategy}), {where}" for rank in range(config.train.ranks)]
-    return engines + ranks

@@ -6,25 +6,31 @@ import importlib.util
 import logging
 import os
 import shutil
+import time
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import Field
+
 from spec_backend_cuda.allocator import allocator_settings, limit_memory
 from spec_backend_cuda.mps import MpsUnavailable, mps_daemon, thread_percentage
+from spec_backend_cuda.mps_guard import forget_events
 from spec_backend_cuda.nvml import DriverMissing, inventory
 from spec_backend_cuda.visible_devices import child_devices, gpu_of, visible
 from spec_core.backend import Backend, Placement, Role
 from spec_core.config import BackendConfig
-from spec_core.errors import ConfigError
+from spec_core.errors import ConfigError, RunError
 from spec_core.records import Availability, Capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
+    from spec_backend_cuda.mps import MpsDaemon
+    from spec_backend_cuda.nvml import Gpu
     from spec_core.kernels import Kernels
     from spec_core.ops import AttentionKernel
     from spec_core.process_group import ProcessGroup
@@ -35,6 +41,9 @@ log = logging.getLogger(__name__)
 
 BFLOAT16_SINCE = (8, 0)
 """Compute capability of the first GPUs with bfloat16 matrix products (Ampere)."""
+PROCESS_BYTES = 768 << 20
+"""A CUDA context with torch's kernels is about 0.5 GiB on an H200; the rest is for kernels that are loaded later and
+for NCCL's buffers."""
 
 
 class CudaConfig(BackendConfig):
@@ -43,10 +52,13 @@ class CudaConfig(BackendConfig):
     mps: Literal["auto", "required", "off"] = "auto"
     """Whether colocated processes compute at the same time under a daemon of this run (MPS) or take turns. ``auto``
     takes turns, with a warning, where MPS does not work; ``required`` refuses to run then."""
-    mps_threads: Literal["split", "shared"] = "split"
+    mps_threads: Literal["split", "shared"] = "shared"
     """Under MPS: each process gets its share of the GPU's multiprocessors, or all use all of them."""
     ipc: Literal["auto", "off"] = "auto"
     """Whether processes of one GPU hand features over in its memory; ``off``: through memory of the host."""
+    listen: str = Field(default="", pattern=r"^(\S+:\d+)?$")
+    """``host:port`` of this host where engines on other hosts reach its trainers (``disaggregated``); port 0: a free
+    one each. Empty: engines of this host only."""
 
 
 class CudaBackend(Backend):
@@ -54,13 +66,14 @@ class CudaBackend(Backend):
     api_version: ClassVar[int] = 1
     Config: ClassVar[type[BackendConfig]] = CudaConfig
     dist_backend: ClassVar[str] = "nccl"
+    ray_resource: ClassVar[str] = "GPU"
 
     config: CudaConfig
 
     def __init__(self, config: BackendConfig) -> None:
         super().__init__(config)
-        self._mps: Mapping[str, str] = {}
-        """Environment of the clients of this run's daemon, while ``prepare_host`` is open."""
+        self._mps: MpsDaemon | None = None
+        """This run's, while ``prepare_host`` is open."""
 
     @classmethod
     def probe(cls) -> Availability:
@@ -97,6 +110,8 @@ class CudaBackend(Backend):
             graph_capture=True,
             dtypes=frozenset({"float32", "bfloat16"} if modern else {"float32"}),
             num_devices=len(entries),
+            device_bytes=_smallest([gpu_of(entry, gpus) for entry in entries]),
+            process_bytes=PROCESS_BYTES,
         )
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
@@ -107,7 +122,7 @@ class CudaBackend(Backend):
             **child_devices(os.environ, gpus, local_rank, num_devices),
             **allocator_settings(os.environ),
             "OMP_NUM_THREADS": str(max(1, int(share * num_devices * cores))),
-            **self._mps,
+            **(self._mps.environment if self._mps else {}),
         }
         if self._mps and share < 1 and self.config.mps_threads == "split":
             env |= thread_percentage(share)
@@ -115,15 +130,21 @@ class CudaBackend(Backend):
 
     @contextmanager
     def prepare_host(self, placement: Placement) -> Iterator[None]:
+        started_s = time.time()
         with ExitStack() as stack:
+            stack.callback(forget_events, started_s)  # also where no guard is there to do it
             if placement == "colocated" and self.config.mps != "off":
                 self._mps = self._share_devices(stack)
             try:
                 yield
             finally:
-                self._mps = {}
+                self._mps = None
 
-    def _share_devices(self, stack: ExitStack) -> Mapping[str, str]:
+    def check_host(self) -> None:
+        if self._mps is not None and self._mps.ended is not None:
+            raise RunError(f"{self._mps.ended} died: the processes of a GPU computed through it (MPS)")
+
+    def _share_devices(self, stack: ExitStack) -> MpsDaemon | None:
         try:
             return stack.enter_context(mps_daemon())
         except MpsUnavailable as unavailable:
@@ -132,7 +153,7 @@ class CudaBackend(Backend):
                     f"backend.mps=required, but {unavailable}; set backend.mps=auto to let processes take turns"
                 ) from unavailable
             log.warning("engine and trainer take turns on each GPU: %s", unavailable)
-            return {}
+            return None
 
     def device(self, local_rank: int) -> torch.device:
         import torch
@@ -155,9 +176,13 @@ class CudaBackend(Backend):
             from spec_core.cpu.inline_transport import InlineTransport
 
             return InlineTransport()
+        if placement == "disaggregated":
+            from spec_backend_cuda.nccl_transport import NcclTransport
+
+            return NcclTransport(self.config.listen)
         from spec_backend_cuda.ipc_transport import IpcTransport
 
-        return IpcTransport(share_device=placement == "colocated" and self.config.ipc == "auto")
+        return IpcTransport(share_device=self.config.ipc == "auto")
 
     def attention_kernel(self) -> AttentionKernel:
         from spec_backend_cuda.attention import FlashAttention
@@ -175,6 +200,13 @@ class CudaBackend(Backend):
         from spec_backend_cuda.kernels import TritonKernels
 
         return TritonKernels()
+
+
+def _smallest(gpus: Sequence[Gpu | None]) -> int | None:
+    """Memory of the smallest of them; None where it is not known of each."""
+    sizes = [None if gpu is None else gpu.memory_bytes for gpu in gpus]
+    known = [size for size in sizes if size is not None]
+    return min(known) if len(known) == len(sizes) else None
 
 
 def _torch() -> tuple[dict[str, str], list[str]]:

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from spec_backend_cuda import mps_guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from typing import TextIO
 
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
@@ -22,9 +24,29 @@ class MpsUnavailable(RuntimeError):
     """This host has no MPS that works; the message says why."""
 
 
+class MpsDaemon:
+    """A daemon that runs, seen from the launcher."""
+
+    def __init__(self, environment: Mapping[str, str], guard_says: TextIO) -> None:
+        self.environment = environment
+        """What its clients need in theirs."""
+        self.ended: str | None = None
+        """The process of it that has died, as ``nvidia-cuda-mps-server (pid 7)``."""
+        self._listener = threading.Thread(target=self._listen, args=(guard_says,), name="mps", daemon=True)
+        self._listener.start()
+
+    def join(self) -> None:
+        """Until the guard, which must have been told to end, says no more."""
+        self._listener.join()
+
+    def _listen(self, guard_says: TextIO) -> None:
+        for line in guard_says:
+            self.ended = json.loads(line)["ended"]
+
+
 @contextmanager
-def mps_daemon() -> Iterator[Mapping[str, str]]:
-    """Starts a daemon for this run alone; yields the environment of its clients. Raises MpsUnavailable.
+def mps_daemon() -> Iterator[MpsDaemon]:
+    """Starts a daemon for this run alone. Raises MpsUnavailable.
 
     The daemon ends with the block, and also when this process is killed.
     """
@@ -36,11 +58,17 @@ def mps_daemon() -> Iterator[Mapping[str, str]]:
         start_new_session=True,
     )
     with guard:  # leaving it closes the guard's input and waits for it
+        assert guard.stdin is not None
         assert guard.stdout is not None
         answer: dict[str, str] = json.loads(guard.stdout.readline() or '{"reason": "its guard process died"}')
         if "reason" in answer:
             raise MpsUnavailable(answer["reason"])
-        yield answer
+        daemon = MpsDaemon(answer, guard.stdout)
+        try:
+            yield daemon
+        finally:
+            guard.stdin.close()
+            daemon.join()
 
 
 def thread_percentage(share: float) -> dict[str, str]:

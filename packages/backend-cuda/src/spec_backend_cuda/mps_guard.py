@@ -1,9 +1,10 @@
 """The process that owns a run's MPS daemon: ``python -I mps_guard.py``, only the standard library.
 
 It starts the daemon in directories of its own, says on one line of JSON how that went, and waits for its standard
-input to end. That is when the launcher closes it, or dies of whatever: one way out for both. Then the daemon and its
-servers end and the directories go. If this process is killed too, the next run's guard finds what is left: it holds a
-lock on each directory that is in use, and the kernel lets go of locks.
+input to end; on a second line it tells if the daemon or a server of it dies before. The input ends when the launcher
+closes it, or dies of whatever: one way out for both. Then the daemon and its servers end and the directories go. If
+this process is killed too, the next run's guard finds what is left: it holds a lock on each directory that is in use,
+and the kernel lets go of locks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -25,9 +27,11 @@ PREFIX = "spec-mps-"
 CONTROL = "nvidia-cuda-mps-control"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-ANSWER_S = 10.0
-"""For the daemon's own commands; they take milliseconds."""
-END_S = 5.0
+ANSWER_S = 5.0
+"""For the daemon's own commands; they take milliseconds, but for a server that a killed client has made hang."""
+END_S = 3.0
+WATCH_S = 0.25
+"""Between looks at the daemon's processes."""
 _LONGEST_FOLDER = 80
 """A Unix socket's name holds 108 bytes, and the daemon adds its own."""
 _TRY_A_CLIENT = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) % 256)"
@@ -121,19 +125,56 @@ def reap() -> None:
 
 
 def processes(folder: Path) -> list[int]:
-    """The daemon and its servers, known by the pipe directory in their environment."""
+    """The daemon, known by the pipe directory in its environment, and its servers, which are its children, or this
+    process's when it has died."""
     mark = f"{PIPE}={folder / 'pipe'}".encode()
-    return [
-        int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_mps(entry, mark)
-    ]
+    parents = {
+        int(entry.name): parent
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and (parent := _parent_of_mps(entry)) is not None
+    }
+    marked = {pid for pid in parents if mark in _environment(pid)}
+    return sorted(marked | {pid for pid, parent in parents.items() if parent in marked | {os.getpid()}})
 
 
-def _is_mps(process: Path, mark: bytes) -> bool:
+def _parent_of_mps(process: Path) -> int | None:
+    """Id of the parent of a process that runs a program of MPS; None of all others, and of dead ones."""
     try:
-        named = (process / "comm").read_text().startswith(CONTROL[:15])  # the kernel keeps 15 characters
-        return named and mark in (process / "environ").read_bytes().split(b"\0")
+        if not (process / "comm").read_text().startswith(CONTROL[:15]):  # the kernel keeps 15 characters
+            return None
+        state, parent, *_ = (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False  # it ended meanwhile, or is another user's
+        return None  # it ended meanwhile
+    return None if state == "Z" else int(parent)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # it ended meanwhile, or is another user's
+
+
+def watch(folder: Path) -> None:
+    """Until standard input ends. Tells of the first process of the daemon that has died."""
+    known: dict[int, str] = {}
+    told = False
+    while not select.select([sys.stdin], [], [], WATCH_S)[0]:
+        running = processes(folder)
+        gone = known.keys() - running
+        if gone and not told:
+            told = True
+            with suppress(BrokenPipeError):
+                print(json.dumps({"ended": known[min(gone)]}), flush=True)
+        known |= {pid: f"{_name(pid)} (pid {pid})" for pid in running if pid not in known}
+
+
+def _name(pid: int) -> str:
+    """The program's in full."""
+    with suppress(OSError):
+        words = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace").split("\0")
+        return next((Path(word).name for word in words if CONTROL[:15] in word), CONTROL)
+    return CONTROL
 
 
 def sweep() -> None:
@@ -145,7 +186,19 @@ def sweep() -> None:
                 os.close(descriptor)
 
 
+def forget_events(since_s: float) -> None:
+    """Removes what ended processes have left of the events that they shared, from that wall-clock second on: the
+    driver keeps them in files named after their owner's process (hexadecimal), and forgets them at its end."""
+    for file in Path("/dev/shm").glob("cuda.shm.*.*.*"):
+        with suppress(OSError, ValueError):
+            owner, status = int(file.name.split(".")[3], 16), file.stat()
+            ours = status.st_uid == os.geteuid() and status.st_mtime >= since_s
+            if ours and not Path("/proc", str(owner)).exists():
+                file.unlink()
+
+
 def main() -> None:
+    started_s = time.time()
     for number in (signal.SIGINT, signal.SIGTERM):  # a service manager may signal every process of a run
         signal.signal(number, signal.SIG_IGN)
     adopt()
@@ -154,9 +207,12 @@ def main() -> None:
     try:
         reason = start(folder)
         print(json.dumps({"reason": reason} if reason else environment(folder)), flush=True)
+        if not reason:
+            watch(folder)
         sys.stdin.read()
     finally:
         stop(folder)
+        forget_events(started_s)
 
 
 if __name__ == "__main__":

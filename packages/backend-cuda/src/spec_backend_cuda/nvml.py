@@ -13,6 +13,21 @@ _NAME_BYTES = 96
 """NVML_DEVICE_UUID_V2_BUFFER_SIZE; versions are shorter."""
 
 
+class _Memory(ctypes.Structure):
+    """nvmlMemory_v2_t. The driver's own share is told apart: CUDA counts it in no device's memory."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+_MEMORY_VERSION = ctypes.sizeof(_Memory) | 2 << 24
+
+
 class DriverMissing(RuntimeError):
     """No NVIDIA driver that answers; the message says what to do."""
 
@@ -22,6 +37,8 @@ class Gpu:
     uuid: str
     """As in CUDA_VISIBLE_DEVICES: ``GPU-`` and 36 characters."""
     compute_capability: tuple[int, int]
+    memory_bytes: int | None = None
+    """What processes can get of its memory; None where the driver does not tell."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,18 @@ def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
     _check(nvml, nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(nvml, nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)))
-    return Gpu(_text(nvml, nvml.nvmlDeviceGetUUID, handle), (major.value, minor.value))
+    return Gpu(
+        _text(nvml, nvml.nvmlDeviceGetUUID, handle), (major.value, minor.value), _memory_bytes(nvml, handle)
+    )
+
+
+def _memory_bytes(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:
+    """GPUs that share the host's memory have none of their own to tell of; drivers before 510 lack the call."""
+    memory = _Memory(version=_MEMORY_VERSION)
+    ask = getattr(nvml, "nvmlDeviceGetMemoryInfo_v2", None)
+    if ask is None or ask(handle, ctypes.byref(memory)) != 0:
+        return None
+    return memory.total - memory.reserved
 
 
 def _text(nvml: ctypes.CDLL, function: Callable[..., int], *handle: ctypes.c_void_p) -> str:

@@ -9,8 +9,10 @@ B3  ``capabilities`` is frozen and, like ``probe``, touches no device.
 B4  ``child_env`` returns what a child process needs in its environment before it starts (visible devices,
     allocator, vendor daemons) and changes nothing itself: two calls give equal mappings, ``os.environ`` stays.
     The child sees its devices alone, so that its own ``device(0)`` is the one that it was given.
-B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started.
-B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process.
+B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started. Inside it
+    ``check_host`` raises RunError once something that it has started has died; it is cheap and never waits.
+B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process; ``ray_resource``
+    is Ray's word for one.
 B7  ``limit_memory`` enforces the fraction where ``capabilities.memory_limit`` says so, and raises ConfigError
     where not: a limit is never ignored.
 B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group.
@@ -18,6 +20,7 @@ B9  ``transport(placement)`` gives the feature transport for a placement; a plac
     do raises ConfigError.
 B10 ``attention_kernel`` is None, or a causal kernel whose result equals dense attention; ``kernels`` is None, or
     agrees with ``spec_core.plain_kernels`` up to rounding.
+B11 ``import_env`` is as cheap and as safe as ``probe``, and empty unless torch cannot be imported without it.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ class Backend(ABC):
     Config: ClassVar[type[BackendConfig]] = BackendConfig
     dist_backend: ClassVar[str]
     """Backend name for torch's own process groups: what FSDP and Megatron get (``gloo``, ``nccl``, ``hccl``)."""
+    ray_resource: ClassVar[str] = "CPU"
+    """What Ray counts this hardware's devices as (``CPU``, ``GPU``, ``NPU``): a task asks for it by this name."""
 
     def __init__(self, config: BackendConfig) -> None:
         self.config = config
@@ -67,6 +72,12 @@ class Backend(ABC):
     def capabilities(cls) -> Capabilities:
         """B3: what this machine's hardware offers."""
 
+    @classmethod
+    def import_env(cls) -> Mapping[str, str]:
+        """B11: what a process on this host, of whatever backend, needs in its environment to import torch at all:
+        torch loads the vendor's extension by itself, and fails where that is installed and cannot be loaded."""
+        return {}
+
     @abstractmethod
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         """B4: variables for a child of ``role`` that gets ``share`` (0..1] of the device ``local_rank``, or of
@@ -75,6 +86,9 @@ class Backend(ABC):
     @abstractmethod
     def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
         """B5: starts what the host needs for a placement (a sharing daemon, say) and stops it again."""
+
+    def check_host(self) -> None:  # noqa: B027 (a backend that starts nothing has nothing to watch)
+        """B5: names what has died of that which ``prepare_host`` started."""
 
     @abstractmethod
     def device(self, local_rank: int) -> torch.device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import pydantic
 import yaml
@@ -83,7 +83,7 @@ def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
     """Checks ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
     try:
         # JSON mode keeps strictness where YAML can say the type and still takes "a/b" for a path, [1] for a tuple.
-        return model.model_validate_json(json.dumps(values, default=str))
+        return model.model_validate_json(json.dumps(_with_off(model, values), default=str))
     except pydantic.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(model, error)}") from None
 
@@ -131,6 +131,24 @@ def _assign(layer: DictConfig, key: str, value: object, word: str) -> None:
         OmegaConf.update(layer, key, value, force_add=True)
     except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"override {word!r} cannot be applied: {first_line(error)}") from error
+
+
+def _with_off(model: type[pydantic.BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with the word "off" where a key knows it and has false: YAML 1.1 reads the one as the other."""
+
+    def word(key: str, value: object) -> object:
+        field = model.model_fields.get(key)
+        annotation = None if field is None else field.annotation
+        if isinstance(value, dict) and (nested := _model_in(annotation)) is not None:
+            return _with_off(nested, cast("dict[str, Any]", value))
+        return "off" if value is False and _knows_off(annotation) else value
+
+    return {key: word(key, value) for key, value in values.items()}
+
+
+def _knows_off(annotation: object) -> bool:
+    parts = get_args(annotation)
+    return "off" in parts if get_origin(annotation) is Literal else any(map(_knows_off, parts))
 
 
 def _explain(model: type[Config], error: pydantic.ValidationError) -> str:

@@ -41,6 +41,10 @@ class Capabilities:
     """Training dtypes, by torch name."""
     num_devices: int = 1
     """Devices of this host."""
+    device_bytes: int | None = None
+    """Memory of the smallest of them; None: not known."""
+    process_bytes: int = 0
+    """What a process takes of a device beside what ``limit_memory`` counts, such as the driver's context."""
 
 
 @dataclass(frozen=True, kw_only=True)

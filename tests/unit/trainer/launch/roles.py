@@ -46,6 +46,18 @@ def failing(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     raise ValueError("what went wrong\nand where")
 
 
+class AcceleratorError(RuntimeError):
+    """As torch calls it."""
+
+
+def broken_device(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
+    raise AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def aborting(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
+    os.abort()
+
+
 def misused(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     raise ConfigError("engine.colour=blue: expected red")
 

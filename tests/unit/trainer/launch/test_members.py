@@ -63,6 +63,29 @@ def test_shares_of_a_device_never_exceed_it(kind: str, replicas: int, ranks: int
         assert all(member.memory_fraction is None for member in found)
 
 
+def test_engines_of_a_device_begin_one_after_the_other_and_ranks_after_them() -> None:
+    limited = Capabilities(num_devices=2, memory_limit=True)
+    found = members(config("colocated", 3, 2), limited)
+    assert [(m.name, m.turn) for m in found] == [
+        ("engine-0", 0),
+        ("engine-1", 0),
+        ("engine-2", 1),
+        ("trainer-0", 2),
+        ("trainer-1", 2),
+    ]
+    assert {m.turn for m in members(config("disaggregated", 1, 1), limited)} == {0}
+    assert {m.turn for m in members(config("colocated", 3, 2), Capabilities(num_devices=2))} == {0}
+
+
+def test_disaggregated_processes_of_one_device_are_limited_all_the_same() -> None:
+    found = members(config("disaggregated", 1, 2), Capabilities(num_devices=2, memory_limit=True))
+    assert [(m.name, m.memory_fraction) for m in found] == [
+        ("engine-0", 0.5),
+        ("trainer-0", None),
+        ("trainer-1", 0.5),
+    ]
+
+
 def test_with_features_in_a_folder_there_are_no_engines() -> None:
     found = config("disaggregated", 1, 3)
     found = found.model_copy(update={"data": found.data.model_copy(update={"features": "f"})})

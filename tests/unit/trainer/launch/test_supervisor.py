@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -107,6 +108,47 @@ def test_the_cause_is_told_rather_than_what_follows_from_it(
     children[0].process.wait()  # its failure is heard first
     with pytest.raises(RunError, match=blamed):
         supervisor.next_event()
+
+
+@pytest.mark.parametrize("accomplice", ["failing", "aborting"])
+def test_a_child_that_somebody_killed_is_the_cause_of_what_others_report_before(
+    supervisor: Supervisor, accomplice: str
+) -> None:
+    """A killed process ends slowly where a driver takes its memory back."""
+    victim = spawn(supervisor, "obedient")
+    supervisor.next_event()
+    spawn(supervisor, accomplice).process.wait()
+    victim.process.kill()
+    with pytest.raises(RunError, match=r"^obedient was killed by signal 9"):
+        supervisor.next_event()
+
+
+@pytest.mark.parametrize("collateral", ["failing", "broken_device", None])
+def test_what_has_died_on_the_host_is_the_cause(tmp_path: Path, collateral: str | None) -> None:
+    def check_host() -> None:
+        if time.monotonic() > since + 0.3:
+            raise RunError("the daemon died")
+
+    with Supervisor(tmp_path, PEER_S, check_host) as supervisor:
+        since = math.inf
+        spawn(supervisor, "obedient")
+        supervisor.next_event()
+        if collateral is not None:
+            spawn(supervisor, collateral).process.wait()
+        since = time.monotonic()
+        with pytest.raises(RunError, match=r"^the daemon died$"):
+            supervisor.next_event()
+
+
+def test_a_child_waits_for_its_turn_where_its_order_says_so(supervisor: Supervisor) -> None:
+    env = {"PYTHONPATH": str(Path(__file__).parent)}
+    child = supervisor.spawn("late", {"entry": "roles:obedient", "waits": True}, env)
+    assert supervisor.next_event(time.monotonic() + PEER_S) is None
+    child.tell("begin")
+    event = supervisor.next_event()
+    assert event is not None
+    assert event.record is not None
+    assert event.record["kind"] == "ready"
 
 
 def test_a_stopped_child_is_lost(supervisor: Supervisor) -> None:

@@ -19,7 +19,6 @@ from spec_core.errors import DeadlineExceeded, RunError
 from spec_trainer.data.store import saved_dataset
 from spec_trainer.dispatch import Dispatcher
 from spec_trainer.interrupted import Interrupted
-from spec_trainer.launch.members import members
 from spec_trainer.launch.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -92,25 +91,30 @@ class LocalRun:
         self._engines: dict[str, RemoteEngine] = {}
         self._ranks: dict[str, Child] = {}
         self._ready: dict[str, dict[str, Any]] = {}
+        self._turns: dict[str, int] = {}
+        """``Member.turn`` of those that are not ready."""
         self._go_on: dict[int, bool] = {}
         self._interrupted: str | None = None
 
     def start(self, dataset: Path, taker: Program) -> None:
-        """Starts every process; they load in parallel."""
+        """Starts every process; they load in parallel, and touch their devices in turns."""
         programs = {"engine": _ENGINE, "trainer": taker}
         common = {
             "config": self._plan.config.model_dump(mode="json"),
             "token": secrets.token_hex(16),
             "dataset": str(dataset),
         }
-        for member in members(self._plan.config, self._plan.backend.capabilities()):
-            env = _ONE_HOST | os.environ | member.env(self._plan.backend)
+        plan = self._plan
+        for member in plan.members():
+            env = _ONE_HOST | os.environ | member.env(plan.backend)
             order = {
                 "entry": programs[member.role].entry,
                 "rank": member.index,
                 "memory_fraction": member.memory_fraction,
+                "waits": member.turn > 0,
             }
             name = f"{programs[member.role].name}-{member.index}"
+            self._turns[name] = member.turn
             child = self._supervisor.spawn(name, order | common, env)
             if member.role == "engine":
                 self._engines[name] = RemoteEngine(child)
@@ -169,8 +173,16 @@ class LocalRun:
     def _on_ready(self, child: Child, record: dict[str, Any]) -> None:
         self._ready[child.name] = record
         log.info("%s is ready", child.name)
+        self._let_next_begin(self._turns.pop(child.name))
         if len(self._ready) == len(self._engines) + len(self._ranks):
             self._begin()
+
+    def _let_next_begin(self, turn: int) -> None:
+        """Those of the next turn, where nobody of ``turn`` is left to be ready."""
+        following = min(self._turns.values(), default=turn)
+        if following > turn:
+            for name in [name for name, its_turn in self._turns.items() if its_turn == following]:
+                self._supervisor.children[name].tell("begin")
 
     def _begin(self) -> None:
         plan = self._plan
@@ -210,7 +222,7 @@ def run_local(
     """Runs every process in its place until all have ended. ``taker``: what takes the features."""
     with (
         saved_dataset(plan.dataset, plan.directory.root) as dataset,
-        Supervisor(plan.directory.logs, plan.config.timeouts.peer_s) as supervisor,
+        Supervisor(plan.directory.logs, plan.config.timeouts.peer_s, plan.backend.check_host) as supervisor,
         progress,
     ):
         run = LocalRun(plan, supervisor, stop, progress)

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
+from spec_trainer.launch.memory_budget import MemoryBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from spec_core.backend import Backend, Role
     from spec_core.records import Capabilities
     from spec_trainer.config import AnyRunConfig, PlacementConfig
+
+Place = tuple["Role", int, range]
+"""Role, index and devices of a process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +30,14 @@ class Member:
     num_devices: int = 1
     """How many it has, from there on."""
     share: float
-    """Of each of them, 0..1]."""
+    """Of the computing of each of them, 0..1]."""
     memory_fraction: float | None
     """What its memory is limited to; None: not limited."""
+    uncounted_bytes: int = 0
+    """What it takes of a device beside that limit."""
+    turn: int = 0
+    """It touches no device before the members of earlier turns are ready. An engine measures what is free on its
+    device when it starts, and would count to itself what another process takes meanwhile."""
 
     @property
     def name(self) -> str:
@@ -41,30 +50,35 @@ class Member:
         return backend.child_env(self.role, self.share, self.local_rank, self.num_devices)
 
 
-def members(config: AnyRunConfig, capabilities: Capabilities) -> list[Member]:
+def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int = 0) -> list[Member]:
     """Every process of the run. Colocated, engines and ranks both start at device 0 and share devices; disaggregated,
     engines come first and ranks after them. Both go around the host's devices, and processes of a device share it
-    evenly. With ``data.features`` there are no engines. Raises ConfigError where an engine spreads over more devices
-    than there are."""
-    colocated = config.placement.kind == "colocated"
-    fractions = _fractions(config.placement) if colocated else {"engine": 1.0, "trainer": 1.0}
-    places = list(_places(config, capabilities.num_devices, colocated))
-    crowd = Counter((role if colocated else "", device) for role, _, devices in places for device in devices)
-    return [
-        Member(
-            role=role,
-            index=index,
-            local_rank=devices[0],
-            num_devices=len(devices),
-            share=(share := fractions[role] / max(crowd[role if colocated else "", d] for d in devices)),
-            memory_fraction=share if colocated and capabilities.memory_limit else None,
+    evenly. With ``data.features`` there are no engines. ``window_bytes``: of each rank's features in flight.
+    ConfigError where an engine spreads over more devices than there are, or a shared device's memory is too small."""
+    places = list(_places(config, capabilities.num_devices))
+    crowds = _crowds(places)
+    budget = MemoryBudget(capabilities, window_bytes)
+    found = []
+    for (role, index, devices), turn in zip(places, _turns(places), strict=True):
+        around = [crowds[device] for device in devices]
+        limit = _limit(config.placement, role, around, budget) if capabilities.memory_limit else None
+        found.append(
+            Member(
+                role=role,
+                index=index,
+                local_rank=devices[0],
+                num_devices=len(devices),
+                share=_share(config.placement, role, around),
+                memory_fraction=limit,
+                uncounted_bytes=budget.uncounted_bytes(role),
+                turn=0 if limit is None else turn,
+            )
         )
-        for role, index, devices in places
-    ]
+    return found
 
 
-def _places(config: AnyRunConfig, num_devices: int, colocated: bool) -> Iterator[tuple[Role, int, range]]:
-    """Role, index and devices of each process; the devices of one engine are neighbours."""
+def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
+    """The devices of one engine are neighbours."""
     width = config.engine.tensor_parallel
     if width > num_devices:
         raise ConfigError(
@@ -75,10 +89,34 @@ def _places(config: AnyRunConfig, num_devices: int, colocated: bool) -> Iterator
     for index in range(replicas):
         first = index % (num_devices // width) * width
         yield "engine", index, range(first, first + width)
-    taken = 0 if colocated else replicas * width
+    taken = 0 if config.placement.kind == "colocated" else replicas * width
     for rank in range(config.train.ranks):
         device = (taken + rank) % num_devices
         yield "trainer", rank, range(device, device + 1)
+
+
+def _crowds(places: Iterable[Place]) -> dict[int, list[Role]]:
+    """Who is on each device."""
+    crowds: dict[int, list[Role]] = {}
+    for role, _, devices in places:
+        for device in devices:
+            crowds.setdefault(device, []).append(role)
+    return crowds
+
+
+def _turns(places: Iterable[Place]) -> Iterator[int]:
+    """Engines of a device one after the other, then all ranks, which start together."""
+    engines = Counter[int]()
+    for role, _, devices in places:
+        yield engines[devices[0]] if role == "engine" else max(engines.values(), default=0)
+        engines[devices[0]] += role == "engine"
+
+
+def _share(placement: PlacementConfig, role: Role, around: Sequence[Sequence[Role]]) -> float:
+    """Of the computing: the whole device goes to those that are on it."""
+    if placement.kind != "colocated":
+        return 1 / max(map(len, around))
+    return _fractions(placement)[role] / max(crowd.count(role) for crowd in around)
 
 
 def _fractions(placement: PlacementConfig) -> dict[Role, float]:
@@ -87,3 +125,13 @@ def _fractions(placement: PlacementConfig) -> dict[Role, float]:
     if engine is None:
         engine = 0.5 if trainer is None else 1 - trainer
     return {"engine": engine, "trainer": 1 - engine if trainer is None else trainer}
+
+
+def _limit(
+    placement: PlacementConfig, role: Role, around: Sequence[Sequence[Role]], budget: MemoryBudget
+) -> float | None:
+    """Of the memory of its devices. Disaggregated, who has a device to itself is not limited."""
+    if placement.kind == "colocated":
+        return min(budget.fractions(placement, crowd)[role] / crowd.count(role) for crowd in around)
+    shared = [crowd for crowd in around if len(crowd) > 1]
+    return min(map(budget.even_fraction, shared), default=None)

@@ -10,9 +10,8 @@ import logging
 import math
 import os
 import queue
-import socket
+import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import AbstractContextManager
@@ -20,23 +19,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError, SpecError, UsageError
-from spec_trainer.launch.control import ControlChannel
 from spec_trainer.launch.guardian import Guardian, end_group
+from spec_trainer.launch.spawn import spawn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from spec_trainer.launch.control import Record
+    from spec_trainer.launch.control import ControlChannel, Record
 
 log = logging.getLogger(__name__)
 
 _CHILD = "spec_trainer.launch.child"
 _GRACE_S = 3.0
 """Between asking the children to end and killing them."""
-_BLAME_S = 1.0
-"""After a failure: time for its cause to be heard of too. A peer may report a lost connection before the kernel
-has told of the process that died."""
+_BLAME_S = {1: 2.0, 2: 3.0}
+"""Remoteness of a failure -> time for its cause to be heard of too. A peer may report a lost connection before the
+kernel has told of the process that died; a driver may take seconds to let one go."""
+_HOST_CHECK_S = 0.5
+"""Between looks at what the backend has started on the host."""
+_UNKILLABLE_S = 10.0
+"""For a killed process to be gone: one that waits inside a driver is not."""
+_FOLLOWS = ("PeerLost", "DeadlineExceeded", "AcceleratorError")
+"""Errors that another process may be the cause of. The last one is torch's for a device that has failed, which a
+process that dies in the middle of its work makes of a device for the others on it."""
 _CONFIRM_S = 1.0
 """A silent child is heard once more: this process itself may have been stopped (Ctrl-Z), not the child."""
 
@@ -78,15 +84,18 @@ class Event:
 class _Failure:
     error: SpecError
     remoteness: int
-    """0: a process died or went silent; 1: it told why it fails; 2: it fails because another one does."""
+    """0: a process was killed or went silent; 1: it ended by itself, or told why it fails; 2: it may fail because
+    another one does."""
 
 
 class Supervisor(AbstractContextManager["Supervisor"]):
     """Leaving it, by an exception or not, ends every child and waits for it."""
 
-    def __init__(self, logs: Path, peer_s: float) -> None:
+    def __init__(self, logs: Path, peer_s: float, check_host: Callable[[], None] = lambda: None) -> None:
+        """``check_host``: Backend.check_host."""
         self._logs = logs
         self._peer_s = peer_s
+        self._check_host = check_host
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._listeners: list[threading.Thread] = []
         self._guardian = Guardian()
@@ -94,18 +103,8 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
     def spawn(self, name: str, order: Mapping[str, object], env: Mapping[str, str]) -> Child:
         """Starts a child with ``env`` over this process's environment; its output goes to ``logs/NAME.log``."""
-        ours, theirs = socket.socketpair()
-        channel = ControlChannel(ours, self._peer_s)
-        with theirs, (self._logs / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", _CHILD, name, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **env},
-                start_new_session=True,
-            )
+        with (self._logs / f"{name}.log").open("ab") as output:
+            process, channel = spawn([_CHILD, name], {**os.environ, **env}, output, self._peer_s)
         child = self.children[name] = Child(name, process, channel, time.monotonic())
         self._guardian.guard(process.pid)
         child.tell("order", peer_s=self._peer_s, **order)
@@ -125,10 +124,11 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         and has been silent for ``timeouts.peer_s`` (PeerLost).
         """
         while True:
+            self._check_host()
             self._check_silence()
             wait_s = min(deadline_s, self._next_check_s()) - time.monotonic()
             try:
-                event = self._events.get(timeout=max(0.0, wait_s))
+                event = self._events.get(timeout=min(max(0.0, wait_s), _HOST_CHECK_S))
             except queue.Empty:
                 if time.monotonic() >= deadline_s:
                     return None
@@ -166,10 +166,18 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             except subprocess.TimeoutExpired:
                 log.warning("%s did not end when asked and is killed", child.name)
             end_group(child.process.pid)
-            child.process.wait()
+            self._bury(child)
         for listener in self._listeners:
             listener.join()
         self._guardian.__exit__(*exc)
+
+    def _bury(self, child: Child) -> None:
+        try:
+            child.process.wait(_UNKILLABLE_S)
+        except subprocess.TimeoutExpired:
+            log.error(
+                "%s (pid %d) does not die of kill -9: it waits in a driver", child.name, child.process.pid
+            )
 
     def _listen(self, child: Child) -> None:
         for record in child.channel.records():
@@ -181,23 +189,28 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def _failure(self, event: Event) -> _Failure | None:
         child, record = event.child, event.record
         if record is None:
-            return None if child.finished or child.reported else _Failure(self._death(child), 0)
+            if child.finished or child.reported:
+                return None
+            death = self._death(child)
+            return _Failure(death, 0 if child.process.returncode == -signal.SIGKILL else 1)
         if record["kind"] != "failed":
             return None
         child.reported = True
         if record["usage"]:
             return _Failure(UsageError(record["message"]), 1)
-        lost = record["error"] in (PeerLost.__name__, DeadlineExceeded.__name__)
-        return _Failure(RunError(f"{child.name}: {record['error']}: {record['message']}"), 2 if lost else 1)
+        remoteness = 2 if record["error"] in _FOLLOWS else 1
+        return _Failure(RunError(f"{child.name}: {record['error']}: {record['message']}"), remoteness)
 
     def _cause(self, first: _Failure) -> SpecError:
-        """The failure closest to the root of all that follow at once; of equals, the first."""
+        """The failure closest to the root of all that follow at once; of equals, the first. Raises that of the host
+        unless a process was killed."""
         failures = [first]
-        deadline = time.monotonic() + _BLAME_S
+        deadline = time.monotonic() + _BLAME_S.get(first.remoteness, 0.0)
         while failures[-1].remoteness > 0:
             try:
                 event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
+                self._check_host()
                 break
             if event is not None and (failure := self._failure(event)) is not None:
                 failures.append(failure)

@@ -1,4 +1,4 @@
-"""BackendSuite: the contract of spec_core.backend (B1–B10) as tests.
+"""BackendSuite: the contract of spec_core.backend (B1–B11) as tests.
 
 ::
 
@@ -161,6 +161,12 @@ class BackendSuite(ConformanceSuite):
         assert isinstance(device, torch.device)
         assert (torch.ones(1, device=device) + 1).item() == 2
 
+    def test_b6_ray_counts_devices_by_a_name(self, usable: Backend) -> None:
+        """B6: ``ray_resource`` is a word; what does not compute on the host's processors is not counted as them."""
+        assert usable.ray_resource.isidentifier()
+        if usable.device(0) != torch.device("cpu"):
+            assert usable.ray_resource != "CPU"
+
     def test_b7_limit_is_enforced_or_refused(self, usable: Backend) -> None:
         """B7: memory beyond the fraction is refused; a backend without limits refuses the call instead."""
         if not usable.capabilities().memory_limit:
@@ -246,6 +252,14 @@ class BackendSuite(ConformanceSuite):
         logits_RSV = torch.randn(5, 2, 33, generator=generator).to(device)
         rows = [_row_losses(chosen, logits_RSV) for chosen in (kernels, PLAIN)]
         torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
+
+    def test_b11_torch_is_left_alone_where_the_backend_works(self, backend: type[Backend]) -> None:
+        """B11: nothing is wanted where this backend can run; two calls give equal mappings of text to text."""
+        env = backend.import_env()
+        assert env == backend.import_env()
+        assert all(isinstance(text, str) for item in env.items() for text in item)
+        if backend.probe().ok:
+            assert not env
 
     def _ask(self, backend: type[Backend], blocked: Sequence[str]) -> dict[str, Any]:
         code = _ASK.format(module=backend.__module__, name=backend.__qualname__)

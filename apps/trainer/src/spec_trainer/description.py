@@ -1,0 +1,68 @@
+"""What would start where: the document of ``spec-trainer plan``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.dispatch import sample_bytes
+
+if TYPE_CHECKING:
+    from spec_trainer.resolve import ResolvedRun
+
+
+def describe(run: ResolvedRun) -> dict[str, Any]:
+    """JSON values only."""
+    config = run.config
+    tensors = run.target.vocab_size * run.target.hidden_size
+    itemsize = 2 if config.train.dtype == "bfloat16" else 4
+    return {
+        "target": str(run.target.folder),
+        "architecture": run.target.architecture,
+        "draft": config.draft.name,
+        "captured_layers": list(run.schema.layers),
+        "features": config.data.features or f"from engine {config.engine.name}",
+        "features_bytes_per_token": run.schema.bytes_per_token(),
+        "features_bytes": sum(sample_bytes(run.schema, length) for length in run.dataset.lengths.values()),
+        "samples": len(run.dataset.train),
+        "held_out_samples": len(run.dataset.held_out),
+        "tokens_per_epoch": run.dataset.total_tokens,
+        "data": str(run.dataset.report),
+        "steps": run.work.total_steps,
+        "placement": config.placement.kind,
+        "processes": _processes(run),
+        "window_bytes": run.window_bytes,
+        **_device_memory(run),
+        "frozen_tensor_bytes": tensors * itemsize * (1 if run.target.tied else 2),
+        "output": str(config.output),
+        "identity": run.identity,
+    }
+
+
+def _processes(run: ResolvedRun) -> list[str]:
+    config = run.config
+    where = f"backend {config.backend.name}"
+    replicas = range(config.engine.replicas if config.data.features is None else 0)
+    if config.placement.kind == "inline":
+        engine = f"engine {config.engine.name} and " if replicas else ""
+        return [f"this process: {engine}trainer rank 0 ({config.train.strategy}), {where}"]
+    engines = [f"engine {config.engine.name} replica {index}, {where}" for index in replicas]
+    ranks = [f"trainer rank {rank} ({config.train.strategy}), {where}" for rank in range(config.train.ranks)]
+    return engines + ranks
+
+
+def _device_memory(run: ResolvedRun) -> dict[str, Any]:
+    """In bytes, where the devices' memory is known and limited: what each process may take, and what it takes besides
+    (``MemoryBudget``)."""
+    capabilities = run.backend.capabilities()
+    limited = [member for member in run.members() if member.memory_fraction is not None]
+    if not limited or capabilities.device_bytes is None:
+        return {}
+    processes = {
+        member.name: {
+            "devices": list(range(member.local_rank, member.local_rank + member.num_devices)),
+            "limit_bytes": int((member.memory_fraction or 0) * capabilities.device_bytes),
+            "uncounted_bytes": member.uncounted_bytes,
+        }
+        for member in limited
+    }
+    return {"device_bytes": capabilities.device_bytes, "device_memory": processes}

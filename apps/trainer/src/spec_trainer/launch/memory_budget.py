@@ -1,0 +1,91 @@
+"""Memory of a device that processes of a run share: how much each may take, so that all of it fits.
+
+A limit (``Backend.limit_memory``, or what an engine makes of ``Site.memory_fraction``) counts what a process
+allocates. Beside the limits the device has to hold what they do not count: the driver's context of each process, and
+each trainer rank's window of features where engines write into the device's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spec_core.backend import Role
+    from spec_core.records import Capabilities
+    from spec_trainer.config import PlacementConfig
+
+GIB = 1 << 30
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Of every device of a host alike: the most crowded one decides."""
+
+    capabilities: Capabilities
+    window_bytes: int
+    """Of each trainer rank."""
+
+    def uncounted_bytes(self, role: Role) -> int:
+        """What a process takes of its device beside its limit."""
+        held = self.window_bytes if role == "trainer" and self.capabilities.device_ipc else 0
+        return self.capabilities.process_bytes + held
+
+    def fractions(self, placement: PlacementConfig, crowd: Sequence[Role]) -> dict[Role, float]:
+        """The limit of each role on a device of ``crowd``; those of a role share it. What ``placement`` leaves open
+        is what is left. ConfigError if anything does not fit."""
+        given: dict[Role, float | None] = {
+            "engine": placement.engine_fraction,
+            "trainer": placement.trainer_fraction,
+        }
+        said = {role: fraction for role, fraction in given.items() if fraction is not None}
+        left = 1 - self._uncounted_share(crowd) - sum(said.values())
+        if left < -_ROUNDING or (left <= 0 and len(said) < len(given)):
+            raise ConfigError(self._refusal(said, crowd))
+        return {role: said.get(role, left / (len(given) - len(said) or 1)) for role in given}
+
+    def even_fraction(self, crowd: Sequence[Role]) -> float:
+        """The limit of each process on a device that all share evenly."""
+        left = 1 - self._uncounted_share(crowd)
+        if left <= 0:
+            raise ConfigError(self._refusal({}, crowd))
+        return left / len(crowd)
+
+    def _uncounted_share(self, crowd: Sequence[Role]) -> float:
+        if self.capabilities.device_bytes is None:
+            return 0.0
+        return sum(map(self.uncounted_bytes, crowd)) / self.capabilities.device_bytes
+
+    def _refusal(self, said: dict[Role, float], crowd: Sequence[Role]) -> str:
+        total = self.capabilities.device_bytes or 0
+        ranks, window = crowd.count("trainer"), self.uncounted_bytes("trainer")
+        wanted = [
+            f"placement.{role}_fraction={fraction} ({_gib(fraction * total)})"
+            for role, fraction in said.items()
+        ]
+        wanted.append(
+            f"{len(crowd)} processes with a context each ({_gib(len(crowd) * self.capabilities.process_bytes)})"
+        )
+        if window > self.capabilities.process_bytes:
+            wanted.append(
+                f"the features in flight of {ranks} trainer rank(s) with placement.window_bytes={self.window_bytes} "
+                f"({_gib(ranks * self.window_bytes)})"
+            )
+        room = 1 - self._uncounted_share(crowd)
+        fitting = math.floor(1000 * room) / 1000
+        lower = f"the fractions to {fitting} together, or " if said and room > 0 else ""
+        return (
+            f"a device of {_gib(total)} does not hold {', '.join(wanted)}"
+            f"{'' if len(said) == 2 else ' and leave memory to the rest'}; lower {lower}placement.window_bytes "
+            "(by default twice the features of train.global_batch_tokens)"
+        )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"

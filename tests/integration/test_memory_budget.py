@@ -1,0 +1,59 @@
+"""Memory of a shared device, with a stranger's backend whose memory is known (stranger.py): 1 GiB, of which a process
+takes 64 MiB besides what it is limited to."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .launching import Lab
+
+LIMITED = {"backend__name": "limited", "placement__kind": "colocated"}
+MIB = 1 << 20
+
+
+def test_plan_tells_the_budget_of_each_process(lab: Lab) -> None:
+    planned = lab.plan(**LIMITED, engine__replicas=2, placement__window_bytes=100 * MIB)
+    document = json.loads(planned.stdout)
+    assert document["device_bytes"] == 1024 * MIB
+    half = (1024 - 3 * 64 - 100) * MIB // 2
+    assert document["device_memory"] == {
+        "engine-0": {"devices": [0], "limit_bytes": half // 2, "uncounted_bytes": 64 * MIB},
+        "engine-1": {"devices": [0], "limit_bytes": half // 2, "uncounted_bytes": 64 * MIB},
+        "trainer-0": {"devices": [0], "limit_bytes": half, "uncounted_bytes": 164 * MIB},
+    }
+    assert "device_memory" not in json.loads(lab.plan(placement__kind="colocated").stdout)
+
+
+def test_what_does_not_fit_is_refused_before_anything_starts(lab: Lab) -> None:
+    run = lab.start(
+        lab.folder / "too-much", **LIMITED, placement__engine_fraction=0.5, placement__trainer_fraction=0.45
+    )
+    assert run.wait(60) == 2
+    (line,) = run.errors.read_text().splitlines()
+    assert "a device of 1.0 GiB does not hold placement.engine_fraction=0.5 (0.5 GiB)" in line
+    assert "lower the fractions to 0.874 together" in line
+    assert not run.output.exists()
+
+
+def test_processes_take_memory_in_turns(lab: Lab) -> None:
+    """The second engine when the first one is ready, the ranks when both are."""
+    output = lab.folder / "turns"
+    run = lab.train(output, **LIMITED, engine__replicas=2, train__ranks=2, train__steps=2)
+    names = ["engine-0", "engine-1", "trainer-0", "trainer-1"]
+    limited = {name: _when(output / "logs" / f"{name}.log", "limited to") for name in names}
+    ready = {name: _when(run.errors, f"{name} is ready") for name in names}
+    assert limited["engine-0"] <= ready["engine-0"] <= limited["engine-1"] <= ready["engine-1"]
+    assert ready["engine-1"] <= min(limited["trainer-0"], limited["trainer-1"])
+
+
+def _when(log: Path, words: str) -> datetime:
+    (line,) = [line for line in log.read_text().splitlines() if words in line]
+    stamp = re.match(r"[\d-]+ [\d:]+,\d+", line)
+    assert stamp is not None, line
+    return datetime.strptime(stamp[0], "%Y-%m-%d %H:%M:%S,%f")
