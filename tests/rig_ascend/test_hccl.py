@@ -41,8 +41,24 @@ def in_threads(function):
 
 
 def test_communicators_are_made_one_after_the_other(slow_issue):
-    for communicator in in_threads(alone):
+    torch.npu.set_device(0)
+    roots = [hccl.root_info() for _ in range(THREADS)]
+    for communicator in in_threads(lambda: hccl.Communicator(roots.pop(), 0, 1)):
         communicator.destroy()
+
+
+def test_root_infos_are_made_one_after_the_other(slow_issue):
+    roots = in_threads(hccl.root_info)
+    assert len(set(roots)) == THREADS
+
+
+def test_a_communicator_is_not_destroyed_while_another_thread_issues(slow_issue):
+    communicators = [alone() for _ in range(THREADS)]
+
+    def end():
+        communicators.pop().destroy()
+
+    in_threads(end)
 
 
 def test_calls_of_several_threads_are_issued_one_after_the_other(slow_issue):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import fake_cann
 import pytest
 import torch
 from cards import free_card
 
 from spec_backend_ascend.backend import AscendBackend
+from spec_core.errors import PeerLost, RunError
 from spec_core.records import FeatureSample
 from spec_core.testing import TransportSuite
-from spec_core.testing.processes import run_ranks
-from spec_core.testing.transport_stage import LONG_S, Stage
-
-PULLED = "a sample stays with its sender until it is received: HCCL's calls belong to the thread that trains"
+from spec_core.testing.processes import Fault, run_ranks, watch_ranks
+from spec_core.testing.transport_stage import LONG_S, SCHEMA, Stage
 
 
 def build():
@@ -30,14 +31,6 @@ class TestHcclTransport(TransportSuite):
     @pytest.fixture
     def device(self):
         return "npu"
-
-    @pytest.mark.xfail(reason=PULLED)
-    def test_a_killed_sender_is_lost_after_its_last_sample(self, fail):
-        super().test_a_killed_sender_is_lost_after_its_last_sample(fail)
-
-    @pytest.mark.xfail(reason=PULLED)
-    def test_a_sender_killed_while_it_waits_leaves_room_for_the_others(self, fail):
-        super().test_a_sender_killed_while_it_waits_leaves_room_for_the_others(fail)
 
 
 def send_late_work(me, stage):
@@ -97,6 +90,7 @@ def send_ahead(me, stage):
                 receiver.release(got)
         me.publish("received")
         return
+    fake_cann.slow("HcclSend on the stream", 0.3)  # the next sample is there before this one has left
     sender = stage.sender(me)
     for sample_id in range(4):
         sender.send(stage.sample(sample_id), LONG_S)
@@ -125,3 +119,139 @@ def two_on_one_card(me):
 
 def test_two_ends_on_one_card_go_through_the_host():
     run_ranks(two_on_one_card, 2)
+
+
+SLOW_S = 0.2
+
+
+def die_once_done(me, stage):
+    """The sender is killed as soon as the ticket of a sample is done that it was slow to send."""
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            got = receiver.receive(LONG_S)
+            assert me.receive() == "done"
+            stage.check(got, 3)
+        return "whole"
+    fake_cann.slow("HcclSend on the stream", SLOW_S)
+    with stage.sender(me) as sender:
+        sender.send(stage.sample(3), LONG_S).result(LONG_S)
+        me.publish("done")
+        me.reach("killed")
+    return None
+
+
+def test_a_ticket_is_done_when_the_sample_has_left_the_card():
+    outcomes = watch_ranks(die_once_done, 2, Stage(build, "npu"), faults={(1, "killed"): Fault.KILL})
+    assert outcomes[0].value == "whole", outcomes[0].trace
+
+
+def send_in_vain(me, stage):
+    """HcclSend fails on the device; another sender of the same process then works."""
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            with torch.npu.stream(torch.npu.Stream()):  # it will be of no use any more
+                receiver.receive(LONG_S)
+            assert me.receive() == "failed"
+            stage.check(receiver.receive(LONG_S), 2)
+        return
+    fake_cann.fail("HcclSend on the stream", fake_cann.HCCL_TRANSFER)
+    address = me.receive()
+    with (
+        stage.build().connect(address, SCHEMA, LONG_S) as first,
+        pytest.raises(RunError, match="did not reach"),
+    ):
+        first.send(stage.sample(1), LONG_S).result(LONG_S)
+    with stage.build().connect(address, SCHEMA, LONG_S) as second:
+        me.publish("failed")
+        second.send(stage.sample(2), LONG_S).result(LONG_S)
+
+
+def test_a_transfer_that_fails_fails_its_ticket_and_no_later_sender():
+    run_ranks(send_in_vain, 2, Stage(build, "npu"))
+
+
+def receive_in_vain(me, stage):
+    """HcclRecv fails on the device: whoever reads that sample learns of it, and the next receive does."""
+    if me.rank == 0:
+        fake_cann.fail("HcclRecv on the stream", fake_cann.HCCL_TRANSFER)
+        with stage.receiver(me) as receiver:
+            receiver.receive(LONG_S)
+            with pytest.raises(RuntimeError):
+                torch.npu.current_stream().synchronize()
+            with pytest.raises(PeerLost, match="HCCL error 13"):
+                receiver.receive(LONG_S)
+            me.publish("noticed")
+        return
+    with stage.sender(me) as sender:
+        for sample_id in range(2):
+            sender.send(stage.sample(sample_id), LONG_S)
+        assert me.receive() == "noticed"
+
+
+def test_what_hccl_notices_later_fails_the_next_receive():
+    run_ranks(receive_in_vain, 2, Stage(build, "npu"))
+
+
+def die_before_it_is_asked(me, stage):
+    """Killed with one sample announced, which the receiver then does not wait for on its device."""
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            assert me.receive() == "announced"
+            time.sleep(2 * SLOW_S)  # its death is known
+            with pytest.raises(PeerLost):
+                receiver.receive(LONG_S)
+        return fake_cann.calls("HcclRecv")
+    fake_cann.slow("HcclSend on the stream", LONG_S)
+    with stage.sender(me) as sender:
+        sender.send(stage.sample(3), LONG_S)
+        time.sleep(SLOW_S)
+        me.publish("announced")
+        me.reach("killed")
+    return None
+
+
+def test_a_sample_that_died_with_its_sender_is_not_waited_for():
+    parts = die_before_it_is_asked, 2, Stage(build, "npu")
+    outcomes = watch_ranks(*parts, faults={(1, "killed"): Fault.KILL})
+    assert outcomes[0].value == 0, outcomes[0].trace
+
+
+def close_once_taken(me, stage):
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            stage.check(receiver.receive(LONG_S), 3)
+            me.publish("taken")
+            assert me.receive() == "closed"
+        return
+    fake_cann.slow("aclrtSynchronizeEvent", SLOW_S)  # by which a ticket is settled
+    sender = stage.sender(me)
+    ticket = sender.send(stage.sample(3), LONG_S)
+    assert me.receive() == "taken"
+    sender.close()
+    settled = ticket.done()
+    me.publish("closed")
+    assert settled
+
+
+def test_close_settles_the_tickets_of_what_was_taken():
+    run_ranks(close_once_taken, 2, Stage(build, "npu"))
+
+
+def lose_the_receiver(me, stage):
+    """The receiver goes while a sample is on its way, and the sender's device does not notice."""
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            receiver.receive(LONG_S)
+            time.sleep(SLOW_S)  # the sender has seen that it was asked
+        me.publish("gone")
+        return
+    fake_cann.slow("HcclSend on the stream", 5.0)
+    with stage.sender(me) as sender:
+        ticket = sender.send(stage.sample(3), LONG_S)
+        assert me.receive() == "gone"
+        with pytest.raises(PeerLost):
+            ticket.result(2.5)
+
+
+def test_a_ticket_ends_with_its_receiver_whatever_the_device_does():
+    run_ranks(lose_the_receiver, 2, Stage(build, "npu"))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import fake_cann
 import pytest
 import torch
 
+from spec_backend_ascend import announcing_sender
 from spec_backend_ascend.backend import AscendBackend
+from spec_backend_ascend.npu_memory import NpuMemory, NpuView
+from spec_core.cpu.shared_memory_wire import Kind, Layout, Record
 from spec_core.records import FeatureSample
 from spec_core.testing import TransportSuite
 from spec_core.testing.processes import run_ranks
@@ -223,3 +227,49 @@ def test_a_copy_that_fails_fails_its_ticket():
         fake_cann.fail("aclrtSynchronizeEvent", fake_cann.TASK_FAILED)
         ticket = sender.send(sample, LONG_S)
         assert "failed" in str(ticket.exception(LONG_S))
+
+
+def lend(me, stage):
+    """An arena without the conversation: rank 1 writes to it by hand."""
+    layout, device = Layout(SCHEMA), torch.device("npu", 0)
+    stage.build()
+    memory = NpuMemory(layout, 4 * UNIT_BYTES, device)
+    blocks = [memory.allocate(UNIT) for _ in range(2)]
+    me.publish((os.getpid(), memory.descriptor, [(block.offset, memory.note(block)) for block in blocks]))
+    for sample_id, block in enumerate(blocks):
+        assert me.receive() == "settled"
+        ids, hidden = memory.read(block)
+        stage.check(FeatureSample(sample_id=sample_id, input_ids=ids, hidden_TNH=hidden), sample_id)
+    memory.close()
+
+
+def write_by_hand(me, stage):
+    if me.rank == 0:
+        lend(me, stage)
+        return
+    stage.build()
+    pid, number, grants = me.receive()
+    descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+    view = NpuView(Layout(SCHEMA), descriptor, torch.device("npu", 0))
+    os.close(descriptor)
+    for sample_id, (grant, end) in enumerate(zip(grants, (view.settle, view.close), strict=True)):
+        sample = stage.sample(sample_id)
+        fake_cann.stall(torch.npu.current_stream(), STALL_S)
+        view.write(Record(Kind.GRANT, sample_id, *grant), sample)
+        end()
+        me.publish("settled")
+
+
+def test_nothing_is_being_written_once_a_view_is_settled_or_closed():
+    run_ranks(write_by_hand, 2, Stage(over_the_card, "npu"))
+
+
+def test_close_lets_a_copy_come_to_its_end():
+    transport = over_the_card()
+    with transport.listen(SCHEMA, 4 * UNIT_BYTES) as receiver:
+        sender = transport.connect(receiver.address, SCHEMA, LONG_S)
+        sample = Stage(over_the_card, "npu").sample(1)
+        fake_cann.stall(torch.npu.current_stream(), 2 * announcing_sender.SETTLE_S)
+        sender.send(sample, LONG_S)
+        sender.close()
+        assert torch.equal(receiver.receive(LONG_S).input_ids, sample.input_ids)

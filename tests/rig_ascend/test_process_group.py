@@ -50,6 +50,7 @@ def with_planted(me, call, code, error):
         ("HcclCommInitRootInfo", fake_cann.HCCL_TIMEOUT, DeadlineExceeded),
         ("HcclCommInitRootInfo", fake_cann.HCCL_TRANSFER, PeerLost),
         ("HcclAllReduce", fake_cann.HCCL_TRANSFER, PeerLost),
+        ("HcclAllReduce on the stream", fake_cann.HCCL_TRANSFER, PeerLost),
     ],
 )
 def test_a_group_that_cannot_work_fails_to_build(call, code, error):
@@ -109,6 +110,7 @@ def close_at_once(me):
         with build(rendezvous) as group:
             value = torch.full((1 << 16,), float(me.rank), device=group.device)
             fake_cann.stall(torch.npu.current_stream(), 0.1)
+            fake_cann.slow("aclrtRecordEvent", 0.02)  # torch_npu's queue has it still to say
             group.broadcast(value, src=1)
         assert value.unique().tolist() == [1.0]
 

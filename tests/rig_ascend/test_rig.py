@@ -177,6 +177,28 @@ def _arguments(communicator, value, stream):
     return address, count, 7, 0, communicator._handle, ctypes.c_void_p(stream)
 
 
-def test_two_threads_that_issue_at_once_are_refused(monkeypatch):
+@pytest.fixture
+def long_calls(monkeypatch):
+    """Two threads meet in HCCL."""
     monkeypatch.setenv("FAKE_CANN_ISSUE_US", "50000")
+
+
+def test_two_threads_that_issue_at_once_are_refused(long_calls):
     assert issue_at_once() == [0, 4]
+
+
+def test_two_communicators_that_are_made_at_once_are_refused(long_calls):
+    raw, start, codes = hccl.library(), threading.Barrier(2), []
+    roots = [hccl.root_info() for _ in range(2)]
+
+    def create(root):
+        torch.npu.set_device(0)
+        start.wait()
+        codes.append(raw.HcclCommInitRootInfo(1, root, 0, ctypes.byref(ctypes.c_void_p())))
+
+    threads = [threading.Thread(target=create, args=(root,)) for root in roots]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(codes) == [0, 4]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 
 import pytest
 
 FP32, FP64, UINT8, SUM = 4, 10, 7, 0
 INTERNAL, PARAMETER, NOT_SUPPORTED, TIMEOUT = 4, 1, 5, 9
-TASK_FAILED = 507000
+TASK_FAILED, SYNC_TIMEOUT = 507000, 107020
 LONG_S = 20
 
 acl, hccl = ctypes.CDLL("libascendcl.so"), ctypes.CDLL("libhccl.so")
@@ -67,6 +70,26 @@ def test_calls_are_counted_and_a_planted_fault_is_returned_once(stream):
     acl.FakeCannFail(b"aclrtMemcpyAsync", ctypes.c_long(2), 207000, 0)
     assert [copy(target, source, stream) for _ in range(3)] == [0, 207000, 0]
     assert acl.FakeCannCalls(b"aclrtMemcpyAsync") == before + 3
+
+
+@pytest.mark.parametrize(
+    ("planted", "codes"),
+    [("aclrtMalloc:2:207001", [0, 207001, 0]), ("aclrtMalloc:2:207001:forever", [0, 207001, 207001])],
+)
+def test_faults_are_planted_from_the_environment_too(planted, codes):
+    code = (
+        "import ctypes; acl = ctypes.CDLL('libascendcl.so'); acl.aclrtSetDevice(0); p = ctypes.c_void_p();"
+        "print([acl.aclrtMalloc(ctypes.byref(p), ctypes.c_size_t(64), 0) for _ in range(3)])"
+    )
+    environ = {**os.environ, "FAKE_CANN_FAULTS": planted}
+    child = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=True)
+    assert json.loads(child.stdout) == codes
+
+
+def test_a_wait_with_a_timeout_ends_with_it(stream):
+    acl.FakeCannStall(stream, 200_000)
+    assert acl.aclrtSynchronizeStreamWithTimeout(stream, 20) == SYNC_TIMEOUT
+    assert acl.aclrtSynchronizeStreamWithTimeout(stream, -1) == 0
 
 
 def test_more_bytes_than_fit_are_refused(stream):
@@ -188,6 +211,22 @@ def test_a_lost_peer_fails_the_stream_and_is_noticed_by_the_communicator():
     for child in (first, second):
         child.kill()
         child.join()
+
+
+def wait_in_vain(rank, size, root):
+    os.environ["FAKE_CANN_EXEC_TIMEOUT_MS"] = "200"
+    _, communicator = join(rank, size, root)
+    if rank == 1:
+        return None
+    memory, noticed = Memory(b"12345678"), ctypes.c_int()
+    issued = hccl.HcclRecv(memory.address, ctypes.c_uint64(8), UINT8, 1, communicator, None)
+    failed = acl.aclrtSynchronizeStream(None)
+    hccl.HcclGetCommAsyncError(communicator, ctypes.byref(noticed))
+    return issued, failed, noticed.value
+
+
+def test_a_silent_peer_is_a_timeout():
+    assert ranks(wait_in_vain)[0] == (0, TASK_FAILED, TIMEOUT)
 
 
 def be_alone(rank, size, root):

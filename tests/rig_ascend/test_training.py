@@ -1,9 +1,16 @@
-"""Whole runs on the rig: ``spec-trainer train backend.name=ascend`` follows the curve of the cpu backend."""
+"""Whole runs on the rig: ``spec-trainer train backend.name=ascend`` follows the curve of the cpu backend.
+
+Runs of a draft share a worker, so that its curve on the cpu is made once.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,11 +30,20 @@ DRAFTS = {
 }
 TOPOLOGIES = {
     "one card": {"placement__kind": "inline"},
-    "two ranks, engine on a third card, over HCCL": {"placement__kind": "disaggregated", "train__ranks": 2},
+    "two ranks and two engines on four cards, over HCCL": {
+        "placement__kind": "disaggregated",
+        "train__ranks": 2,
+        "engine__replicas": 2,
+    },
     "one card shared, in its memory": {"placement__kind": "colocated", "backend__ipc": "required"},
     "one card shared, through the host": {"placement__kind": "colocated", "backend__ipc": "never"},
 }
 ASCEND = {"backend__name": "ascend"}
+EACH_DRAFT = [pytest.param(draft, marks=pytest.mark.xdist_group(draft)) for draft in DRAFTS]
+EACH_VICTIM = [
+    pytest.param(draft, victim, marks=pytest.mark.xdist_group(draft))
+    for draft, victim in (("eagle3", "trainer-1"), ("dflash", "engine-0"))
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +75,7 @@ def cpu_curve(lab):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", EACH_DRAFT)
 def test_the_loss_curve_is_the_cpu_backends(lab, cpu_curve, draft, topology):
     output = lab.folder / f"{draft}-{list(TOPOLOGIES).index(topology)}"
     lab.train(output, **ASCEND, **DRAFTS[draft], **TOPOLOGIES[topology])
@@ -67,23 +83,24 @@ def test_the_loss_curve_is_the_cpu_backends(lab, cpu_curve, draft, topology):
     assert losses(output) == pytest.approx(cpu_curve(draft), rel=1e-4)
 
 
-@pytest.mark.parametrize("victim", ["engine-0", "trainer-1"])
-def test_a_killed_run_resumes_and_its_checkpoint_goes_on_on_the_cpu(lab, cpu_curve, victim):
+@pytest.mark.parametrize(("draft", "victim"), EACH_VICTIM)
+def test_a_killed_run_resumes_and_its_checkpoint_goes_on_on_the_cpu(lab, cpu_curve, draft, victim):
     output = lab.folder / f"killed-{victim}"
-    two = {**DRAFTS["eagle3"], **TOPOLOGIES["two ranks, engine on a third card, over HCCL"]}
-    run = lab.start(output, **ASCEND, **two)
+    two_ranks = {**DRAFTS[draft], **Lab.one_and_two}
+    run = lab.start(output, **ASCEND, **two_ranks)
     run.save_on()
     run.member(victim).kill()
     assert run.wait(60) == 1
     assert victim in run.last_line()
     assert not run.processes()
-    resumed = lab.start(output, **ASCEND, **two, train__steps=6)
+    resumed = lab.start(output, **ASCEND, **two_ranks, train__steps=6)
     assert resumed.wait(120) == 0, resumed.story()
     assert resumed.resumed_from() >= 3
-    lab.train(output, **DRAFTS["eagle3"])
-    assert losses(output) == pytest.approx(cpu_curve("eagle3"), rel=1e-4)
+    lab.train(output, **DRAFTS[draft])
+    assert losses(output) == pytest.approx(cpu_curve(draft), rel=1e-4)
 
 
+@pytest.mark.xdist_group("dflash")
 def test_bfloat16_follows_the_cpu_as_closely_as_it_can(lab):
     """Rounded products add up to other last bits where the kernels are others."""
     curves = []
@@ -92,3 +109,17 @@ def test_bfloat16_follows_the_cpu_as_closely_as_it_can(lab):
         lab.train(output, backend__name=backend, train__dtype="bfloat16", **DRAFTS["eagle3"])
         curves.append(losses(output))
     assert curves[1] == pytest.approx(curves[0], rel=1e-2)
+
+
+@pytest.mark.xdist_group("eagle3")
+def test_the_self_test_tells_what_it_ran_on_and_passes():
+    words = [str(Path(sys.executable).with_name("spec-trainer")), "check", "--backend", "ascend", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["versions"].keys() >= {"torch", "torch-npu", "cann"}
+    assert report["capabilities"]["num_devices"] == 4
+    details = {step["step"]: step["detail"] for step in report["steps"]}
+    assert details["device"] == "npu:0, Ascend910B3"
+    assert details["2-rank collectives"] == "sum and broadcast are right"
+    assert details["transport, disaggregated"] == "one sample from device 1 to device 0, equal bit for bit"

@@ -2,8 +2,8 @@
 
     python tests/rigs/fake_cann/with_rig.py python tests/rigs/ascend_mutations.py [FILE …]
 
-Each mutation is applied to a temporary copy of ``spec_backend_ascend``. Prints a table; exit code 1 when a mutation
-survives, 2 when a test fails without it.
+Each mutation is applied to a temporary copy of the two packages that these are made of. Prints a table; exit code 1
+when a mutation survives, 2 when a test fails without it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "packages/backend-ascend/src/spec_backend_ascend"
-MEMORY, ANNOUNCER, HCCL_MEMORY = "npu_memory.py", "announcing_sender.py", "hccl_memory.py"
-GROUP, NOTICES, HCCL = "hccl_process_group.py", "notices.py", "hccl.py"
+PACKAGES = (ROOT / "packages/backend-ascend/src/spec_backend_ascend", ROOT / "packages/core/src/spec_core")
+ARENA, RECEIVER = "spec_core/device_arena.py", "spec_core/cpu/shared_memory_receiver.py"
+MEMORY, ANNOUNCER, HCCL_MEMORY, GROUP, NOTICES, HCCL = (
+    f"spec_backend_ascend/{name}.py"
+    for name in ("npu_memory", "announcing_sender", "hccl_memory", "hccl_process_group", "notices", "hccl")
+)
 IPC_TEST = "tests/rig_ascend/test_ipc_transport.py::"
 HCCL_TEST = "tests/rig_ascend/test_hccl_transport.py::"
 GROUP_TEST = "tests/rig_ascend/test_process_group.py::"
@@ -28,11 +31,15 @@ BINDING_TEST = "tests/rig_ascend/test_hccl.py::"
 RELEASED = IPC_TEST + "test_released_memory_is_not_overwritten_before_it_has_been_read[over_the_card]"
 REUSED = "test_a_ticket_is_done_when_the_device_has_copied"
 FOLLOWS = "test_a_sample_follows_the_work_that_makes_it"
+KILLED = "a_killed_sender_is_lost_after_its_last_sample"
+HCCL_SUITE = HCCL_TEST + "TestHcclTransport::test_"
+SETTLED = IPC_TEST + "test_nothing_is_being_written_once_a_view_is_settled_or_closed"
+LINGERS = HCCL_TEST + "test_samples_that_wait_with_a_closed_sender_arrive_as_they_were"
 STRIDED = IPC_TEST + "test_a_strided_sample_arrives_as_it_is[over_the_card]"
 
 
 class Mutation(NamedTuple):
-    """``old`` (which occurs once in ``file``) becomes ``new``; then ``test`` must fail."""
+    """``old`` (which occurs once in ``file``, named from its package on) becomes ``new``; then ``test`` must fail."""
 
     file: str
     old: str
@@ -47,8 +54,8 @@ class Mutation(NamedTuple):
 
 MUTATIONS = [
     # The card's memory
-    Mutation(MEMORY, "stream.wait_event(self._baton(handle))", "pass", RELEASED),
-    Mutation(MEMORY, "self._stream.wait_event(done)", "pass", RELEASED),
+    Mutation(MEMORY, "stream.wait_event(self._baton(note.baton))", "pass", RELEASED),
+    Mutation(MEMORY, "self._stream.wait_event(read)", "pass", RELEASED),
     Mutation(MEMORY, "_own_events[baton].record(self._stream)", "pass", RELEASED),
     Mutation(
         MEMORY,
@@ -56,16 +63,71 @@ MUTATIONS = [
         "pass",
         IPC_TEST + "test_an_event_that_still_lies_in_torch_npus_queue_is_waited_for",
     ),
-    Mutation(MEMORY, "done.record(torch.npu.current_stream(self._device))", "pass", RELEASED),
+    Mutation(MEMORY, "read.record(torch.npu.current_stream(self._device))", "pass", RELEASED),
     Mutation(
         MEMORY,
         "self._copied.record(stream)",
         "pass",
         IPC_TEST + REUSED + "[over_the_card]",
     ),
+    Mutation(ARENA, "if read is not None:", "if False:", RELEASED),
+    Mutation(ARENA, "if any(_overlap(given, piece) for piece in pieces)", "if False", RELEASED),
     Mutation(MEMORY, "ids.contiguous()", "ids", STRIDED),
     Mutation(MEMORY, "hidden.contiguous()", "hidden", STRIDED),
-    Mutation(ANNOUNCER, "copy.done.synchronize()", "pass", IPC_TEST + FOLLOWS + "[over_the_card]"),
+    Mutation(
+        MEMORY,
+        "def settle(self) -> None:\n        self._copied.synchronize()",
+        "def settle(self) -> None:\n        pass",
+        SETTLED,
+    ),
+    Mutation(
+        MEMORY, "        self.settle()\n        if self._imported", "        if self._imported", SETTLED
+    ),
+    Mutation(
+        MEMORY,
+        "return place == place_of(self._device)",
+        "return True",
+        IPC_TEST + "test_a_sender_on_another_card_goes_through_the_host",
+    ),
+    # What a sender says, and when a ticket is done
+    Mutation(
+        RECEIVER,
+        "if not peer.dead or arrival.memory.is_written(arrival.block):",
+        "if True:",
+        HCCL_TEST + "test_a_sample_that_died_with_its_sender_is_not_waited_for",
+    ),
+    Mutation(ANNOUNCER, "copy.copied.synchronize()", "pass", IPC_TEST + FOLLOWS + "[over_the_card]"),
+    Mutation(ANNOUNCER, "while not copy.safe.query():", "while False:", HCCL_SUITE + KILLED),
+    Mutation(
+        ANNOUNCER,
+        "copy.safe.synchronize()",
+        "pass",
+        HCCL_TEST + "test_a_transfer_that_fails_fails_its_ticket_and_no_later_sender",
+    ),
+    Mutation(
+        ANNOUNCER,
+        "elif hangup.poll(LOOK_MS) and not self._closed:",
+        "elif hangup.poll(LOOK_MS) and False:",
+        HCCL_SUITE + "a_closed_receiver_completes_tickets_and_unblocks_senders",
+    ),
+    Mutation(
+        ANNOUNCER,
+        "late = wait(list(self._open), max(0.0, deadline - time.monotonic())).not_done",
+        "late = ()",
+        HCCL_SUITE + "flush_returns_when_every_ticket_is_done",
+    ),
+    Mutation(
+        ANNOUNCER,
+        "        self._announcer.join(CLOSE_S)\n",
+        "",
+        IPC_TEST + "test_close_lets_a_copy_come_to_its_end",
+    ),
+    Mutation(
+        ANNOUNCER,
+        "        self._keeper.join(SETTLE_S)\n",
+        "",
+        HCCL_TEST + "test_close_settles_the_tickets_of_what_was_taken",
+    ),
     # HCCL between cards
     Mutation(HCCL_MEMORY, "self._stream.wait_event(self._copied)", "pass", HCCL_TEST + FOLLOWS),
     Mutation(
@@ -74,22 +136,45 @@ MUTATIONS = [
         "pass",
         HCCL_TEST + FOLLOWS,
     ),
+    Mutation(HCCL_MEMORY, " + [(sent, staged)]", " + [(sent, staged[:0].clone())]", LINGERS),
+    Mutation(HCCL_MEMORY, "sent.record(self._stream)", "pass", LINGERS),
+    Mutation(HCCL_MEMORY, "if self.deserted or self._is_sent():", "if True:", LINGERS),
+    Mutation(HCCL_MEMORY, "while not self._is_sent() and", "while False and", LINGERS),
+    Mutation(HCCL_MEMORY, "self.taken[0] >= self.number and ", "", HCCL_SUITE + KILLED),
     Mutation(
         HCCL_MEMORY,
-        " + [(sent, staged)]",
-        " + [(sent, staged[:0].clone())]",
-        HCCL_TEST + "test_samples_that_wait_with_a_closed_sender_arrive_as_they_were",
+        " and self.sent.query()",
+        "",
+        HCCL_TEST + "test_a_ticket_ends_with_its_receiver_whatever_the_device_does",
     ),
     Mutation(
         HCCL_MEMORY,
-        "sent.record(self._stream)",
+        "        self.sent.synchronize()\n",
+        "        pass\n",
+        HCCL_TEST + "test_a_transfer_that_fails_fails_its_ticket_and_no_later_sender",
+    ),
+    Mutation(
+        HCCL_MEMORY,
+        "self._stream.synchronize()",
         "pass",
-        HCCL_TEST + "test_samples_that_wait_with_a_closed_sender_arrive_as_they_were",
+        HCCL_TEST + "test_a_transfer_that_fails_fails_its_ticket_and_no_later_sender",
     ),
     Mutation(
         HCCL_MEMORY,
-        "where == place_of(self._device)",
-        "False",
+        "return not block.num_tokens",
+        "return True",
+        HCCL_TEST + "test_a_sample_that_died_with_its_sender_is_not_waited_for",
+    ),
+    Mutation(
+        HCCL_MEMORY,
+        "        communicator.check()\n",
+        "",
+        HCCL_TEST + "test_what_hccl_notices_later_fails_the_next_receive",
+    ),
+    Mutation(
+        HCCL_MEMORY,
+        " and where != place_of(self._device)",
+        "",
         HCCL_TEST + "test_two_ends_on_one_card_go_through_the_host",
     ),
     # The group
@@ -128,6 +213,18 @@ MUTATIONS = [
     ),
     Mutation(
         GROUP,
+        "not self._issued.query()",
+        "False",
+        GROUP_TEST + "test_close_lets_what_was_issued_arrive",
+    ),
+    Mutation(
+        GROUP,
+        "            total = value.item()\n",
+        "            total = self.world_size\n",
+        GROUP_TEST + "test_a_group_that_cannot_work_fails_to_build",
+    ),
+    Mutation(
+        GROUP,
         "        self._refuse_shared_card(rendezvous)\n",
         "",
         GROUP_TEST + "test_two_ranks_on_one_card_are_refused",
@@ -137,6 +234,18 @@ MUTATIONS = [
         "        self.all_reduce(value)\n",
         "        value *= self.world_size\n",
         GROUP_TEST + "test_a_group_that_cannot_work_fails_to_build",
+    ),
+    Mutation(
+        NOTICES,
+        "            self._expect(peer, theirs, call, deadline)\n",
+        "            pass\n",
+        SUITE_TEST + "a_killed_peer_is_lost",
+    ),
+    Mutation(
+        NOTICES,
+        "max(0.0, deadline - time.monotonic())",
+        "None",
+        SUITE_TEST + "a_stopped_peer_exceeds_the_deadline",
     ),
     Mutation(
         NOTICES,
@@ -151,6 +260,18 @@ MUTATIONS = [
         GROUP_TEST + "test_ranks_that_make_different_calls_learn_of_it_before_anything_is_sent",
     ),
     # HCCL's rules
+    Mutation(
+        HCCL,
+        '    with ISSUE:\n        _call("HcclGetRootInfo"',
+        '    if True:\n        _call("HcclGetRootInfo"',
+        BINDING_TEST + "test_root_infos_are_made_one_after_the_other",
+    ),
+    Mutation(
+        HCCL,
+        '        with ISSUE:\n            _call("HcclCommDestroy"',
+        '        if True:\n            _call("HcclCommDestroy"',
+        BINDING_TEST + "test_a_communicator_is_not_destroyed_while_another_thread_issues",
+    ),
     Mutation(
         HCCL,
         '        with ISSUE:\n            _call("HcclCommInitRootInfo"',
@@ -168,7 +289,7 @@ MUTATIONS = [
 
 def survives(mutation: Mutation, sources: Path) -> bool:
     """Whether the test passes although the mutation is in place."""
-    target = sources / PACKAGE.name / mutation.file
+    target = sources / mutation.file
     original = target.read_text(encoding="utf-8")
     target.write_text(mutation.applied(original), encoding="utf-8")
     try:
@@ -187,10 +308,11 @@ def failure(tests: list[str], sources: Path) -> str:
 
 
 def main(files: list[str]) -> int:
-    chosen = [mutation for mutation in MUTATIONS if not files or mutation.file in files]
+    chosen = [mutation for mutation in MUTATIONS if not files or Path(mutation.file).name in files]
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
-        shutil.copytree(PACKAGE, sources / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+        for package in PACKAGES:
+            shutil.copytree(package, sources / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         if output := failure(sorted({mutation.test for mutation in chosen}), sources):
             print(f"without a mutation, too, a test fails:\n{output}")
             return 2
@@ -200,7 +322,10 @@ def main(files: list[str]) -> int:
             survivors += survived
             line = mutation.old.strip().splitlines()[0][:60]
             verdict = "SURVIVED" if survived else "caught"
-            print(f"{verdict:8}  {mutation.file:24}  {line:60}  {mutation.test.split('::')[-1]}", flush=True)
+            print(
+                f"{verdict:8}  {mutation.file.split('/')[-1]:26}  {line:60}  {mutation.test.split('::')[-1]}",
+                flush=True,
+            )
     print(f"{len(chosen) - survivors} of {len(chosen)} mutations caught")
     return 1 if survivors else 0
 

@@ -83,6 +83,19 @@ def test_what_the_caller_has_set_is_left_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("inherited", "given"),
+    [
+        ("expandable_segments:True", "expandable_segments:False"),
+        ("page_size:1g, expandable_segments:True", "page_size:1g,expandable_segments:False"),
+        ("", "expandable_segments:False"),
+    ],
+)
+def test_memory_that_cannot_be_shared_is_not_inherited(monkeypatch, inherited, given):
+    monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", inherited)
+    assert child_env()["PYTORCH_NPU_ALLOC_CONF"] == given
+
+
+@pytest.mark.parametrize(
     "options", [{"hccl_connect_timeout_s": 60}, {"hccl_exec_timeout_s": 20}, {"ipc": "off"}]
 )
 def test_options_outside_what_hccl_takes_are_refused(options):

@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 
 from spec_backend_ascend import acl, hccl, host
+from spec_backend_ascend.backend import AscendBackend
 
 
 @pytest.fixture
@@ -103,3 +104,40 @@ def test_a_host_without_a_card_and_an_empty_list_of_cards_are_told_apart(monkeyp
     assert "unset it" in host.missing()
     monkeypatch.setattr(host, "num_devices", lambda: 8)
     assert host.missing() == ""
+
+
+def test_torch_fails_of_torch_npu_where_that_is_installed_and_lacks_cann(monkeypatch):
+    loads(monkeypatch, "libascendcl.so")
+    assert host.breaks_torch()
+    assert AscendBackend.import_env() == {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    loads(monkeypatch, "libascendcl.so", "torch_npu")
+    assert not host.breaks_torch()
+    assert AscendBackend.import_env() == {}
+    loads(monkeypatch)
+    assert not host.breaks_torch()
+
+
+@pytest.mark.parametrize(
+    ("extension", "fits"), [("2.13.0", True), ("2.13.0.post4", True), ("2.9.0", False), ("2.14.0rc1", False)]
+)
+def test_torch_npu_goes_with_the_torch_that_it_is_built_for(monkeypatch, extension, fits):
+    installed = {"torch": "2.13.0+cpu", "torch-npu": extension}
+    loads(monkeypatch)
+    monkeypatch.setattr(host, "_distribution", installed.get)
+    monkeypatch.setattr(host, "num_devices", lambda: 8)
+    assert host.breaks_torch() is not fits
+    assert host.missing().startswith("" if fits else f"torch-npu {extension} does not go with torch 2.13.0")
+    assert bool(host.missing()) is not fits
+
+
+def test_torch_npu_does_not_go_with_a_torch_for_cuda(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "_distribution", lambda name: "2.13.0")
+    spec = importlib.machinery.ModuleSpec("torch", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    loads(monkeypatch)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert not host.breaks_torch()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libtorch_cuda.so").touch()
+    assert host.breaks_torch()
+    assert "built for CUDA" in host.missing()

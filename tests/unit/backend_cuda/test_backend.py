@@ -113,6 +113,13 @@ def test_a_child_sees_its_own_devices_and_its_share_of_the_cores(two_gpus):
     assert cuda().child_env("engine", 1.0, 0, 2)["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
+def test_every_process_shares_memory_over_nccl_in_the_same_way(two_gpus, monkeypatch):
+    monkeypatch.delenv("NCCL_CUMEM_ENABLE", raising=False)
+    assert {cuda().child_env(role, 0.5, 0)["NCCL_CUMEM_ENABLE"] for role in ("engine", "trainer")} == {"-2"}
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "0")
+    assert {cuda().child_env(role, 0.5, 0)["NCCL_CUMEM_ENABLE"] for role in ("engine", "trainer")} == {"0"}
+
+
 def test_clients_of_the_runs_daemon_get_its_directories_and_their_share(two_gpus):
     backend = cuda(mps_threads="split")
     backend._mps = MpsDaemon({"CUDA_MPS_PIPE_DIRECTORY": "p", "CUDA_MPS_LOG_DIRECTORY": "l"}, io.StringIO())

@@ -12,7 +12,7 @@ from spec_backend_ascend import host
 from spec_backend_ascend.place import child_devices
 from spec_core.backend import Backend, Placement, Role
 from spec_core.config import BackendConfig
-from spec_core.errors import ConfigError
+from spec_core.errors import ConfigError, PluginUnavailable
 from spec_core.records import Availability, Capabilities
 
 if TYPE_CHECKING:
@@ -25,18 +25,20 @@ if TYPE_CHECKING:
     from spec_core.rendezvous import Rendezvous
     from spec_core.transport import Transport
 
+ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 EXEC_TIMEOUT_UNIT_S = 68
 """HCCL rounds HCCL_EXEC_TIMEOUT down to multiples of it."""
 
 
 class AscendConfig(BackendConfig):
-    """Section ``backend`` of a run on NPUs. What the caller's environment says already is left alone."""
+    """Section ``backend`` of a run on NPUs. What the environment says already is left alone, but for memory in
+    expandable segments: it cannot be shared with another process."""
 
     ipc: Literal["auto", "required", "never"] = "auto"
     """Whether processes of one card hand features over in its memory. ``auto``: where driver and CANN are new enough;
     otherwise, or with ``never``, through memory of the host. ``required`` does not ask for versions."""
     allocator: str = "expandable_segments:False"
-    """PYTORCH_NPU_ALLOC_CONF. Memory in expandable segments cannot be shared with another process."""
+    """PYTORCH_NPU_ALLOC_CONF. vllm-ascend turns expandable segments on where nothing is said about them."""
     task_queue: Literal[0, 1, 2] = 1
     """TASK_QUEUE_ENABLE: how torch_npu hands operators to the device."""
     hccl_connect_timeout_s: int = Field(600, ge=120, le=7200)
@@ -52,6 +54,7 @@ class AscendBackend(Backend):
     api_version: ClassVar[int] = 1
     Config: ClassVar[type[BackendConfig]] = AscendConfig
     dist_backend: ClassVar[str] = "hccl"
+    ray_resource: ClassVar[str] = "NPU"
 
     config: AscendConfig
 
@@ -71,10 +74,14 @@ class AscendBackend(Backend):
             num_devices=host.num_devices(),
         )
 
+    @classmethod
+    def import_env(cls) -> Mapping[str, str]:
+        return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} if host.breaks_torch() else {}
+
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         config = self.config
         wanted = {
-            "PYTORCH_NPU_ALLOC_CONF": config.allocator,
+            ALLOCATOR: config.allocator,
             "TASK_QUEUE_ENABLE": str(config.task_queue),
             "HCCL_CONNECT_TIMEOUT": str(config.hccl_connect_timeout_s),
             "HCCL_EXEC_TIMEOUT": str(config.hccl_exec_timeout_s),
@@ -84,6 +91,8 @@ class AscendBackend(Backend):
             # Processes of one card would all listen on HCCL's fixed ports.
             wanted |= {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
         unsaid = {name: value for name, value in wanted.items() if name not in os.environ}
+        if ALLOCATOR in os.environ:
+            unsaid[ALLOCATOR] = _without_segments(os.environ[ALLOCATOR])
         return child_devices(os.environ, host.num_devices(), local_rank, num_devices) | unsaid
 
     def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
@@ -128,9 +137,18 @@ class AscendBackend(Backend):
         return self.config.ipc == "required"
 
 
+def _without_segments(settings: str) -> str:
+    parts = [part.strip() for part in settings.split(",")]
+    kept = [part for part in parts if part and not part.startswith("expandable_segments")]
+    return ",".join([*kept, "expandable_segments:False"])
+
+
 def _torch_with_npu() -> Any:
     """torch; it has ``torch.npu`` once torch_npu is imported, which TORCH_DEVICE_BACKEND_AUTOLOAD=0 leaves to us."""
     import torch
-    import torch_npu  # noqa: F401
 
+    try:
+        import torch_npu  # noqa: F401
+    except ImportError as error:
+        raise PluginUnavailable(f"torch_npu does not load: {error}; {host.SOURCE_IT}") from error
     return torch

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_backend_ascend.acl import drained
 from spec_backend_ascend.hccl import SUMMABLE, Communicator, root_info
 from spec_backend_ascend.notices import Notices, same_device_twice
 from spec_backend_ascend.place import place_of
@@ -125,10 +124,12 @@ class HcclProcessGroup(ProcessGroup):
         # HCCL connects in the first call: a group that cannot work is to fail here (P8).
         value = torch.ones(1, device=self.device)
         self.all_reduce(value)
-        if value.item() != self.world_size:
-            raise PeerLost(
-                f"rank {self.rank}: the first all_reduce of {self.world_size} ranks gave {value.item()}"
-            )
+        try:
+            total = value.item()
+        except RuntimeError as error:  # torch's, for all that fails on the device
+            raise PeerLost(f"rank {self.rank}: the first all_reduce failed: {error}") from error
+        if total != self.world_size:
+            raise PeerLost(f"rank {self.rank}: the first all_reduce of {self.world_size} ranks gave {total}")
 
     def _met(self, peers: Iterable[int], channels: tuple[str, str], call: tuple[str, int]) -> bool:
         """Whether there is anything to move; then every peer is about to move it."""
@@ -157,7 +158,6 @@ class HcclProcessGroup(ProcessGroup):
             stream = torch.npu.current_stream(self.device)
             yield communicator, stream.npu_stream
             self._issued.record(stream)
-            drained(stream)  # a query must find the record on the device
         except RunError as error:
             self._end(f"{call} failed: {error}")
             raise

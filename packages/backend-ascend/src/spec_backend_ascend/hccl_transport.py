@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_backend_ascend.announcing_sender import AnnouncingSender
-from spec_backend_ascend.hccl_memory import HcclEnd, HcclMemory
-from spec_backend_ascend.staged_memory import StagedMemory
+from spec_backend_ascend.hccl_memory import HcclEnd, OtherCards
+from spec_core.cpu.host_memory import StagedMemory
 from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
 from spec_core.cpu.shared_memory_wire import Layout
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 
 if TYPE_CHECKING:
-    from spec_core.cpu.block_memory import ReceiverMemory
     from spec_core.records import FeatureSchema
 
 
@@ -26,8 +25,8 @@ class HcclTransport(Transport):
 
     def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
         device = torch.device("npu", torch.npu.current_device())
-        memories: list[ReceiverMemory] = [StagedMemory(Layout(schema), window_bytes, device)]
-        memories.insert(0, HcclMemory(Layout(schema), device, memories))
+        layout = Layout(schema)
+        memories = [OtherCards(layout, device), StagedMemory(layout, window_bytes, device)]
         return SharedMemoryReceiver(schema, window_bytes, memories)
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:

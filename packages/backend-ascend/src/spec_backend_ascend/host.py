@@ -40,28 +40,58 @@ def missing() -> str:
     for module, distribution in (("torch", "torch"), ("torch_npu", "torch-npu")):
         if importlib.util.find_spec(module) is None:
             return f"{distribution} is not installed: pip install {distribution}"
-    for library, load in ((acl.LIBRARY, acl.library), (hccl.LIBRARY, hccl.library)):
-        try:
-            load()
-        except OSError:
-            return (
-                f"CANN is not in this shell ({library} cannot be loaded): {SOURCE_IT}; without it and with torch-npu "
-                "installed, 'import torch' works only under TORCH_DEVICE_BACKEND_AUTOLOAD=0"
-            )
-    return "" if num_devices() else _no_device()
+    if library := _missing_library():
+        return (
+            f"CANN is not in this shell ({library} cannot be loaded): {SOURCE_IT}; until then, and with torch-npu "
+            "installed, a plain 'import torch' works only under TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        )
+    return _mismatch() or ("" if num_devices() else _no_device())
+
+
+def breaks_torch() -> bool:
+    """Whether torch, which imports torch_npu by itself, fails of it."""
+    installed = importlib.util.find_spec("torch_npu") is not None
+    return installed and bool(_missing_library() or _mismatch())
 
 
 def num_devices() -> int:
     """0 where there is none, or no driver to ask."""
     try:
         return acl.device_count()
-    except (OSError, acl.AclError):
+    except (OSError, AttributeError, acl.AclError):
         return 0
 
 
 def shares_memory(found: Mapping[str, str]) -> bool:
     """Whether driver and CANN of these versions let processes of a card share memory."""
     return all(_release(found.get(name, "")) >= since for name, since in IPC_SINCE.items())
+
+
+def _missing_library() -> str:
+    """The first of CANN's libraries that cannot be loaded."""
+    for library, load in ((acl.LIBRARY, acl.library), (hccl.LIBRARY, hccl.library)):
+        try:
+            load()
+        except OSError:
+            return library
+    return ""
+
+
+def _mismatch() -> str:
+    """torch_npu is built for one torch, without CUDA."""
+    torch, extension = _distribution("torch"), _distribution("torch-npu")
+    if torch and extension and _release(torch) != _release(extension):
+        return f"torch-npu {extension} does not go with torch {torch}: install both in one version, such as 2.13.0"
+    if extension and _has_cuda():
+        return f"torch {torch} is built for CUDA, torch-npu {extension} needs a build without: install that"
+    return ""
+
+
+def _has_cuda() -> bool:
+    """Whether the installed torch is built with it."""
+    found = importlib.util.find_spec("torch")
+    folders = (found.submodule_search_locations if found else None) or ()
+    return any(Path(folder, "lib/libtorch_cuda.so").exists() for folder in folders)
 
 
 def _no_device() -> str:

@@ -13,8 +13,7 @@ import torch
 from spec_backend_ascend.acl import AclError
 from spec_backend_ascend.announcing_sender import AnnouncingSender
 from spec_backend_ascend.npu_memory import NpuEnd, NpuMemory
-from spec_backend_ascend.staged_memory import StagedMemory
-from spec_core.cpu.host_memory import HostEnd
+from spec_core.cpu.host_memory import HostEnd, StagedMemory
 from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
 from spec_core.cpu.shared_memory_wire import Layout
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport

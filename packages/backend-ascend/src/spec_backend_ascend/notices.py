@@ -77,7 +77,6 @@ class Notices:
                 self._peers[peer] = _dial(addresses[peer], token, self._rank, rendezvous.timeout_s)
             while len(self._peers) < self._world_size - 1:
                 self._admit(listener, token)
-        rendezvous.barrier()
 
     def _admit(self, listener: socket.socket, token: bytes) -> None:
         try:

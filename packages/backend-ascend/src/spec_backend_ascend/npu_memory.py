@@ -19,9 +19,9 @@ from spec_backend_ascend import acl
 from spec_backend_ascend.announcing_sender import DeviceView
 from spec_backend_ascend.place import place_of
 from spec_core.cpu.block_memory import Block, ReceiverMemory, SenderEnd, SenderMemory
-from spec_core.cpu.holes import Holes, Range
 from spec_core.cpu.host_memory import HostEnd
 from spec_core.cpu.shared_memory import aligned
+from spec_core.device_arena import BatonNote, DeviceArena, ScatteredBlock, arena_bytes
 from spec_core.errors import PeerLost, ProtocolError
 
 if TYPE_CHECKING:
@@ -29,13 +29,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from spec_core.cpu.holes import Range
     from spec_core.cpu.shared_memory_wire import Layout, Record, Welcome
     from spec_core.records import FeatureSample
 
-MAX_PIECES = 2_000
-"""What fits a packet of the wire with room to spare."""
-
-_NOTE, _PIECE = struct.Struct("<?64s"), struct.Struct("<QQ")
 _OFFER = struct.Struct("<65s7xQ")
 """The arena's key, and where in that allocation it begins."""
 
@@ -76,34 +73,27 @@ class Batons:
 
 
 @dataclass(frozen=True)
-class NpuBlock(Block):
-    pieces: Sequence[Range]
-    """More than one if no hole was large enough; their lengths add up to the sample's block."""
+class NpuBlock(ScatteredBlock):
     baton: bytes
     dirty: bool
-    """Something may still read its memory: the sender's copy waits for the baton."""
+    """Something may still read its memory."""
 
 
 class NpuMemory(ReceiverMemory):
-    """As many bytes as the window and the padding of blocks; a sample that finds no hole of its size is scattered
-    over several and gathered when it is read, so what fits by bytes is never kept waiting (T5)."""
+    """A sample's copy waits on its stream for the last reader of its place."""
 
     kind: ClassVar[str] = "npu"
 
     def __init__(self, layout: Layout, window_bytes: int, device: torch.device) -> None:
-        self._layout, self._device = layout, device
-        padded = -(
-            -window_bytes * layout.block_bytes(1) // layout.sample_bytes(1)
-        )  # one token has most padding
-        self._bytes = torch.empty(aligned(padded), dtype=torch.uint8, device=device)
-        self._key, offset = _export(self._bytes)
+        self._device = device
+        size = aligned(arena_bytes(layout, window_bytes))
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self._key, offset = _export(memory)
         self.size = _OFFER.size
         self.descriptor = os.memfd_create("spec-offer", os.MFD_CLOEXEC)
         os.write(self.descriptor, _OFFER.pack(self._key, offset))
-        self._holes = Holes(self._bytes.nbytes)
+        self._arena = DeviceArena(memory, layout)
         self._batons = Batons()
-        self._read: list[tuple[Range, torch.npu.Event]] = []
-        """Freed, but the device may still be reading."""
         self._stream = torch.npu.Stream(device)
         """On which batons are recorded; it does nothing else."""
 
@@ -111,16 +101,14 @@ class NpuMemory(ReceiverMemory):
         return place == place_of(self._device)
 
     def allocate(self, num_tokens: int) -> Block | None:
-        pieces = self._holes.take_scattered(self._layout.block_bytes(num_tokens)) if num_tokens else []
-        if pieces is None or len(pieces) > MAX_PIECES:
-            self._give(pieces or [])
+        pieces = self._arena.take(num_tokens)
+        if pieces is None:
             return None
         torch.npu.set_device(self._device)  # the thread that listens to senders has none yet
         baton = self._batons.take()
-        self._read = [(piece, done) for piece, done in self._read if not done.query()]
-        readers = [done for read, done in self._read if any(_overlap(read, piece) for piece in pieces)]
-        for done in readers:
-            self._stream.wait_event(done)
+        readers = self._arena.readers(pieces)
+        for read in readers:
+            self._stream.wait_event(read)
         if readers:
             _own_events[baton].record(self._stream)
             acl.drained(self._stream)  # the sender must find the record on the device
@@ -129,40 +117,30 @@ class NpuMemory(ReceiverMemory):
 
     def note(self, block: Block) -> bytes:
         assert isinstance(block, NpuBlock)
-        pieces = b"".join(_PIECE.pack(*piece) for piece in block.pieces)
-        return _NOTE.pack(block.dirty, block.baton) + pieces
+        return BatonNote(block.dirty, block.baton, block.pieces).encode()
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
         assert isinstance(block, NpuBlock)
-        if len(block.pieces) < 2:
-            return self._layout.view(self._bytes, block.offset, block.num_tokens)
-        gathered = torch.cat([self._bytes[start:stop] for start, stop in block.pieces])
-        return self._layout.view(gathered, 0, block.num_tokens)
+        return self._arena.view(block.pieces, block.num_tokens)
 
     def free(self, block: Block) -> None:
         assert isinstance(block, NpuBlock)
-        done = torch.npu.Event()
-        done.record(torch.npu.current_stream(self._device))
-        self._read += [(piece, done) for piece in block.pieces]
-        self._give(block.pieces)
+        read = torch.npu.Event()
+        read.record(torch.npu.current_stream(self._device))
+        self._arena.give(block.pieces, read)
         self._batons.give(block.baton)
 
     def reclaim(self, block: Block) -> None:
         """Its baton is not used again: nobody knows who waits for it."""
         assert isinstance(block, NpuBlock)
-        self._give(block.pieces)
+        self._arena.give(block.pieces)
 
     def close(self) -> None:
         acl.close_memory(self._key)
         del _own_allocations[self._key]
         os.close(self.descriptor)
         self._batons.close()
-        self._read.clear()
-        del self._bytes
-
-    def _give(self, pieces: Sequence[Range]) -> None:
-        for piece in pieces:
-            self._holes.give(*piece)
+        self._arena.close()
 
 
 class NpuView(DeviceView):
@@ -179,12 +157,11 @@ class NpuView(DeviceView):
 
     def write(self, grant: Record, sample: FeatureSample) -> None:
         """``copied`` says when it is."""
-        dirty, handle = _NOTE.unpack_from(grant.note)
-        pieces = list(_PIECE.iter_unpack(grant.note[_NOTE.size :]))
+        note = BatonNote.decode(grant.note)
         stream = torch.npu.current_stream(self._device)
-        if dirty:
-            stream.wait_event(self._baton(handle))
-        for target, source, size in _transfers(pieces, self._parts(sample)):
+        if note.dirty:
+            stream.wait_event(self._baton(note.baton))
+        for target, source, size in _transfers(note.pieces, self._parts(sample)):
             acl.copy_on_stream(self._address + target, source, size, stream.npu_stream)
         self._copied = torch.npu.Event()
         self._copied.record(stream)
@@ -225,8 +202,8 @@ class NpuEnd(SenderEnd):
         self._device = device
         self.place = place_of(device)
 
-    def attach(self, welcome: Welcome, descriptor: int, layout: Layout) -> SenderMemory:
-        if welcome.memory != NpuMemory.kind:
+    def attach(self, welcome: Welcome, descriptor: int | None, layout: Layout) -> SenderMemory:
+        if welcome.memory != NpuMemory.kind or descriptor is None:
             return HostEnd().attach(welcome, descriptor, layout)
         if welcome.arena_bytes != _OFFER.size:
             raise ProtocolError(
@@ -260,7 +237,3 @@ def _transfers(pieces: Sequence[Range], parts: Sequence[Tensor]) -> Iterator[tup
                 yield start + first - at, part.data_ptr() + first - begin, last - first
             at += size
         begin += aligned(part.nbytes)
-
-
-def _overlap(left: Range, right: Range) -> bool:
-    return left[0] < right[1] and right[0] < left[1]

@@ -17,6 +17,7 @@ from pydantic import Field
 from spec_backend_cuda.allocator import allocator_settings, limit_memory
 from spec_backend_cuda.mps import MpsUnavailable, mps_daemon, thread_percentage
 from spec_backend_cuda.mps_guard import forget_events
+from spec_backend_cuda.nccl_settings import nccl_settings
 from spec_backend_cuda.nvml import DriverMissing, inventory
 from spec_backend_cuda.visible_devices import child_devices, gpu_of, visible
 from spec_core.backend import Backend, Placement, Role
@@ -121,6 +122,7 @@ class CudaBackend(Backend):
         env = {
             **child_devices(os.environ, gpus, local_rank, num_devices),
             **allocator_settings(os.environ),
+            **nccl_settings(os.environ),
             "OMP_NUM_THREADS": str(max(1, int(share * num_devices * cores))),
             **(self._mps.environment if self._mps else {}),
         }

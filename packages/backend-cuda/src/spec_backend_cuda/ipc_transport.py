@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_backend_cuda.device_memory import DeviceEnd, DeviceMemory, StagedMemory
+from spec_backend_cuda.device_memory import DeviceEnd, DeviceMemory
 from spec_backend_cuda.driver import UNSUPPORTED, CudaError
-from spec_core.cpu.host_memory import HostEnd
+from spec_core.cpu.host_memory import HostEnd, StagedMemory
 from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
 from spec_core.cpu.shared_memory_transport import SharedMemorySender
 from spec_core.cpu.shared_memory_wire import Layout

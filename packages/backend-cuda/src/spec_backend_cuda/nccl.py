@@ -1,16 +1,20 @@
-"""The NCCL calls that a process group needs, from the library that torch brings. Communicators never block the host:
-a call that takes its time is asked about until its deadline, so that a peer that is gone cannot hold this process."""
+"""The NCCL calls that this package needs, from the library that torch brings. Communicators never block the host: a
+call that takes its time is asked about until its deadline, so that a peer that is gone cannot hold this process."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from functools import cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # nccl.h
 UNIQUE_ID_BYTES = 128
@@ -63,26 +67,30 @@ def unique_id() -> bytes:
 
 
 class Communicator:
-    """Calls are queued on ``stream``; ``deadline`` is when the host's part of a call must be over."""
+    """Calls are queued on the current stream; ``deadline`` is when the host's part of a call must be over."""
 
-    def __init__(self, name: bytes, rank: int, world_size: int, deadline: float) -> None:
+    def __init__(self) -> None:
         self._handle = ctypes.c_void_p()
-        undefined = (_UNDEFINED,) * 3
-        config = _Config(
-            ctypes.sizeof(_Config), _CONFIG_MAGIC, _CONFIG_VERSION, 0, *undefined, None, _UNDEFINED
-        )
-        status = _library().ncclCommInitRankConfig(
-            ctypes.byref(self._handle),
-            world_size,
-            _UniqueId.from_buffer_copy(name),
-            rank,
-            ctypes.byref(config),
-        )
-        try:
+        self._aborted = threading.Event()
+        self._in_use = threading.Lock()
+        """NCCL frees an aborted communicator: no other call may be in it then."""
+
+    def join(
+        self, name: bytes, rank: int, world_size: int, deadline: float, max_blocks: int = _UNDEFINED
+    ) -> None:
+        """The first call, by all ranks. ``max_blocks``: how many thread blocks of a device a call may take."""
+        few = (_UNDEFINED, _UNDEFINED, max_blocks)
+        config = _Config(ctypes.sizeof(_Config), _CONFIG_MAGIC, _CONFIG_VERSION, 0, *few, None, _UNDEFINED)
+        with self._in_use:
+            self._check_open("ncclCommInitRankConfig")
+            status = _library().ncclCommInitRankConfig(
+                ctypes.byref(self._handle),
+                world_size,
+                _UniqueId.from_buffer_copy(name),
+                rank,
+                ctypes.byref(config),
+            )
             self._finish("ncclCommInitRankConfig", status, deadline)
-        except RunError:
-            self.abort()
-            raise
 
     def broadcast(self, tensor: torch.Tensor, src: int, deadline: float) -> None:
         address = _address(tensor)
@@ -94,6 +102,13 @@ class Communicator:
     def recv(self, tensor: torch.Tensor, src: int, deadline: float) -> None:
         self._call("ncclRecv", deadline, _address(tensor), _count(tensor), BYTE, src)
 
+    def send_parts(self, parts: Sequence[torch.Tensor], dst: int, deadline: float) -> None:
+        """Of the peer's ``recv_parts`` with parts of the same sizes."""
+        self._grouped("ncclSend", parts, dst, deadline)
+
+    def recv_parts(self, parts: Sequence[torch.Tensor], src: int, deadline: float) -> None:
+        self._grouped("ncclRecv", parts, src, deadline)
+
     def all_gather(self, tensor: torch.Tensor, gathered: torch.Tensor, deadline: float) -> None:
         self._call("ncclAllGather", deadline, _address(tensor), _address(gathered), _count(tensor), BYTE)
 
@@ -103,22 +118,56 @@ class Communicator:
 
     def abort(self) -> None:
         """Ends what is queued, too: streams that wait in a call go on. Any thread may call it."""
-        handle, self._handle = self._handle, ctypes.c_void_p()
-        if handle:
-            _library().ncclCommAbort(handle)
+        self._aborted.set()
+        with self._in_use:
+            handle, self._handle = self._handle, ctypes.c_void_p()
+            if handle:
+                _library().ncclCommAbort(handle)
+
+    @property
+    def aborted(self) -> bool:
+        """What a call that was queued has done is not known then."""
+        return self._aborted.is_set()
 
     def error(self) -> str:
         """What has gone wrong while nobody looked; empty if nothing."""
-        status = self._status()
+        if self.aborted:
+            return _reason(_REMOTE_ERROR)
+        if not self._in_use.acquire(blocking=False):
+            return ""  # whoever is in a call will hear of it
+        try:
+            status = self._status()
+        finally:
+            self._in_use.release()
         return "" if status in (_SUCCESS, _IN_PROGRESS) else _reason(status)
 
     def _call(self, name: str, deadline: float, *arguments: object) -> None:
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self._finish(name, getattr(_library(), name)(*arguments, self._handle, stream), deadline)
+        with self._in_use:
+            self._check_open(name)
+            status = getattr(_library(), name)(*arguments, self._handle, _stream())
+            self._finish(name, status, deadline)
+
+    def _grouped(self, name: str, parts: Sequence[torch.Tensor], peer: int, deadline: float) -> None:
+        """One transfer, in as many calls as it has parts."""
+        call, stream = getattr(_library(), name), _stream()
+        with self._in_use:
+            self._check_open(name)
+            _check("ncclGroupStart", _library().ncclGroupStart())
+            made = [call(_address(part), _count(part), BYTE, peer, self._handle, stream) for part in parts]
+            ended = _library().ncclGroupEnd()
+            for status in made:
+                if status != _IN_PROGRESS:
+                    _check(name, status)
+            self._finish("ncclGroupEnd", ended, deadline)
+
+    def _check_open(self, name: str) -> None:
+        if self.aborted:
+            raise PeerLost(f"{name}: the communicator was aborted")
 
     def _finish(self, name: str, status: int, deadline: float) -> None:
         """Until the host's part is over. NCCL has no callback for that."""
         while status == _IN_PROGRESS:
+            self._check_open(name)
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"{name}: the peers did not answer in time")
             time.sleep(_ASK_AGAIN_S)
@@ -131,6 +180,10 @@ class Communicator:
             return _REMOTE_ERROR
         _check("ncclCommGetAsyncError", _library().ncclCommGetAsyncError(self._handle, ctypes.byref(status)))
         return status.value
+
+
+def _stream() -> ctypes.c_void_p:
+    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
 
 def _address(tensor: torch.Tensor) -> ctypes.c_void_p:

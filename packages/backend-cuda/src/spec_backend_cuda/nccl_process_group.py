@@ -53,7 +53,8 @@ class NcclProcessGroup(ProcessGroup):
         self._hosts = GlooProcessGroup(rendezvous)
         try:
             with torch.cuda.device(device):
-                self._comm = Communicator(name, self.rank, self.world_size, self._deadline())
+                self._comm = Communicator()
+                self._comm.join(name, self.rank, self.world_size, self._deadline())
         except BaseException:
             self.abort()
             raise

@@ -17,8 +17,10 @@ T5  Memory is bounded: at most ``window_bytes`` of samples (``FeatureSample.num_
 T6  Every call that can block takes ``timeout_s`` and raises DeadlineExceeded; nothing is lost by it: a later
     call goes on where it stopped. A peer that is silent, stopped for one, is not dead: this is how it shows.
 T7  A dead or closed peer raises PeerLost within the timeout, on both sides, and completes the tickets with it.
-    Samples that had arrived before are still delivered. ``receive`` reports each sender that died, once, at its
-    place in the stream, and then goes on with the others; once no sender is left, every call raises PeerLost.
+    A sample whose ticket was done is still delivered, and every sample of a sender that closed; one that a dead
+    sender's device or ticket was still busy with may be lost with it. ``receive`` reports each sender that died,
+    once, at its place in the stream, and then goes on with the others; once no sender is left, every call raises
+    PeerLost.
 T8  ``flush`` returns when every ticket of this sender is done.
 T9  ``close`` is idempotent and leaves nothing on the host: no shared memory, no socket, no thread. Memory that a
     sample still refers to goes with the sample.

@@ -8,14 +8,16 @@ Allocation and views stay torch_npu's own. Only what torch_npu registers is repl
 from __future__ import annotations
 
 import ctypes
+import threading
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from torch import Tensor
 
@@ -32,6 +34,8 @@ D2D = 3
 
 _acl = ctypes.CDLL("libascendcl.so")
 _library = torch.library.Library("aten", "IMPL")
+_issuing: dict[int | None, threading.RLock] = {}
+"""By stream: held by the thread whose operator runs."""
 
 
 def install() -> None:
@@ -73,10 +77,16 @@ def _stream() -> ctypes.c_void_p:
     return ctypes.c_void_p(torch.npu.current_stream().npu_stream)
 
 
-def _drain() -> None:
-    code = _acl.FakeCannDrain(_stream())
-    if code:
-        raise RuntimeError(f"a task of the current stream has failed, ACL code {code}")
+@contextmanager
+def _in_order() -> Generator[None]:
+    """What the current stream has to do is done first; until the block ends nobody else puts anything on it, as on
+    a device: memory that one thread frees may serve another's next operator on that stream."""
+    stream = _stream()
+    with _issuing.setdefault(stream.value, threading.RLock()):
+        code = _acl.FakeCannDrain(stream)
+        if code:
+            raise RuntimeError(f"a task of the current stream has failed, ACL code {code}")
+        yield
 
 
 def alias(tensor: Tensor) -> Tensor:
@@ -104,7 +114,10 @@ def _on_cpu(operator: Any) -> Callable[..., Any]:
     """The operator's CPU body for device tensors: results that are arguments stay these arguments."""
 
     def body(*args: Any, **kwargs: Any) -> Any:
-        _drain()
+        with _in_order():
+            return run(args, kwargs)
+
+    def run(args: Any, kwargs: Any) -> Any:
         taken: dict[int, tuple[Tensor, Tensor]] = {}
         devices: list[torch.device] = []
 
@@ -139,17 +152,23 @@ def _on_cpu(operator: Any) -> Callable[..., Any]:
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if _is_plain(target, source):
-        size = target.nbytes
+        return _copy_bytes(target, source)
+    with _in_order():
+        to = alias(target) if target.device.type == "npu" else target
+        to.copy_(alias(source) if source.device.type == "npu" else source)
+    return target
+
+
+def _copy_bytes(target: Tensor, source: Tensor) -> Tensor:
+    """Late, as the stream is."""
+    stream, size = _stream(), target.nbytes
+    with _issuing.setdefault(stream.value, threading.RLock()):
         code = _acl.aclrtMemcpyAsync(
             *(ctypes.c_void_p(target.data_ptr()), ctypes.c_size_t(size)),
-            *(ctypes.c_void_p(source.data_ptr()), ctypes.c_size_t(size), D2D, _stream()),
+            *(ctypes.c_void_p(source.data_ptr()), ctypes.c_size_t(size), D2D, stream),
         )
-        if code:
-            raise RuntimeError(f"aclrtMemcpyAsync: ACL code {code}")
-        return target
-    _drain()
-    to = alias(target) if target.device.type == "npu" else target
-    to.copy_(alias(source) if source.device.type == "npu" else source)
+    if code:
+        raise RuntimeError(f"aclrtMemcpyAsync: ACL code {code}")
     return target
 
 
@@ -175,11 +194,11 @@ def _to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
-    _drain()
-    value = alias(source) if source.device.type == "npu" else source
-    value = value.clone() if dtype in (None, value.dtype) else value.to(dtype)
-    to = source.device if device is None else torch.device(device)
-    return _on_device(value, to) if to.type == "npu" else value
+    with _in_order():
+        value = alias(source) if source.device.type == "npu" else source
+        value = value.clone() if dtype in (None, value.dtype) else value.to(dtype)
+        to = source.device if device is None else torch.device(device)
+        return _on_device(value, to) if to.type == "npu" else value
 
 
 SPECIAL = {"copy_": _copy, "_to_copy": _to_copy}

@@ -16,7 +16,10 @@ NOT_SUPPORTED = 207000
 TASK_FAILED = 507000
 HCCL_TIMEOUT = 9
 HCCL_TRANSFER = 13
-WAITS = ("aclrtSynchronizeStream", "aclrtSynchronizeDevice", "aclrtSynchronizeEvent")
+WAITS = (
+    *("aclrtSynchronizeStream", "aclrtSynchronizeStreamWithTimeout"),
+    *("aclrtSynchronizeDevice", "aclrtSynchronizeDeviceWithTimeout", "aclrtSynchronizeEvent"),
+)
 
 _acl = ctypes.CDLL("libascendcl.so")
 _acl.FakeCannCalls.restype = ctypes.c_long

@@ -87,3 +87,14 @@ void FakeCannSlow(const char *name, uint32_t microseconds) {
     find(name)->slow = microseconds;
     pthread_mutex_unlock(&lock);
 }
+
+static int sleep_for(void *microseconds) {
+    usleep(*(useconds_t *)microseconds);
+    return OK;
+}
+
+/* Keeps the stream busy, whoever waits for it. */
+aclError FakeCannStall(stream *s, uint32_t microseconds) {
+    useconds_t time = microseconds;
+    return stream_submit(s, sleep_for, &time, sizeof time);
+}

@@ -106,6 +106,9 @@ const char *aclGetRecentErrMsg(void) { return ""; }
 
 /* Settings that change speed or rounding on a device, and nothing here. */
 aclError aclrtSetDeviceSatMode(int32_t mode) { return OK; }
+aclError aclrtSetStreamFailureMode(stream *s, uint64_t mode) { return OK; }
+aclError aclrtSetStreamOverflowSwitch(stream *s, uint32_t on) { return OK; }
+aclError aclrtSetStreamAttribute(stream *s, int attribute, void *value) { return OK; }
 aclError aclrtSetOpExecuteTimeOut(uint32_t seconds) { return OK; }
 aclError aclrtSetOpWaitTimeout(uint32_t seconds) { return OK; }
 aclError aclrtPeekAtLastError(int32_t level) { return OK; }

@@ -24,5 +24,9 @@ typedef struct {
     char name[NAME_BYTES];
 } communicator;
 
+/* HCCL forbids two threads of a process to call it at once: false for the second one. */
+bool hccl_enter(void);
+void hccl_leave(void);
+
 HcclResult put(int peer, const void *bytes, size_t size);
 HcclResult get(int peer, void *bytes, size_t size);

@@ -15,8 +15,6 @@ typedef struct call {
     int type, op, peer;
 } call;
 
-static pthread_mutex_t issuing = PTHREAD_MUTEX_INITIALIZER;
-
 static int run_call(void *arguments) {
     call *c = arguments;
     HcclResult error = fake_cann_call(c->name);
@@ -25,14 +23,12 @@ static int run_call(void *arguments) {
     return error ? TASK_FAILED : OK;
 }
 
-/* HCCL forbids two threads of a process to issue at once. FAKE_CANN_ISSUE_US makes an issue long enough to be caught. */
 static HcclResult issue(call c, void *stream) {
     if (c.comm->destroyed || c.peer < 0 || c.peer >= c.comm->size) return HCCL_PARAMETER;
     if (c.count && !c.bytes) return HCCL_NOT_SUPPORTED;
-    if (pthread_mutex_trylock(&issuing)) return HCCL_INTERNAL;
-    usleep((useconds_t)fake_cann_setting("FAKE_CANN_ISSUE_US", 0));
+    if (!hccl_enter()) return HCCL_INTERNAL;
     HcclResult error = stream_submit(stream, run_call, &c, sizeof c) ? HCCL_INTERNAL : OK;
-    pthread_mutex_unlock(&issuing);
+    hccl_leave();
     return error;
 }
 

@@ -31,7 +31,16 @@ typedef struct {
 } root;
 
 static root roots[64]; /* of this process, until their communicator is made */
-static pthread_mutex_t creating = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t creating = PTHREAD_MUTEX_INITIALIZER, calling = PTHREAD_MUTEX_INITIALIZER;
+
+/* FAKE_CANN_ISSUE_US makes a call long enough for another thread to meet it. */
+bool hccl_enter(void) {
+    if (pthread_mutex_trylock(&calling)) return false;
+    usleep((useconds_t)fake_cann_setting("FAKE_CANN_ISSUE_US", 0));
+    return true;
+}
+
+void hccl_leave(void) { pthread_mutex_unlock(&calling); }
 
 static int timeout_ms(void) { return (int)fake_cann_setting("FAKE_CANN_CONNECT_TIMEOUT_MS", 10000); }
 
@@ -159,16 +168,19 @@ static HcclResult assemble(communicator *c, const root_info *info) {
 HcclResult HcclGetRootInfo(void *out) {
     ENTER();
     if (current_device() < 0) return HCCL_PARAMETER;
+    if (!hccl_enter()) return HCCL_INTERNAL;
     root_info info = {.pid = getpid()};
     memcpy(info.magic, MAGIC, sizeof MAGIC);
     int slot = 0;
     while (slot < 64 && roots[slot].listener) slot++;
-    if (slot == 64) return HCCL_INTERNAL;
-    roots[slot].listener = listen_on(&info.port);
-    roots[slot].port = info.port;
+    if (slot < 64) {
+        roots[slot].listener = listen_on(&info.port);
+        roots[slot].port = info.port;
+    }
+    hccl_leave();
     memset(out, 0, ROOT_INFO_BYTES);
     memcpy(out, &info, sizeof info);
-    return OK;
+    return slot < 64 ? OK : HCCL_INTERNAL;
 }
 
 /* Communicators of a device are to be made one after the other: a second one meanwhile is refused. */
@@ -201,6 +213,8 @@ HcclResult HcclCommInitRootInfoConfig(uint32_t size, const void *root, uint32_t 
 HcclResult HcclCommDestroy(communicator *c) {
     ENTER();
     if (c->destroyed) return HCCL_PARAMETER;
+    if (!hccl_enter()) return HCCL_INTERNAL;
+    hccl_leave();
     c->destroyed = true;
     for (int i = 0; i < c->size; i++)
         if (c->peers[i] >= 0) shutdown(c->peers[i], SHUT_RDWR);

@@ -107,9 +107,19 @@ static void wait_for_event(event *e, uint64_t generation) {
             pthread_cond_wait(&changed, &lock);
 }
 
-static int wait_for_stream(stream *s, uint64_t number) {
+static const int32_t FOREVER = -1; /* milliseconds */
+
+static int wait_for_stream(stream *s, uint64_t number, int32_t milliseconds) {
+    int64_t deadline_ns = now_ns() + milliseconds * 1000000LL;
     demand(s, number);
-    while (s->completed < number) pthread_cond_wait(&changed, &lock);
+    while (s->completed < number) {
+        if (milliseconds == FOREVER)
+            pthread_cond_wait(&changed, &lock);
+        else if (now_ns() >= deadline_ns)
+            return SYNC_TIMEOUT;
+        else
+            wait_until(deadline_ns);
+    }
     return s->failure;
 }
 
@@ -201,7 +211,7 @@ aclError stream_submit(stream *s, task_body run, const void *arguments, size_t s
 
 void stream_drain_all(void) {
     pthread_mutex_lock(&lock);
-    for (stream *s = streams; s; s = s->next) wait_for_stream(s, s->submitted);
+    for (stream *s = streams; s; s = s->next) wait_for_stream(s, s->submitted, FOREVER);
     pthread_mutex_unlock(&lock);
 }
 
@@ -233,35 +243,48 @@ aclError aclrtDestroyStream(stream *s) {
 
 aclError aclrtDestroyStreamForce(stream *s) { return aclrtDestroyStream(s); }
 
-/* What an operator's body does first (cpu_operators.py): a wait that counts as nobody's. */
-aclError FakeCannDrain(stream *s) {
+static aclError synchronize(stream *s, int32_t milliseconds) {
     pthread_mutex_lock(&lock);
     s = resolve(s);
-    aclError error = s ? wait_for_stream(s, s->submitted) : NO_CONTEXT;
+    aclError error = s ? wait_for_stream(s, s->submitted, milliseconds) : NO_CONTEXT;
     pthread_mutex_unlock(&lock);
     return error;
 }
 
-aclError aclrtSynchronizeStream(stream *s) {
+/* What an operator's body does first (cpu_operators.py): a wait that counts as nobody's. */
+aclError FakeCannDrain(stream *s) { return synchronize(s, FOREVER); }
+
+aclError aclrtSynchronizeStreamWithTimeout(stream *s, int32_t milliseconds) {
     ENTER();
-    return FakeCannDrain(s);
+    return synchronize(s, milliseconds);
 }
 
-aclError aclrtSynchronizeStreamWithTimeout(stream *s, int32_t milliseconds) { return aclrtSynchronizeStream(s); }
-
-aclError aclrtSynchronizeDevice(void) {
+aclError aclrtSynchronizeStream(stream *s) {
     ENTER();
+    return synchronize(s, FOREVER);
+}
+
+/* The timeout is each stream's. */
+static aclError synchronize_device(int32_t milliseconds) {
     aclError error = OK;
     pthread_mutex_lock(&lock);
     for (stream *s = streams; s; s = s->next) {
-        aclError failure = s->device == current_device() ? wait_for_stream(s, s->submitted) : OK;
+        aclError failure = s->device == current_device() ? wait_for_stream(s, s->submitted, milliseconds) : OK;
         error = error ? error : failure;
     }
     pthread_mutex_unlock(&lock);
     return error;
 }
 
-aclError aclrtSynchronizeDeviceWithTimeout(int32_t milliseconds) { return aclrtSynchronizeDevice(); }
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t milliseconds) {
+    ENTER();
+    return synchronize_device(milliseconds);
+}
+
+aclError aclrtSynchronizeDevice(void) {
+    ENTER();
+    return synchronize_device(FOREVER);
+}
 
 aclError aclrtStreamQuery(stream *s, int32_t *status) {
     ENTER();
@@ -275,21 +298,6 @@ aclError aclrtStreamQuery(stream *s, int32_t *status) {
 aclError aclrtStreamGetId(stream *s, int32_t *id) {
     *id = s ? s->id : 0;
     return OK;
-}
-
-aclError aclrtSetStreamFailureMode(stream *s, uint64_t mode) { return OK; }
-aclError aclrtSetStreamOverflowSwitch(stream *s, uint32_t on) { return OK; }
-aclError aclrtSetStreamAttribute(stream *s, int attribute, void *value) { return OK; }
-
-static int sleep_for(void *microseconds) {
-    usleep(*(useconds_t *)microseconds);
-    return OK;
-}
-
-/* For tests: keeps the stream busy, whoever waits for it. */
-aclError FakeCannStall(stream *s, uint32_t microseconds) {
-    useconds_t time = microseconds;
-    return stream_submit(s, sleep_for, &time, sizeof time);
 }
 
 /* ---- the public calls on events ------------------------------------------------------------------------------ */

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from spec_core.cpu.shared_memory_wire import Layout, Record, Welcome
+    from spec_core.errors import RunError
     from spec_core.records import FeatureSample
+
+    Arrived = Callable[[RunError | None], None]
 
 
 @dataclass(frozen=True)
@@ -26,18 +31,37 @@ class Block:
     num_tokens: int
 
 
-class ReceiverMemory(ABC):
-    """Memory of the receiver's, big enough for a window of samples. Not thread-safe: the receiver locks."""
-
-    kind: ClassVar[str]
-    """What ``SenderEnd.attach`` is told."""
-    descriptor: int
-    """Passed to a sender that is welcomed; it maps ``size`` bytes."""
-    size: int
+class MemoryProvider(ABC):
+    """Where a receiver's senders get memory from."""
 
     def serves(self, place: str) -> bool:
         """Whether a sender at ``place`` (``SenderEnd.place``) can write to it."""
         return True
+
+    @abstractmethod
+    def admit(self, place: str, room: Callable[[], None]) -> ReceiverMemory:
+        """Memory for one more sender, at ``place``, that it serves; it goes with this provider. ``room`` may be
+        called, by any thread, when ``allocate`` would find room that it did not find before."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The memory itself goes with the last view of it."""
+
+
+class ReceiverMemory(MemoryProvider):
+    """Memory of the receiver's, big enough for a window of samples; all its senders share it, unless ``admit`` says
+    something else. Not thread-safe: the receiver locks."""
+
+    kind: ClassVar[str]
+    """What ``SenderEnd.attach`` is told."""
+    descriptor: int | None
+    """Passed to a sender that is welcomed; it maps ``size`` bytes."""
+    size: int
+    offer: str = ""
+    """What else a sender that is welcomed must know."""
+
+    def admit(self, place: str, room: Callable[[], None]) -> ReceiverMemory:
+        return self
 
     @abstractmethod
     def allocate(self, num_tokens: int) -> Block | None:
@@ -46,6 +70,15 @@ class ReceiverMemory(ABC):
     def note(self, block: Block) -> bytes:
         """What its sender must know besides the offset."""
         return b""
+
+    def fetch(self, block: Block, arrived: Arrived) -> None:
+        """Its sender has announced it. Calls ``arrived``, perhaps later and from another thread, when the sample is
+        all there, or never will be; in the order of the calls of ``fetch``."""
+        arrived(None)
+
+    def part(self, ended: Callable[[], None]) -> None:
+        """A sender that it has admitted is gone. Calls ``ended`` when all that was fetched has arrived or failed."""
+        ended()
 
     def is_written(self, block: Block) -> bool:
         """Whether a sender that has died meanwhile had finished with it."""
@@ -62,10 +95,6 @@ class ReceiverMemory(ABC):
     def reclaim(self, block: Block) -> None:
         """Frees a block that was not read, and whose sender writes to it no more."""
         self.free(block)
-
-    @abstractmethod
-    def close(self) -> None:
-        """The memory itself goes with the last view of it."""
 
 
 class SenderMemory(ABC):
@@ -91,5 +120,5 @@ class SenderEnd(ABC):
     """Where the sender's tensors are; empty: on the host."""
 
     @abstractmethod
-    def attach(self, welcome: Welcome, descriptor: int, layout: Layout) -> SenderMemory:
+    def attach(self, welcome: Welcome, descriptor: int | None, layout: Layout) -> SenderMemory:
         """Maps the memory behind ``descriptor``; ProtocolError for a kind that it does not know."""

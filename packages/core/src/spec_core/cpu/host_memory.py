@@ -1,4 +1,5 @@
-"""HostMemory: samples in an arena of host memory that both processes map (see ``shared_memory``)."""
+"""HostMemory: samples in an arena of host memory that both processes map (see ``shared_memory``); StagedMemory, for a
+receiver on a device."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from spec_core.cpu.shared_memory import Arena, attach
 from spec_core.errors import ProtocolError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from spec_core.cpu.shared_memory_wire import Layout, Record, Welcome
@@ -37,6 +39,18 @@ class HostMemory(ReceiverMemory):
         self._arena.close()
 
 
+class StagedMemory(HostMemory):
+    """For senders of other devices and of the host: through memory of the host, delivered on ``device``."""
+
+    def __init__(self, layout: Layout, window_bytes: int, device: torch.device) -> None:
+        super().__init__(layout, window_bytes)
+        self._device = device
+
+    def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        ids, hidden = super().read(block)
+        return ids.to(self._device), hidden.to(self._device)
+
+
 class HostView(SenderMemory):
     """A sample that lies on a device is copied from there; ``write`` then waits for it."""
 
@@ -57,8 +71,8 @@ class HostView(SenderMemory):
 
 
 class HostEnd(SenderEnd):
-    def attach(self, welcome: Welcome, descriptor: int, layout: Layout) -> SenderMemory:
-        if welcome.memory != HostMemory.kind:
+    def attach(self, welcome: Welcome, descriptor: int | None, layout: Layout) -> SenderMemory:
+        if welcome.memory != HostMemory.kind or descriptor is None:
             raise ProtocolError(
                 f"the receiver offers memory of kind {welcome.memory!r}, which is unknown here"
             )

@@ -33,7 +33,7 @@ from spec_core.transport import FeatureReceiver
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from spec_core.cpu.block_memory import Block, ReceiverMemory
+    from spec_core.cpu.block_memory import Block, MemoryProvider, ReceiverMemory
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class _Peer:
     """Where it writes; None until it has been welcomed."""
     farewell: bool = False
     dead: bool = False
+    failure: RunError | None = None
+    """Why this end has given it up."""
     granted: dict[int, Block] = field(default_factory=dict["int", "Block"])
 
 
@@ -70,10 +72,16 @@ class _Arrival:
     sample_id: int
 
 
+@dataclass(frozen=True)
+class _Loss:
+    peer: _Peer
+    error: RunError
+
+
 class SharedMemoryReceiver(FeatureReceiver):
     """One thread listens to all senders; one condition guards all state."""
 
-    def __init__(self, schema: FeatureSchema, window_bytes: int, memories: Sequence[ReceiverMemory]) -> None:
+    def __init__(self, schema: FeatureSchema, window_bytes: int, memories: Sequence[MemoryProvider]) -> None:
         """Owns ``memories``; a sender gets the first that serves its place."""
         self._schema, self._layout = schema, Layout(schema)
         self._window_bytes = window_bytes
@@ -84,7 +92,7 @@ class SharedMemoryReceiver(FeatureReceiver):
         self._peers: set[_Peer] = set()
         self._count = 0
         self._requests: deque[_Request] = deque()
-        self._arrived: deque[_Arrival | RunError] = deque()
+        self._arrived: deque[_Arrival | _Loss] = deque()
         self._held: dict[int, tuple[FeatureSample, _Arrival]] = {}
         self._closed = False
         self._changed = threading.Condition()
@@ -108,8 +116,8 @@ class SharedMemoryReceiver(FeatureReceiver):
             if not self._arrived:
                 raise PeerLost(f"every sender of {self._name} has gone")
             arrival = self._arrived.popleft()
-            if isinstance(arrival, RunError):
-                raise arrival
+            if isinstance(arrival, _Loss):
+                raise arrival.error
             self._check_written(arrival)
             ids, hidden = arrival.memory.read(arrival.block)
             sample = FeatureSample(sample_id=arrival.sample_id, input_ids=ids, hidden_TNH=hidden)
@@ -148,11 +156,18 @@ class SharedMemoryReceiver(FeatureReceiver):
         return self._closed or bool(self._arrived) or deserted
 
     def _check_written(self, arrival: _Arrival) -> None:
-        """T7: a sender may have died before its device came to the sample that it had announced."""
-        if arrival.peer.dead and not arrival.memory.is_written(arrival.block):
-            self._reclaim(arrival.memory, arrival.block)
-            self._grant_in_turn()
-            raise PeerLost(f"the sender in {arrival.peer.name} died while it sent sample {arrival.sample_id}")
+        """T7: a sender may have died before its device came to the sample that it had announced. What it announced
+        later is lost as well, and one error tells of all."""
+        peer = arrival.peer
+        if not peer.dead or arrival.memory.is_written(arrival.block):
+            return
+        later = [entry for entry in self._arrived if entry.peer is peer]
+        self._arrived = deque(entry for entry in self._arrived if entry.peer is not peer)
+        for entry in (arrival, *later):
+            if isinstance(entry, _Arrival):
+                self._reclaim(entry.memory, entry.block)
+        self._grant_in_turn()
+        raise PeerLost(f"the sender in {peer.name} died while it sent sample {arrival.sample_id}")
 
     def _situation(self) -> str:
         """Who is to blame for the silence."""
@@ -193,11 +208,15 @@ class SharedMemoryReceiver(FeatureReceiver):
             if packet:
                 self._answer(peer, packet)
                 return
-            loss = None if peer.farewell else PeerLost(f"the sender in {peer.name} has died")
+            loss = peer.failure
+            if loss is None and not peer.farewell:
+                loss = PeerLost(f"the sender in {peer.name} has died")
         except ConnectionError:
             return  # it went with a record unread; what it said before, and its end, are still to be read
         except ProtocolError as error:
             loss = ProtocolError(f"the sender in {peer.name}: {error}")
+        except RunError as error:  # of this end's: its memory could not serve that sender
+            loss = error
         selector.unregister(peer.socket)
         self._dismiss(peer, loss)
 
@@ -228,10 +247,13 @@ class SharedMemoryReceiver(FeatureReceiver):
             refusal = f"the sender has {hello.schema}, the receiver {self._name} wants {self._schema}"
             peer.socket.send(encode_json(Welcome(refusal=refusal, schema_differs=True)))
             return
-        memory = next(memory for memory in self._memories if memory.serves(hello.place))
-        welcome = encode_json(Welcome(self._window_bytes, memory.size, memory.kind))
-        socket.send_fds(peer.socket, [welcome], [memory.descriptor])
+        provider = next(memory for memory in self._memories if memory.serves(hello.place))
+        memory = provider.admit(hello.place, self._room)
+        welcome = encode_json(Welcome(self._window_bytes, memory.size, memory.kind, memory.offer))
+        socket.send_fds(peer.socket, [welcome], [] if memory.descriptor is None else [memory.descriptor])
         peer.memory = memory
+        if hello.who and peer.name == f"process {os.getpid()}":
+            peer.name = hello.who  # it comes by a relay of this process
         self._count += 1
 
     def _request(self, request: _Request) -> None:
@@ -239,6 +261,11 @@ class SharedMemoryReceiver(FeatureReceiver):
             raise ProtocolError(f"it asked for room for {request.num_tokens} tokens")
         self._requests.append(request)
         self._grant_in_turn()
+
+    def _room(self) -> None:
+        with self._changed:
+            if not self._closed:
+                self._grant_in_turn()
 
     def _grant_in_turn(self) -> None:
         """T5: strictly first come, first served, so that a large sample is not passed by small ones for ever."""
@@ -261,8 +288,26 @@ class SharedMemoryReceiver(FeatureReceiver):
         block = peer.granted.pop(record.number, None)
         if block is None:
             raise ProtocolError(f"it filled room {record.number}, which it was not given")
-        self._arrived.append(_Arrival(peer, memory, block, record.value))
-        self._changed.notify_all()
+        memory.fetch(block, partial(self._arrive, _Arrival(peer, memory, block, record.value)))
+
+    def _arrive(self, arrival: _Arrival, failure: RunError | None) -> None:
+        """By the thread of the memory that has fetched it."""
+        with self._changed:
+            if self._closed:
+                return
+            if failure is None:
+                self._arrived.append(arrival)
+            else:
+                self._reclaim(arrival.memory, arrival.block)
+                self._grant_in_turn()
+                self._give_up(arrival.peer, failure)
+            self._changed.notify_all()
+
+    def _give_up(self, peer: _Peer, failure: RunError) -> None:
+        """The end of its connection is heard like any other."""
+        peer.failure = peer.failure or failure
+        with contextlib.suppress(OSError):
+            peer.socket.shutdown(socket.SHUT_RDWR)
 
     def _withdraw(self, peer: _Peer, memory: ReceiverMemory, number: int) -> None:
         block = peer.granted.pop(number, None)
@@ -273,17 +318,26 @@ class SharedMemoryReceiver(FeatureReceiver):
     def _dismiss(self, peer: _Peer, loss: RunError | None) -> None:
         """T7: its room is free again, and ``receive`` reports the loss after what had arrived before."""
         peer.socket.close()
-        self._peers.discard(peer)
-        if peer.memory is not None:
-            for block in peer.granted.values():
-                self._reclaim(peer.memory, block)
-        self._forget(lambda request: request.peer is peer)
         peer.dead = not peer.farewell
-        if peer.memory is not None and loss is not None:
-            self._arrived.append(loss)
-        elif loss is not None:
-            logger.warning("%s: refused a connection: %s", self._name, loss)
-        self._changed.notify_all()
+        if peer.memory is None:
+            self._peers.discard(peer)
+            if loss is not None:
+                logger.warning("%s: refused a connection: %s", self._name, loss)
+            return
+        for block in peer.granted.values():
+            self._reclaim(peer.memory, block)
+        peer.granted.clear()
+        self._forget(lambda request: request.peer is peer)
+        peer.memory.part(partial(self._end, peer, loss))
+
+    def _end(self, peer: _Peer, loss: RunError | None) -> None:
+        """By the thread of the memory that has fetched what came before."""
+        with self._changed:
+            self._peers.discard(peer)
+            loss = loss or peer.failure
+            if loss is not None:
+                self._arrived.append(_Loss(peer, loss))
+            self._changed.notify_all()
 
     def _forget(self, ended: Callable[[_Request], bool]) -> None:
         self._requests = deque(request for request in self._requests if not ended(request))

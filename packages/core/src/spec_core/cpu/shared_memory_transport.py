@@ -148,7 +148,8 @@ class SharedMemorySender(FeatureSender):
     def _greet(self, token: str, deadline: float) -> None:
         with self._mapped(deadline):
             self._socket.connect(f"\0{self._name}")
-            self._socket.send(encode_json(Hello(token, self._schema, self._end.place)))
+            who = f"process {os.getpid()} of {socket.gethostname()}"
+            self._socket.send(encode_json(Hello(token, self._schema, self._end.place, who=who)))
         with self._mapped(deadline):
             packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 1)
         try:
@@ -163,12 +164,8 @@ class SharedMemorySender(FeatureSender):
         welcome = decode_welcome(packet)
         if welcome.refusal:
             raise (SchemaMismatch if welcome.schema_differs else ProtocolError)(welcome.refusal)
-        if len(descriptors) != 1:
-            raise ProtocolError(
-                f"the receiver {self._name} sent {len(descriptors)} descriptors instead of one"
-            )
         self._window_bytes = welcome.window_bytes
-        self._memory = self._end.attach(welcome, descriptors[0], self._layout)
+        self._memory = self._end.attach(welcome, descriptors[0] if descriptors else None, self._layout)
 
     def _tell(self, record: Record, deadline: float) -> None:
         with self._mapped(deadline):

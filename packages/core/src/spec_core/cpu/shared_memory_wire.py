@@ -4,11 +4,12 @@
 
     sender                      receiver
     hello  (JSON, once)    ->                       token, schema, where its tensors are
-                           <-   welcome (JSON)      window and the arena's descriptor, or the reason for refusal
+                           <-   welcome (JSON)      window and the arena's descriptor or offer, or the reason
+                                                    for refusal
     REQUEST n, tokens      ->                       room for a sample of that many tokens
                            <-   GRANT n, offset     perhaps much later, when others have been released;
                                                     with the memory's note, if it has one
-    READY   n, sample id   ->                       the block at that offset is filled
+    READY   n, sample id   ->                       the block at that offset is filled, or on its way
     WITHDRAW n             ->                       instead of READY: forget request n, granted or not
     BYE                    ->                       a farewell; a connection that ends without it was cut
 
@@ -71,6 +72,8 @@ class Hello:
     place: str = ""
     """``SenderEnd.place``."""
     version: int = VERSION
+    who: str = ""
+    """The sender, for messages, where the kernel does not know it."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class Welcome:
     arena_bytes: int = 0
     memory: str = "host"
     """``ReceiverMemory.kind``."""
+    offer: str = ""
+    """``ReceiverMemory.offer``."""
     refusal: str = ""
     schema_differs: bool = False
 
@@ -98,7 +103,9 @@ def decode_hello(packet: bytes) -> Hello:
         agreed = FeatureSchema(
             layers=layers, hidden_size=int(schema["hidden_size"]), dtype=str(schema["dtype"])
         )
-        return Hello(str(fields["token"]), agreed, str(fields.get("place", "")))
+        return Hello(
+            str(fields["token"]), agreed, str(fields.get("place", "")), who=str(fields.get("who", ""))
+        )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a first record of {len(packet)} bytes that is no hello") from error
 

@@ -134,7 +134,12 @@ class _Crew:
             ready = wait([self._lines[rank] for rank in pending], max(0, deadline - time.monotonic()))
             if not ready:
                 where = {rank: self._points.get(rank, "start") for rank in sorted(pending)}
-                raise AssertionError(f"after {timeout_s} s these ranks still ran, seen last at: {where}")
+                failed = "".join(
+                    f"\nrank {rank} had failed:\n{end.trace}" for rank, end in ended.items() if end.trace
+                )
+                raise AssertionError(
+                    f"after {timeout_s} s these ranks still ran, seen last at: {where}{failed}"
+                )
             for rank in pending:
                 if self._lines[rank] in ready and (outcome := self._attend(rank, faults)):
                     ended[rank] = outcome

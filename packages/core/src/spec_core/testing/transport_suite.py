@@ -146,8 +146,8 @@ class TransportSuite(ConformanceSuite):
         assert fail(endings.fault_before_connect, Fault.STOP, 0) == "DeadlineExceeded"
 
     def test_a_killed_sender_is_lost_after_its_last_sample(self, fail: Fail) -> None:
-        """T7: what had arrived is delivered, then PeerLost, in time."""
-        assert fail(endings.fault_in_sender, Fault.KILL, 1) == "PeerLost"
+        """T7: what a ticket was done for is delivered, then PeerLost, in time."""
+        assert fail(endings.death_of_sender, Fault.KILL, 1) == "PeerLost"
 
     def test_a_killed_receiver_is_lost_to_a_sender_that_waits(self, fail: Fail) -> None:
         """T7: PeerLost in time."""

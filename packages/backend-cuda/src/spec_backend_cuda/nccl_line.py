@@ -1,0 +1,83 @@
+"""NcclLine: a communicator of two, from a sender's GPU to a receiver's. Never torch's default group."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_backend_cuda.line import Line
+from spec_backend_cuda.nccl import Communicator, unique_id
+from spec_core.errors import PeerLost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+SENDER, RECEIVER = 0, 1
+MAX_BLOCKS = 8
+"""Thread blocks that a transfer takes of each GPU while it lasts: few beside those that compute, and far more than
+features need (a block moves some 20 GB/s over NVLink; an engine makes 2 GB/s)."""
+OPEN_S, POST_S = 60.0, 20.0
+"""NCCL's setup of a communicator, and the host's part of a transfer, on a busy host."""
+
+_spare_streams: defaultdict[int, list[torch.cuda.Stream]] = defaultdict(list)
+"""By device. torch has 32 streams of a priority and deals them out in turn: a line must not keep one for good."""
+
+
+def offer() -> str:
+    """Names a new line."""
+    return base64.b64encode(unique_id()).decode()
+
+
+class NcclLine(Line):
+    """On a stream of its own, which nothing else waits for; before other work, so that neither end's kernel waits for
+    the other's longer than it must."""
+
+    def __init__(self, name: str, device: torch.device, *, receives: bool) -> None:
+        self._name, self._device, self._receives = base64.b64decode(name), device, receives
+        self._communicator = Communicator()
+        spare = _spare_streams[device.index]
+        self._stream = spare.pop() if spare else torch.cuda.Stream(device, priority=-1)
+        self._through = self.new_event()
+        self._closed = False
+
+    def open(self) -> None:
+        """A first transfer connects the two GPUs: queuing it returns at neither end before the other queues it."""
+        rank = RECEIVER if self._receives else SENDER
+        with torch.cuda.device(self._device):
+            self._communicator.join(self._name, rank, 2, time.monotonic() + OPEN_S, MAX_BLOCKS)
+            with torch.cuda.stream(self._stream):
+                first = torch.empty(1, dtype=torch.uint8, device=self._device)
+            self.start([first])
+        self.finish()
+
+    def start(self, parts: Sequence[Tensor]) -> None:
+        deadline = time.monotonic() + POST_S
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if self._receives:
+                self._communicator.recv_parts(parts, SENDER, deadline)
+            else:
+                self._communicator.send_parts(parts, RECEIVER, deadline)
+            self._through.record(self._stream)
+
+    def finish(self) -> None:
+        self._through.synchronize()
+        if self._communicator.aborted:
+            raise PeerLost("the other GPU's process has gone")
+
+    def abort(self) -> None:
+        self._communicator.abort()
+
+    def close(self) -> None:
+        self.abort()
+        if not self._closed:
+            self._closed = True
+            _spare_streams[self._device.index].append(self._stream)
+
+    def new_event(self) -> torch.cuda.Event:
+        return torch.cuda.Event(blocking=True)

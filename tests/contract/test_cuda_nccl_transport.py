@@ -1,0 +1,398 @@
+"""Features from GPU to GPU over NCCL: the transport's contract, deaths while a sample travels, and other work."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from spec_backend_cuda.backend import CudaBackend, CudaConfig
+from spec_core.errors import DeadlineExceeded, PeerLost
+from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.testing import TransportSuite
+from spec_core.testing.process_group_suite import joined
+from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
+from spec_core.testing.resources import settled_resources
+from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from torch import Tensor
+
+AVAILABILITY = CudaBackend.probe()
+NUM_DEVICES = CudaBackend.capabilities().num_devices
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not AVAILABILITY.ok, reason=AVAILABILITY.reason)]
+
+SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=1024, dtype="bfloat16")
+TOKENS = 2048
+SAMPLE_BYTES = TOKENS * (8 + SCHEMA.bytes_per_token())
+LONG_S, SHORT_S = 30.0, 0.5
+CYCLES = 400_000_000
+"""The device sleeps for about 0.2 s."""
+NOISE_BYTES = 8 << 20
+
+
+def multi_gpu(test):
+    reason = f"two GPUs are needed, this process sees {NUM_DEVICES}"
+    return pytest.mark.multi_gpu(pytest.mark.skipif(NUM_DEVICES < 2, reason=reason)(test))
+
+
+class OnTwoGpus(Transport):
+    """Receives on the first GPU and sends from the second one."""
+
+    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+        torch.cuda.set_device(0)
+        return nccl().listen(schema, window_bytes)
+
+    def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        torch.cuda.set_device(1)
+        return nccl().connect(address, schema, timeout_s)
+
+
+def nccl() -> Transport:
+    return CudaBackend(CudaConfig(name="cuda")).transport("disaggregated")
+
+
+@multi_gpu
+class TestNcclTransport(TransportSuite):
+    @pytest.fixture
+    def build(self):
+        return OnTwoGpus
+
+    @pytest.fixture
+    def device(self):
+        return "cuda"
+
+
+def sample(number: int, tokens: int = TOKENS) -> FeatureSample:
+    hidden = torch.full(SCHEMA.shape(tokens), float(number % 256), dtype=torch.bfloat16, device="cuda")
+    ids = torch.full((tokens,), number, device="cuda")
+    return FeatureSample(sample_id=number, input_ids=ids, hidden_TNH=hidden)
+
+
+def check(got: FeatureSample, number: int, tokens: int = TOKENS) -> None:
+    assert got.hidden_TNH.device == torch.device("cuda", 0)
+    assert (got.sample_id, len(got.input_ids)) == (number, tokens)
+    assert bool((got.input_ids == number).all())
+    assert bool((got.hidden_TNH == float(number % 256)).all())
+
+
+def take(receiver: FeatureReceiver, number: int, tokens: int = TOKENS) -> None:
+    got = receiver.receive(LONG_S)
+    check(got, number, tokens)
+    receiver.release(got)
+
+
+@contextlib.contextmanager
+def listening(me: Rank, window_bytes: int) -> Generator[FeatureReceiver]:
+    with OnTwoGpus().listen(SCHEMA, window_bytes) as receiver:
+        me.publish(receiver.address)
+        yield receiver
+
+
+def device_is_idle(limit_s: float = 5.0) -> None:
+    """No kernel of a transfer is left that waits for somebody who is gone."""
+    started = time.monotonic()
+    torch.cuda.synchronize()
+    assert time.monotonic() - started < limit_s
+
+
+def leave_a_receive_waiting(me: Rank) -> str | None:
+    """The sender announces its second sample, and dies before its GPU sends it."""
+    if me.rank == 1:
+        from spec_backend_cuda.nccl_line import NcclLine
+
+        sender = OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S)
+        sender.send(sample(0), LONG_S).result(LONG_S)
+        NcclLine.start = say_only
+        sender.send(sample(1), LONG_S)
+        time.sleep(1.0)
+        me.reach("fault")
+        return None
+    with listening(me, 4 * SAMPLE_BYTES) as receiver:
+        take(receiver, 0)
+        with pytest.raises(PeerLost, match="has died"):
+            receiver.receive(LONG_S)
+        device_is_idle()
+        return "lost"
+
+
+def say_only(line: object, parts: Sequence[Tensor]) -> None:
+    """Instead of ``NcclLine.start``."""
+
+
+@multi_gpu
+def test_a_sender_killed_while_the_receivers_gpu_waits_for_it_is_lost_and_the_gpu_goes_on():
+    found = watch_ranks(leave_a_receive_waiting, 2, faults={(1, "fault"): Fault.KILL}, timeout_s=60)[0]
+    assert found.trace == ""
+    assert found.value == "lost"
+
+
+def leave_a_send_waiting(me: Rank) -> list[str] | None:
+    """The receiver dies before its GPU receives what the sender's GPU already sends."""
+    if me.rank == 0:
+        from spec_backend_cuda.nccl_line import NcclLine
+
+        with listening(me, 4 * SAMPLE_BYTES) as receiver:
+            take(receiver, 0)
+            NcclLine.start = never
+            me.publish("deaf")
+            me.receive()
+            time.sleep(1.0)
+            me.reach("fault")
+        return None
+    sender = OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S)
+    sender.send(sample(0), LONG_S)
+    me.receive()
+    tickets = [sender.send(sample(number), LONG_S) for number in (1, 2)]
+    me.publish("sent")
+    found = [type(ticket.exception(LONG_S)).__name__ for ticket in tickets]
+    with pytest.raises(PeerLost):
+        sender.send(sample(3), LONG_S)
+    sender.close()
+    device_is_idle()
+    return found
+
+
+def never(line: object, parts: Sequence[Tensor]) -> None:
+    """Instead of ``NcclLine.start``."""
+    time.sleep(1000)
+
+
+@multi_gpu
+def test_a_receiver_killed_while_the_senders_gpu_waits_for_it_fails_the_tickets_and_the_gpu_goes_on():
+    found = watch_ranks(leave_a_send_waiting, 2, faults={(0, "fault"): Fault.KILL}, timeout_s=60)[1]
+    assert found.trace == ""
+    # A small sample is through at its sender's end when it lies in NCCL's buffers at the receiver's.
+    assert found.value in (["PeerLost", "PeerLost"], ["NoneType", "PeerLost"])
+
+
+def die_while_streaming(me: Rank) -> int | None:
+    """At no chosen moment: large samples, one after the other. Another sender takes over."""
+    if me.rank == 1:
+        sender = OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S)
+        me.receive()  # the other one is connected
+        threading.Thread(target=stream_for_ever, args=(sender,), daemon=True).start()
+        time.sleep(0.5)
+        me.reach("fault")
+        return None
+    if me.rank == 2:
+        with OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S) as sender:
+            me.publish("connected")
+            assert me.receive() == "lost"
+            for number in range(20):
+                sender.send(sample(number), LONG_S)
+            sender.flush(LONG_S)
+        return None
+    with listening(me, 4 * SAMPLE_BYTES) as receiver:
+        me.receive()
+        taken = take_until_lost(receiver)
+        me.publish("lost")
+        for number in range(20):
+            take(receiver, number)
+        device_is_idle()
+        return taken
+
+
+def stream_for_ever(sender: FeatureSender) -> None:
+    torch.cuda.set_device(1)
+    number = 0
+    while True:
+        sender.send(sample(number), LONG_S)
+        number += 1
+
+
+def take_until_lost(receiver: FeatureReceiver) -> int:
+    number = 0
+    while True:
+        try:
+            take(receiver, number)
+        except PeerLost:
+            return number
+        number += 1
+
+
+@multi_gpu
+def test_what_a_sender_that_is_killed_while_it_streams_has_got_across_is_whole_and_others_go_on():
+    found = watch_ranks(die_while_streaming, 3, faults={(1, "fault"): Fault.KILL}, timeout_s=60)[0]
+    assert found.trace == ""
+    assert found.value > 0
+
+
+def send_to_an_idle_trainer(me: Rank) -> None:
+    """Nobody calls ``receive``: a window of samples arrives all the same, and keeps no GPU busy."""
+    if me.rank == 0:
+        with listening(me, 3 * SAMPLE_BYTES) as receiver:
+            assert me.receive() == "full"
+            device_is_idle(1.0)
+            for number in range(4):
+                take(receiver, number)
+        return
+    with OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S) as sender:
+        for ticket in [sender.send(sample(number), LONG_S) for number in range(3)]:
+            ticket.result(LONG_S)
+        with pytest.raises(DeadlineExceeded):
+            sender.send(sample(3), SHORT_S)
+        device_is_idle(1.0)
+        me.publish("full")
+        sender.send(sample(3), LONG_S).result(LONG_S)
+
+
+@multi_gpu
+def test_a_trainer_that_does_not_receive_keeps_no_gpu_waiting():
+    run_ranks(send_to_an_idle_trainer, 2, timeout_s=60)
+
+
+def send_late(me: Rank) -> float:
+    """The sender's GPU is busy with what makes the sample; its host does not wait, and may write over it at once."""
+    if me.rank == 0:
+        with listening(me, 4 * SAMPLE_BYTES) as receiver:
+            take(receiver, 1)
+            take(receiver, 7)
+        return 0.0
+    with OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S) as sender:
+        sender.send(sample(1), LONG_S).result(LONG_S)
+        sent, late = sample(7), sample(0)
+        torch.cuda.synchronize()
+        started = time.monotonic()
+        torch.cuda.set_sync_debug_mode("error")
+        torch.cuda._sleep(CYCLES)
+        late.hidden_TNH.copy_(sent.hidden_TNH)
+        late.input_ids.copy_(sent.input_ids)
+        ticket = sender.send(
+            FeatureSample(sample_id=7, input_ids=late.input_ids, hidden_TNH=late.hidden_TNH), LONG_S
+        )
+        late.hidden_TNH.fill_(9)
+        late.input_ids.fill_(9)
+        took = time.monotonic() - started
+        torch.cuda.set_sync_debug_mode("default")
+        ticket.result(LONG_S)
+        return took
+
+
+@multi_gpu
+def test_a_sample_follows_the_work_that_makes_it_and_send_waits_for_neither():
+    assert max(run_ranks(send_late, 2, timeout_s=60)) < 0.1
+
+
+def read_late(me: Rank) -> None:
+    """The trainer's GPU comes to a sample long after it was released; the next one goes into the same room."""
+    if me.rank == 0:
+        with listening(me, SAMPLE_BYTES) as receiver:
+            copies = []
+            for _ in range(6):
+                got = receiver.receive(LONG_S)
+                torch.cuda._sleep(CYCLES // 4)
+                copies.append(got.hidden_TNH.clone())
+                receiver.release(got)
+            assert [copy.unique().tolist() for copy in copies] == [[float(number)] for number in range(6)]
+        return
+    with OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S) as sender:
+        for number in range(6):
+            sender.send(sample(number), LONG_S)
+        sender.flush(LONG_S)
+
+
+@multi_gpu
+def test_room_is_overwritten_only_when_its_reader_is_through():
+    run_ranks(read_late, 2, timeout_s=60)
+
+
+def soak(me: Rank, samples: int) -> None:
+    """Two senders, mixed sizes; what the processes hold stays as it was after the first tenth."""
+    tokens = [TOKENS, 17, 3 * TOKENS, 0, 640]
+    if me.rank > 0:
+        with OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S) as sender:
+            for number in range(me.rank * samples, (me.rank + 1) * samples):
+                sender.send(sample(number, tokens[number % 5]), LONG_S)
+                if number % samples == samples // 10:
+                    before = held()
+            sender.flush(LONG_S)
+            assert_same(before, held())
+            me.publish("measured")
+            me.receive()
+            me.receive()
+        return
+    with listening(me, 8 * SAMPLE_BYTES) as receiver:
+        expected = {1: samples, 2: 2 * samples}
+        for count in range(2 * samples):
+            got = receiver.receive(LONG_S)
+            check(got, expected[got.sample_id // samples], tokens[got.sample_id % 5])
+            expected[got.sample_id // samples] += 1
+            receiver.release(got)
+            if count == samples // 5:
+                before = held()
+        assert_same(before, held())
+        assert [me.receive(), me.receive()] == ["measured", "measured"]
+        me.publish("measured")
+
+
+def held() -> tuple[object, int]:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return settled_resources(), torch.cuda.memory_reserved()
+
+
+def assert_same(before: tuple[object, int], after: tuple[object, int]) -> None:
+    assert after[0] == before[0]
+    assert after[1] <= before[1] + NOISE_BYTES
+
+
+@multi_gpu
+def test_two_senders_soak_with_flat_memory():
+    run_ranks(soak, 3, 400, timeout_s=90)
+
+
+def stream_beside_collectives(me: Rank) -> None:
+    """Both GPUs also reduce with each other, as the ranks of a trainer do, on streams of torch's own group."""
+    import torch.distributed as dist
+
+    torch.cuda.set_device(me.rank)
+    with joined(me) as rendezvous:
+        store = rendezvous.store("default")
+        dist.init_process_group(
+            "nccl", store=store, rank=me.rank, world_size=2, device_id=torch.device("cuda", me.rank)
+        )
+        weights = torch.ones(32 << 20, device="cuda")
+        if me.rank == 0:
+            with listening(me, 4 * SAMPLE_BYTES) as receiver:
+                for number in range(100):
+                    dist.all_reduce(weights)
+                    take(receiver, number)
+                    dist.all_reduce(weights)
+                    weights.fill_(1.0)
+        else:
+            with OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S) as sender:
+                for number in range(100):
+                    sender.send(sample(number), LONG_S)
+                    dist.all_reduce(weights)
+                    dist.all_reduce(weights)
+                    weights.fill_(1.0)
+                sender.flush(LONG_S)
+        device_is_idle()
+        dist.destroy_process_group()
+
+
+@multi_gpu
+def test_features_travel_beside_collectives_of_the_same_gpus():
+    run_ranks(stream_beside_collectives, 2, timeout_s=90)
+
+
+def send_within_one_gpu(me: Rank) -> None:
+    torch.cuda.set_device(0)
+    if me.rank == 0:
+        with listening(me, 2 * SAMPLE_BYTES) as receiver:
+            take(receiver, 4)
+        return
+    with nccl().connect(me.receive(), SCHEMA, LONG_S) as sender:
+        sender.send(sample(4), LONG_S)
+        sender.flush(LONG_S)
+
+
+def test_two_ends_on_one_gpu_go_through_the_host():
+    run_ranks(send_within_one_gpu, 2, timeout_s=60)

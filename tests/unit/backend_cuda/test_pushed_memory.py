@@ -1,0 +1,349 @@
+"""Pushed memory without a GPU: the transport's contract and faults, with lines that are sockets between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from spec_backend_cuda.line import Line
+from spec_backend_cuda.pushed_memory import PushedMemory
+from spec_backend_cuda.pushing_view import PushingView
+from spec_core.cpu.announcing_sender import AnnouncingSender
+from spec_core.cpu.block_memory import SenderEnd
+from spec_core.cpu.packet_relay import ReachableReceiver, relayed
+from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
+from spec_core.cpu.shared_memory_wire import Layout
+from spec_core.device_arena import DeviceArena, arena_bytes
+from spec_core.errors import DeadlineExceeded, PeerLost, RunError
+from spec_core.testing import TransportSuite
+from spec_core.testing.processes import Fault, run_ranks, watch_ranks
+from spec_core.testing.transport_stage import LONG_S, SCHEMA, SHORT_S, UNIT, UNIT_BYTES, Stage, take
+from spec_core.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+CPU = torch.device("cpu")
+SLOW_S = 1.0
+
+
+class SocketLine(Line):
+    """Like NCCL it does not notice that the other end is gone: it waits, until it is aborted."""
+
+    def __init__(self, name: str, *, receives: bool) -> None:
+        self._name, self._receives = name, receives
+        self._aborted = threading.Event()
+        self._parts: Sequence[Tensor] = ()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._end: socket.socket | None = None
+        if receives:
+            self._socket.bind(f"\0{name}")
+            self._socket.listen()
+
+    def open(self) -> None:
+        self._attempt(self._open)
+
+    def start(self, parts: Sequence[Tensor]) -> None:
+        self._parts = parts
+
+    def finish(self) -> None:
+        self._attempt(self._transfer)
+
+    def abort(self) -> None:
+        self._aborted.set()
+        for end in (self._socket, self._end):
+            if end is not None:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.abort()
+        for end in (self._socket, self._end):
+            if end is not None:
+                end.close()
+
+    def new_event(self) -> torch.cpu.Event:
+        return torch.cpu.Event()
+
+    def _open(self) -> None:
+        if self._receives:
+            self._end, _ = self._socket.accept()
+        else:
+            self._socket.connect(f"\0{self._name}")
+            self._end = self._socket
+
+    def _transfer(self) -> None:
+        assert self._end is not None
+        for part in self._parts:
+            raw = memoryview(part.numpy())
+            if not self._receives:
+                self._end.sendall(raw)
+            while self._receives and raw:
+                count = self._end.recv_into(raw)
+                if not count:
+                    raise ConnectionResetError
+                raw = raw[count:]
+
+    def _attempt(self, step) -> None:
+        try:
+            step()
+        except OSError as error:
+            assert self._aborted.wait(LONG_S)
+            raise PeerLost("the line was aborted") from error
+
+
+class SlowLine(SocketLine):
+    """Its transfers take their time."""
+
+    def finish(self) -> None:
+        time.sleep(SLOW_S)
+        super().finish()
+
+
+class SocketEnd(SenderEnd):
+    def __init__(self, line: type[SocketLine]) -> None:
+        self._line = line
+
+    def attach(self, welcome, descriptor, layout):
+        assert descriptor is None
+        return PushingView(layout, self._line(welcome.offer, receives=False), CPU)
+
+
+class PushTransport(Transport):
+    def __init__(self, line: type[SocketLine] = SocketLine) -> None:
+        self._line = line
+
+    def listen(self, schema, window_bytes):
+        layout = Layout(schema)
+        memory = torch.empty(arena_bytes(layout, window_bytes), dtype=torch.uint8)
+        return SharedMemoryReceiver(
+            schema, window_bytes, [PushedMemory(DeviceArena(memory, layout), CPU, self._new_line)]
+        )
+
+    def connect(self, address, schema, timeout_s):
+        return AnnouncingSender(address, schema, timeout_s, SocketEnd(self._line))
+
+    def _new_line(self):
+        name = secrets.token_hex(8)
+        return name, self._line(name, receives=True)
+
+
+class FarTransport(PushTransport):
+    """As between two hosts."""
+
+    def listen(self, schema, window_bytes):
+        return ReachableReceiver(super().listen(schema, window_bytes), "127.0.0.1:0")
+
+    def connect(self, address, schema, timeout_s):
+        own, _, remote = address.partition("@")
+        deadline = time.monotonic() + timeout_s
+        relay = relayed(own, remote, timeout_s)
+        return super().connect(relay, schema, deadline - time.monotonic())
+
+
+def slow() -> Transport:
+    return PushTransport(SlowLine)
+
+
+class TestPushedMemory(TransportSuite):
+    @pytest.fixture
+    def build(self):
+        return PushTransport
+
+
+class TestPushedMemoryOfAnotherHost(TransportSuite):
+    @pytest.fixture
+    def build(self):
+        return FarTransport
+
+
+def die_under_way(me, stage):
+    if me.rank == 1:
+        with stage.sender(me) as sender:
+            sender.send(stage.sample(0), LONG_S).result(LONG_S)
+            sender.send(stage.sample(1), LONG_S)
+            sender.send(stage.sample(2), LONG_S)
+            time.sleep(SLOW_S / 2)
+            me.reach("fault")
+        return None
+    with stage.receiver(me) as receiver:
+        take(stage, receiver, 0)
+        with pytest.raises(PeerLost, match="has died"):
+            receiver.receive(LONG_S)
+        with pytest.raises(PeerLost, match="every sender"):
+            receiver.receive(LONG_S)
+        return "lost"
+
+
+def test_a_sender_killed_while_a_sample_travels_is_lost_and_the_sample_is_not_delivered():
+    outcomes = watch_ranks(die_under_way, 2, Stage(slow, "cpu"), faults={(1, "fault"): Fault.KILL})
+    assert outcomes[0].trace == ""
+    assert outcomes[0].value == "lost"
+
+
+def outlive_the_receiver(me, stage):
+    if me.rank == 0:
+        with stage.receiver(me):
+            me.receive()
+            me.reach("fault")
+        return None
+    with stage.sender(me) as sender:
+        tickets = [sender.send(stage.sample(number), LONG_S) for number in range(3)]
+        me.publish("sent")
+        found = [type(ticket.exception(LONG_S)).__name__ for ticket in tickets]
+        with pytest.raises(PeerLost):
+            sender.send(stage.sample(3), LONG_S)
+        return found
+
+
+def test_a_killed_receiver_fails_the_tickets_of_all_that_travels():
+    outcomes = watch_ranks(
+        outlive_the_receiver, 2, Stage(slow, "cpu"), faults={(0, "fault"): Fault.KILL}, timeout_s=25
+    )
+    assert outcomes[1].trace == ""
+    assert outcomes[1].value == ["PeerLost"] * 3
+
+
+def close_at_once(me, stage):
+    if me.rank == 1:
+        sender = stage.sender(me)
+        for number in range(3):
+            sender.send(stage.sample(number), LONG_S)
+        sender.close()
+        me.publish("closed")
+        return
+    with stage.receiver(me) as receiver:
+        me.receive()
+        for number in range(3):
+            take(stage, receiver, number)
+        with pytest.raises(PeerLost):
+            receiver.receive(LONG_S)
+
+
+def test_what_travels_when_a_sender_closes_gets_there():
+    run_ranks(close_at_once, 2, Stage(slow, "cpu"))
+
+
+def hear_late(me, stage):
+    """A sample is not received before it is there, and the caller of ``send`` does not wait for it."""
+    if me.rank == 1:
+        with stage.sender(me) as sender:
+            started = time.monotonic()
+            ticket = sender.send(stage.sample(0), LONG_S)
+            assert time.monotonic() - started < SLOW_S / 2
+            assert not ticket.done()
+            me.publish("sent")
+            with pytest.raises(DeadlineExceeded):
+                sender.flush(SLOW_S / 4)
+            sender.flush(LONG_S)
+            assert ticket.done()
+        return
+    with stage.receiver(me, UNIT_BYTES) as receiver:
+        me.receive()
+        with pytest.raises(DeadlineExceeded):
+            receiver.receive(SHORT_S)
+        take(stage, receiver, 0)
+
+
+def test_a_sample_is_received_when_it_is_all_there():
+    run_ranks(hear_late, 2, Stage(slow, "cpu"))
+
+
+class BrokenLine(SocketLine):
+    """Its receiving end fails at the second sample."""
+
+    num_finished = 0
+
+    def finish(self) -> None:
+        super().finish()
+        self.num_finished += 1
+        if self._receives and self.num_finished == 2:
+            raise RunError("the device has failed")
+
+
+def broken() -> Transport:
+    return PushTransport(BrokenLine)
+
+
+def fail_to_receive(me, stage):
+    if me.rank == 1:
+        with stage.sender(me) as sender:
+            sender.send(stage.sample(0), LONG_S)
+            sender.send(stage.sample(1), LONG_S)
+            sender.flush(LONG_S)
+            me.receive()
+            with pytest.raises(PeerLost):
+                sender.send(stage.sample(2), LONG_S)
+        return
+    with stage.receiver(me) as receiver:
+        take(stage, receiver, 0)
+        with pytest.raises(RunError, match="the device has failed"):
+            receiver.receive(LONG_S)
+        me.publish("failed")
+
+
+def test_a_receiver_that_fails_says_why_and_its_sender_hears_of_it():
+    run_ranks(fail_to_receive, 2, Stage(broken, "cpu"))
+
+
+def scatter(me, stage):
+    """Room for the last sample lies in two pieces; what it is made of travels in two, too."""
+    if me.rank == 1:
+        with stage.sender(me) as sender:
+            for number in range(4):
+                sender.send(stage.sample(number, UNIT), LONG_S)
+            me.receive()
+            sender.send(stage.sample(4, 2 * UNIT), LONG_S)
+            sender.flush(LONG_S)
+        return
+    with stage.receiver(me, 4 * UNIT_BYTES) as receiver:
+        held = [receiver.receive(LONG_S) for _ in range(4)]
+        receiver.release(held[0])
+        receiver.release(held[2])
+        me.publish("room for two, apart")
+        take(stage, receiver, 4, 2 * UNIT)
+
+
+def test_a_sample_travels_in_as_many_pieces_as_its_room_has():
+    run_ranks(scatter, 2, Stage(PushTransport, "cpu"))
+
+
+class LateLine(SocketLine):
+    """Its receiving end does not come."""
+
+    def open(self) -> None:
+        if self._receives:
+            assert self._aborted.wait(LONG_S)
+            raise PeerLost("the line was aborted")
+        super().open()
+        super().start([torch.empty(1, dtype=torch.uint8)])
+        assert self._aborted.wait(LONG_S)
+        raise PeerLost("the line was aborted")
+
+
+def late() -> Transport:
+    return PushTransport(LateLine)
+
+
+def connect_in_vain(me, stage):
+    if me.rank == 0:
+        with stage.receiver(me):
+            me.receive()
+        return
+    address = me.receive()
+    with pytest.raises(DeadlineExceeded, match="was not open in time"):
+        stage.build().connect(address, SCHEMA, SHORT_S)
+    me.publish("gave up")
+
+
+def test_connect_raises_at_its_deadline_where_the_other_end_does_not_open():
+    run_ranks(connect_in_vain, 2, Stage(late, "cpu"))
