@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 BACKEND = os.environ.get("SPEC_TEST_BACKEND", "cuda")
 AVAILABILITY = CudaBackend.probe()
+NUM_GPUS = CudaBackend.capabilities().num_devices
 LONG_TOKENS = 1 << 15
 """Of the sample that a process with a tiny memory limit cannot hold."""
 SETTLE_S = 15.0
