@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ENGINES ?= $(VENV)-vllm
 ASCEND ?= $(VENV)-ascend
+RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
 MEMBERS := packages/core packages/draft-eagle3 packages/draft-dflash packages/backend-cuda packages/backend-ascend apps/trainer
 EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 
-.PHONY: help install quickstart test test-engines test-ascend check bench mutations clean
+.PHONY: help install quickstart test test-engines test-ascend check bench mutations mutations-ascend clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 install: $(VENV)/installed ## make the local environment
 
@@ -24,7 +25,7 @@ test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on
 	$(ENGINES)/bin/pytest tests/engines -n 2 --dist loadfile
 
 test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
-	$(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python -m pytest tests/rig_ascend
+	$(RIG) -m pytest tests/rig_ascend -n 2 --dist loadgroup
 
 check: install ## lint, format, types, import law
 	$(BIN)/ruff check .
@@ -35,9 +36,14 @@ check: install ## lint, format, types, import law
 bench: install ## benchmarks at toy size
 	$(BIN)/python benchmarks/trainer_step.py --toy
 	$(BIN)/python benchmarks/transport.py --sizes-mb 0.25 1 4 --repeats 3
+	$(BIN)/python benchmarks/colocated.py --toy
+	$(BIN)/python benchmarks/disaggregated.py --toy
 
 mutations: install ## delete each contract's implementation, one line at a time: a test must fail
 	$(BIN)/python tests/mutations/run.py
+
+mutations-ascend: $(ASCEND)/installed ## take away each wait, event and check of the Ascend transports: a test must fail
+	$(RIG) tests/rigs/ascend_mutations.py
 
 clean: ## remove the environment and what runs wrote
 	rm -rf $(VENV) $(ENGINES) $(ASCEND) runs dist
@@ -60,10 +66,11 @@ $(ENGINES)/installed: pyproject.toml constraints.txt tests/engines/requirements.
 	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt $(EDITABLE)
 	touch $@
 
-$(ASCEND)/installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))
-	$(PYTHON) -m venv $(ASCEND)
-	$(ASCEND)/bin/pip install --quiet --upgrade "pip>=25.1"
-	$(ASCEND)/bin/pip install --quiet --constraint constraints.txt torch
-	$(ASCEND)/bin/pip install --quiet --constraint constraints.txt torch-npu==2.13.0 numpy pyyaml pytest pytest-timeout \
-		$(EDITABLE)
+# The main environment, lent, and torch-npu on top: without CANN it breaks `import torch`, there and nowhere else.
+SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+$(ASCEND)/installed: $(VENV)/installed
+	$(BIN)/python -m venv $(ASCEND)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(ASCEND)/bin/python $(SITE))/lent.pth"
+	$(ASCEND)/bin/pip install --quiet --constraint constraints.txt torch-npu==2.13.0
+	$(ASCEND)/bin/pip install --quiet --no-deps --no-build-isolation --editable apps/trainer
 	touch $@

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,21 +47,26 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def clean_python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python of a fresh environment with the wheels installed.
 
-    Everything of others (torch above all) is lent from this environment, by links: nothing is downloaded, and the
-    working tree is out of sight.
+    Everything of others (torch above all) is lent from this environment, and from one that lends to it, by links:
+    nothing is downloaded, and the working tree is out of sight.
     """
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not _is_ours(entry.name):
-            (site / entry.name).symlink_to(entry)
+    for name, entry in _of_others().items():
+        (site / name).symlink_to(entry)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*pip, "--no-deps", "--no-index", *wheels.values())
     return python
 
 
-def _is_ours(name: str) -> bool:
-    """Our packages, and whatever points at the working tree (editable installs)."""
-    return name == "__pycache__" or name.startswith("spec_") or "editable" in name
+def _of_others() -> dict[str, Path]:
+    """What is installed, by name, but for our packages and what points elsewhere (editable installs)."""
+    folders = [Path(folder) for folder in sys.path if Path(folder).name == "site-packages"]
+    return {
+        entry.name: entry
+        for folder in reversed(folders)
+        for entry in folder.iterdir()
+        if entry.suffix != ".pth" and not entry.name.startswith(("spec_", "__pycache__", "__editable__"))
+    }

@@ -7,6 +7,7 @@ import email
 import json
 import re
 import shutil
+import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
@@ -133,3 +134,11 @@ def test_command_of_a_clean_environment_lists_the_stranger(run, clean_python, tm
     reasons = {row["name"]: row["reason"] for row in rows if row["status"] == "unavailable"}
     assert reasons.keys() <= {"cuda", "ascend", "vllm", "sglang"}
     assert all(reasons.values())
+
+
+def test_without_torch_npu_the_ascend_backend_says_what_to_install(run, clean_python, tmp_path):
+    run(clean_python, "-c", "import torch, spec_backend_ascend.backend", cwd=tmp_path)
+    words = [clean_python.parent / "spec-trainer", "check", "--backend", "ascend"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "detail: 'torch-npu is not installed: pip install torch-npu'" in done.stdout

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from spec_core.cpu.backend import CpuBackend
-from spec_core.errors import PluginNotFound
+from spec_core.errors import ConfigError, PluginNotFound
 from spec_core.records import Availability
 from spec_trainer.self_test import run_self_test
 
@@ -22,15 +24,23 @@ def test_cpu_passes():
         "device",
         "memory limit",
         "attention kernel",
+        "2-rank collectives",
         "transport round trip",
+        "transport, colocated",
+        "transport, disaggregated",
     }
     assert "torch" in report["versions"]
+    assert report["capabilities"]["num_devices"] == 1
+    assert report["package"].startswith("spec-core ")
+    assert json.loads(json.dumps(report)) == report
 
 
 def test_a_failing_step_is_told_and_the_others_still_run(monkeypatch):
     class Broken(CpuBackend):
         def transport(self, placement):
-            raise RuntimeError("the link is down\nand more")
+            if placement == "inline":
+                raise RuntimeError("the link is down\nand more")
+            raise ConfigError("there is no such link")
 
     monkeypatch.setattr("spec_core.plugins.load", lambda interface, name: Broken)
     report = run_self_test("cpu")
@@ -38,6 +48,7 @@ def test_a_failing_step_is_told_and_the_others_still_run(monkeypatch):
     verdicts = steps(report)
     assert "the link is down" in verdicts["transport round trip"]["detail"]
     assert [step for step, verdict in verdicts.items() if not verdict["ok"]] == ["transport round trip"]
+    assert verdicts["transport, colocated"]["detail"] == "not run: there is no such link"
 
 
 def test_an_unavailable_backend_is_not_touched(monkeypatch):

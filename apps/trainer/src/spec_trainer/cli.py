@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,6 +17,7 @@ from cyclopts.exceptions import CycloptsError
 from spec_core.errors import ConfigError, SpecError
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
+from spec_trainer.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -95,7 +97,7 @@ app.command(train, name="train")
 @app.command
 def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) -> None:
     """Resolve and check everything, print what would start where; start nothing."""
-    from spec_trainer.resolve import describe
+    from spec_trainer.description import describe
 
     _print_document(describe(_resolve(overrides, flags)), as_json)
 
@@ -220,6 +222,7 @@ def quickstart(
     output
         Run directory.
     """
+    hide_broken_extensions()
     from spec_trainer.quickstart.run import highlights, run_quickstart
 
     summary = run_quickstart(draft=draft, engine=engine, output=output)
@@ -227,6 +230,7 @@ def quickstart(
 
 
 def main() -> None:
+    restart_where_torch_would_fail()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -273,7 +277,12 @@ def _print_document(document: Mapping[str, Any], as_json: bool) -> None:
     import yaml
 
     text = json.dumps(document, indent=2, default=str)
-    print(text if as_json else yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True).rstrip())
+    options = {
+        "sort_keys": False,
+        "allow_unicode": True,
+        "width": math.inf,
+    }  # no message is broken into lines
+    print(text if as_json else yaml.safe_dump(json.loads(text), **options).rstrip())
 
 
 def _fail(message: str, code: int) -> int:

@@ -16,6 +16,8 @@ _OURS = frozenset(
     }
 )  # fmt: skip
 _PROBE_DEADLINE_S = 20.0
+_PIPED_COLUMNS = 1000
+"""Into a file or another program, every row is one line."""
 
 Row = dict[str, str | int | None]
 
@@ -48,10 +50,10 @@ def print_table(rows: list[Row]) -> None:
 
     table = Table(box=None)
     for column in rows[0]:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column != "reason")
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(table)
 
 
 def _probe_here(kind: str, name: str) -> tuple[str, str, int | None]:

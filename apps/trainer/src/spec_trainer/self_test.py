@@ -6,50 +6,70 @@ import multiprocessing
 import platform
 import secrets
 import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend, plugins
 from spec_core.errors import ConfigError, SpecError
+from spec_core.records import FeatureSample, FeatureSchema
 from spec_core.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    import torch
 
-_COLLECTIVES_S = 60.0
-"""For the second rank to start and every call to end."""
+    from spec_core.backend import Placement
+
+_OTHER_PROCESS_S = 60.0
+"""For a second process to start and every call between the two to end."""
+_SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=8, dtype="float32")
 
 
 def run_self_test(name: str) -> dict[str, Any]:
-    """{"ok", "backend", "versions", "steps": [{"step", "ok", "seconds", "detail"}]}. PluginError if there is none."""
+    """{"ok", "backend", "versions", "capabilities", "steps": [{"step", "ok", "seconds", "detail"}], …}. What is not
+    available is not touched. PluginError if there is no backend of that name."""
     plugin = plugins.load(Backend, name)
     availability = plugin.probe()
     report: dict[str, Any] = {
         "backend": name,
+        "package": ", ".join(found.owner for found in plugins.installed(Backend) if found.name == name),
+        "spec-trainer": metadata.version("spec-trainer"),
         "python": platform.python_version(),
         "machine": platform.platform(),
         "versions": dict(availability.versions),
-        "steps": [{"step": "probe", "ok": availability.ok, "seconds": 0.0, "detail": availability.reason}],
     }
+    steps = [{"step": "probe", "ok": availability.ok, "seconds": 0.0, "detail": availability.reason}]
     if availability.ok:
+        capabilities = asdict(plugin.capabilities())
+        report["capabilities"] = {**capabilities, "dtypes": sorted(capabilities["dtypes"])}
         backend = plugin(plugin.Config(name=name))
-        tests: dict[str, Callable[[Backend], str]] = {
-            "device": _device,
-            "memory limit": _memory_limit,
-            "attention kernel": _attention,
-            "2-rank collectives": _collectives,
-            "transport round trip": _round_trip,
-        }
-        report["steps"] += [_verdict(step, test, backend) for step, test in tests.items()]
-    report["ok"] = all(step["ok"] for step in report["steps"])
+        steps += [_verdict(step, test, backend) for step, test in _tests().items()]
+    report["steps"] = steps
+    report["ok"] = all(step["ok"] for step in steps)
     return report
+
+
+def _tests() -> dict[str, Callable[[Backend], str]]:
+    return {
+        "device": _device,
+        "memory limit": _memory_limit,
+        "attention kernel": _attention,
+        "2-rank collectives": _collectives,
+        "transport round trip": _round_trip,
+        "transport, colocated": partial(_between_processes, placement="colocated"),
+        "transport, disaggregated": partial(_between_processes, placement="disaggregated"),
+    }
 
 
 def _verdict(step: str, test: Callable[[Backend], str], backend: Backend) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         detail, ok = test(backend), True
-    except (SpecError, RuntimeError, OSError) as error:
+    except (SpecError, RuntimeError, OSError, ImportError) as error:
         detail, ok = f"{type(error).__name__}: {error}", False
     return {"step": step, "ok": ok, "seconds": round(time.perf_counter() - start, 3), "detail": detail}
 
@@ -61,7 +81,9 @@ def _device(backend: Backend) -> str:
     product = torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
     if product.sum().item() != 64**3:
         raise RuntimeError(f"a 64 x 64 product on {device} is wrong")
-    return str(device)
+    # torch.cpu has no names.
+    name = getattr(torch.get_device_module(device), "get_device_name", lambda _: platform.machine())(device)
+    return f"{device}, {name}"
 
 
 def _memory_limit(backend: Backend) -> str:
@@ -97,28 +119,38 @@ def _attention(backend: Backend) -> str:
 
 def _collectives(backend: Backend) -> str:
     """A sum and a broadcast between this process and a child."""
-    context = multiprocessing.get_context("spawn")
     token = secrets.token_hex(16)
-    with Rendezvous("127.0.0.1:0", 0, 2, token, _COLLECTIVES_S) as rendezvous:
-        child = context.Process(
-            target=_second_rank, args=(backend.name, rendezvous.address, token), daemon=True
-        )
-        child.start()
+    with (
+        Rendezvous("127.0.0.1:0", 0, 2, token, _OTHER_PROCESS_S) as rendezvous,
+        _process(_second_rank, backend.name, rendezvous.address, token),
+    ):
         try:
             _sum_and_broadcast(backend, rendezvous)
         except ConfigError as error:  # two ranks need two devices here, and there is one
             return f"not run: {error}"
-        finally:
-            child.join(5.0)
-            child.kill()
-            child.join()
     return "sum and broadcast are right"
 
 
+@contextmanager
+def _process(target: Callable[..., None], *args: object) -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=target, args=args, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.join(5.0)
+        process.kill()
+        process.join()
+
+
 def _second_rank(name: str, address: str, token: str) -> None:
+    with Rendezvous(address, 1, 2, token, _OTHER_PROCESS_S) as rendezvous:
+        _sum_and_broadcast(_load(name), rendezvous)
+
+
+def _load(name: str) -> Backend:
     plugin = plugins.load(Backend, name)
-    with Rendezvous(address, 1, 2, token, _COLLECTIVES_S) as rendezvous:
-        _sum_and_broadcast(plugin(plugin.Config(name=name)), rendezvous)
+    return plugin(plugin.Config(name=name))
 
 
 def _sum_and_broadcast(backend: Backend, rendezvous: Rendezvous) -> None:
@@ -138,21 +170,54 @@ def _sum_and_broadcast(backend: Backend, rendezvous: Rendezvous) -> None:
 
 def _round_trip(backend: Backend) -> str:
     """One sample through the inline transport, bit for bit."""
-    import torch
-
-    from spec_core.records import FeatureSample, FeatureSchema
-
-    schema = FeatureSchema(layers=(1, 2), hidden_size=8, dtype="float32")
-    transport = backend.transport("inline")
-    hidden = torch.arange(48, dtype=torch.float32).reshape(3, 2, 8).to(backend.device(0))
-    sent = FeatureSample(sample_id=7, input_ids=torch.tensor([1, 2, 3]), hidden_TNH=hidden)
+    transport, device = backend.transport("inline"), backend.device(0)
     with (
-        transport.listen(schema, 1 << 20) as receiver,
-        transport.connect(receiver.address, schema, 5.0) as sender,
+        transport.listen(_SCHEMA, 1 << 20) as receiver,
+        transport.connect(receiver.address, _SCHEMA, 5.0) as sender,
     ):
-        sender.send(sent, 5.0)
+        sender.send(_sample(device), 5.0)
         received = receiver.receive(5.0)
-        if not torch.equal(received.hidden_TNH, hidden):
-            raise RuntimeError("the sample changed on its way")
+        _assert_equal(received, _sample(device))
         receiver.release(received)
     return "one sample, equal bit for bit"
+
+
+def _between_processes(backend: Backend, placement: Placement) -> str:
+    """One sample from a child on the same device (colocated) or on the next one (disaggregated), bit for bit."""
+    device = backend.device(0)
+    sender = 0 if placement == "colocated" else 1 % backend.capabilities().num_devices
+    try:
+        transport = backend.transport(placement)
+    except ConfigError as error:
+        return f"not run: {error}"
+    with (
+        transport.listen(_SCHEMA, 1 << 20) as receiver,
+        _process(_send_one, backend.name, placement, sender, receiver.address),
+    ):
+        received = receiver.receive(_OTHER_PROCESS_S)
+        _assert_equal(received, _sample(device))
+        receiver.release(received)
+    return f"one sample from device {sender} to device 0, equal bit for bit"
+
+
+def _send_one(name: str, placement: Placement, local_rank: int, address: str) -> None:
+    backend = _load(name)
+    device = backend.device(local_rank)
+    with backend.transport(placement).connect(address, _SCHEMA, _OTHER_PROCESS_S) as sender:
+        sender.send(_sample(device), _OTHER_PROCESS_S).result(_OTHER_PROCESS_S)
+
+
+def _sample(device: torch.device) -> FeatureSample:
+    import torch
+
+    hidden_TNH = torch.arange(48, dtype=torch.float32).reshape(_SCHEMA.shape(3)).to(device)
+    return FeatureSample(sample_id=7, input_ids=torch.tensor([1, 2, 3]), hidden_TNH=hidden_TNH)
+
+
+def _assert_equal(received: FeatureSample, sent: FeatureSample) -> None:
+    import torch
+
+    if received.sample_id != sent.sample_id or not torch.equal(
+        received.hidden_TNH.cpu(), sent.hidden_TNH.cpu()
+    ):
+        raise RuntimeError("the sample changed on its way")

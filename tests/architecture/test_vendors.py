@@ -1,0 +1,95 @@
+"""Hardware is known in the backend packages alone: nothing else names a vendor's devices, libraries or attributes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORDS = frozenset(
+    {"cuda", "gpu", "npu", "xpu", "mps", "nccl", "hccl", "ascend", "torch_npu", "is_cuda", "is_npu", "is_xpu"}
+)
+SOURCES = [
+    file
+    for file in sorted(ROOT.glob("*/*/src/**/*.py"))
+    if not file.relative_to(ROOT).parts[1].startswith("backend-")
+]
+PLUGINS = "packages/core/src/spec_core/plugins.py"
+TABLE = "apps/trainer/src/spec_trainer/plugin_table.py"
+DRAFT_SUITE = "packages/core/src/spec_core/testing/draft_suite.py"
+NAMED = {
+    # Which distribution to install for a name that is not there.
+    *((PLUGINS, name) for name in ("cuda", "ascend", "spec-backend-cuda", "spec-backend-ascend")),
+    # Whose probe need not run in a process of its own.
+    *((TABLE, name) for name in ("spec-backend-cuda", "spec-backend-ascend")),
+    # What a draft must not name.
+    *((DRAFT_SUITE, name) for name in ("cuda", "npu", "xpu", "mps")),
+}
+"""Strings that decide nothing about hardware."""
+
+
+def vendor_names(tree: ast.Module) -> list[str]:
+    """Attributes, names, imports and one-word strings that are a vendor's; prose (docstrings, messages) is not."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=text) | ast.Name(id=text) | ast.arg(arg=text):
+                found.append(text)
+            case ast.ImportFrom(module=str(text)) | ast.alias(name=text):
+                found.append(text)
+            case ast.keyword(arg=str(text)) | ast.Constant(value=str(text)):
+                found.append(text)
+    return [
+        text
+        for text in found
+        if not re.search(r"\s", text) and WORDS & set(re.split(r"[^a-z_]+", text.lower()))
+    ]
+
+
+def test_nothing_outside_the_backends_names_a_vendor():
+    """And no exception stays in the list that is not needed any more."""
+    found = {
+        (str(file.relative_to(ROOT)), text)
+        for file in SOURCES
+        for text in vendor_names(ast.parse(file.read_text(encoding="utf-8")))
+    }
+    assert found == NAMED
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if device.type == 'cuda': pass",
+        "if device.type in ('npu', 'xpu'): pass",
+        "if str(device).startswith('cuda:'): pass",
+        "match backend.name:\n case 'ascend': pass",
+        "branches = {'nccl': 1}[group]",
+        "torch.cuda.synchronize()",
+        "getattr(torch, 'npu')",
+        "tensor.is_npu",
+        "import torch_npu",
+        "import torch.cuda",
+        "from torch.cuda import Stream",
+        "from torch import npu",
+        "dist.init_process_group('cpu:gloo,npu:hccl')",
+    ],
+)
+def test_a_branch_on_hardware_would_be_found(code):
+    assert vendor_names(ast.parse(code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if backend.capabilities().device_ipc: pass",
+        "torch.get_device_module(device).synchronize()",
+        "arguments = {'disable_cuda_graph': True}",
+        "def f():\n    '''Runs on cuda and npu.'''",
+        "message = 'backend cuda is not installed'",
+    ],
+)
+def test_asking_a_capability_is_none(code):
+    assert vendor_names(ast.parse(code)) == []
