@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import psutil
 import pytest
 
+from spec_core.cpu.backend import CpuBackend
 from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
-from spec_core.records import CaptureRequest, FeatureSchema
+from spec_core.errors import EngineError
+from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.target_reader import read_target
 from spec_trainer.engines.vllm.engine import VllmEngine
 
@@ -64,6 +67,22 @@ def test_a_closed_engine_leaves_nothing_but_the_states_of_a_qwen3(
     assert threading.active_count() <= threads
     assert [file.name for file in empty_folder.iterdir() if not file.name.startswith("torchinductor")] == []
     assert_states_of(qwen3, requests, receiver)
+
+
+def test_a_vllm_that_would_run_on_other_hardware_than_the_runs_says_so(
+    vllm_environment, llama, config, site
+) -> None:
+    backend = OfCards(OfCards.Config())
+    there = dataclasses.replace(site, backend=backend)
+    with (
+        VllmEngine(config, read_target(llama), there) as engine,
+        pytest.raises(EngineError, match=r"vLLM would run on 'cpu' here, .* 'npu': install vLLM"),
+    ):
+        engine.generate([[1, 2]], SamplingParams(max_new_tokens=1))
+
+
+class OfCards(CpuBackend):
+    device_type: ClassVar[str] = "npu"
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ class AscendBackend(Backend):
     api_version: ClassVar[int] = 1
     Config: ClassVar[type[BackendConfig]] = AscendConfig
     dist_backend: ClassVar[str] = "hccl"
+    device_type: ClassVar[str] = "npu"
     ray_resource: ClassVar[str] = "NPU"
 
     config: AscendConfig

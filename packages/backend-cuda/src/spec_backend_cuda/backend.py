@@ -54,7 +54,7 @@ class CudaConfig(BackendConfig):
     """Whether colocated processes compute at the same time under a daemon of this run (MPS) or take turns. ``auto``
     takes turns, with a warning, where MPS does not work; ``required`` refuses to run then."""
     mps_threads: Literal["split", "shared"] = "shared"
-    """Under MPS: each process gets its share of the GPU's multiprocessors, or all use all of them."""
+    """Under MPS: all processes use all of the GPU's multiprocessors, or each its share of them."""
     ipc: Literal["auto", "off"] = "auto"
     """Whether processes of one GPU hand features over in its memory; ``off``: through memory of the host."""
     listen: str = Field(default="", pattern=r"^(\S+:\d+)?$")
@@ -67,6 +67,7 @@ class CudaBackend(Backend):
     api_version: ClassVar[int] = 1
     Config: ClassVar[type[BackendConfig]] = CudaConfig
     dist_backend: ClassVar[str] = "nccl"
+    device_type: ClassVar[str] = "cuda"
     ray_resource: ClassVar[str] = "GPU"
 
     config: CudaConfig

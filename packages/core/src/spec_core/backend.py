@@ -11,8 +11,8 @@ B4  ``child_env`` returns what a child process needs in its environment before i
     The child sees its devices alone, so that its own ``device(0)`` is the one that it was given.
 B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started. Inside it
     ``check_host`` raises RunError once something that it has started has died; it is cheap and never waits.
-B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process; ``ray_resource``
-    is Ray's word for one.
+B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process; ``device_type``
+    is torch's word for its kind and ``ray_resource`` Ray's.
 B7  ``limit_memory`` enforces the fraction where ``capabilities.memory_limit`` says so, and raises ConfigError
     where not: a limit is never ignored.
 B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group.
@@ -56,6 +56,8 @@ class Backend(ABC):
     Config: ClassVar[type[BackendConfig]] = BackendConfig
     dist_backend: ClassVar[str]
     """Backend name for torch's own process groups: what FSDP and Megatron get (``gloo``, ``nccl``, ``hccl``)."""
+    device_type: ClassVar[str] = "cpu"
+    """``torch.device.type`` of its devices (``cpu``, ``cuda``, ``npu``)."""
     ray_resource: ClassVar[str] = "CPU"
     """What Ray counts this hardware's devices as (``CPU``, ``GPU``, ``NPU``): a task asks for it by this name."""
 

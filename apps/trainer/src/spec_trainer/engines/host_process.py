@@ -3,8 +3,9 @@
 vLLM and SGLang take over the process that they are in (stdout, logging, signal handlers, start method), and are
 steered by environment variables. So each gets a process of its own, the host, with its environment.
 
-Records to the host: first the order (``arguments``, ``peer_s``), then what is asked, each with a ``key``. From it:
-``ready``, ``alive``, for each key ``done`` or ``refused``, and ``failed`` when all is over. Its end: ``host.py``.
+Records to the host: first the order (``arguments``, ``peer_s``, ``device_type``), then what is asked, each with a
+``key``. From it: ``ready``, ``alive``, for each key ``done`` or ``refused``, and ``failed`` when all is over. Its end:
+``host.py``.
 """
 
 from __future__ import annotations
@@ -82,7 +83,12 @@ class HostProcess(Resource):
         self._process, self._channel = spawn([self.module], env, subprocess.PIPE, site.peer_s)
         self._guardian.guard(self._process.pid)
         with suppress(PeerLost):  # its end is told with the cause
-            self._channel.send("order", arguments=dict(arguments), peer_s=site.peer_s)
+            self._channel.send(
+                "order",
+                arguments=dict(arguments),
+                peer_s=site.peer_s,
+                device_type=site.backend.device_type,
+            )
         self._threads = [
             threading.Thread(target=target, name=f"{self.program} {target.__name__.strip('_')}", daemon=True)
             for target in (self._listen, self._copy_log, self._await_end)

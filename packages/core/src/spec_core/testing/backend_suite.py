@@ -156,9 +156,10 @@ class BackendSuite(ConformanceSuite):
         assert (self.host_traces(), dict(os.environ)) == before
 
     def test_b6_device_works(self, usable: Backend) -> None:
-        """B6: ``device(0)`` is a torch.device that computes."""
+        """B6: ``device(0)`` is a torch.device of ``device_type`` that computes."""
         device = usable.device(0)
         assert isinstance(device, torch.device)
+        assert device.type == usable.device_type
         assert (torch.ones(1, device=device) + 1).item() == 2
 
     def test_b6_ray_counts_devices_by_a_name(self, usable: Backend) -> None:

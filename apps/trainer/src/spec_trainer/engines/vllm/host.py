@@ -14,7 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import PeerLost
+from spec_core.errors import EngineError, PeerLost
 from spec_trainer.engines.host import answer, give_up
 from spec_trainer.launch.control import BEATS_PER_TIMEOUT
 from spec_trainer.launch.spawn import channel_to_parent
@@ -42,6 +42,7 @@ def main() -> int:
 
 
 async def _serve(channel: ControlChannel, order: Record) -> None:
+    _check_platform(order["device_type"])
     llm = _start(order["arguments"])
     closing = threading.Event()
     try:
@@ -52,6 +53,17 @@ async def _serve(channel: ControlChannel, order: Record) -> None:
     finally:
         closing.set()
         llm.shutdown()
+
+
+def _check_platform(device_type: str) -> None:
+    """vLLM chooses by what it finds installed, and falls back to processors without a word."""
+    from vllm.platforms import current_platform
+
+    if current_platform.device_type != device_type:
+        raise EngineError(
+            f"vLLM would run on {current_platform.device_type!r} here, the run's backend has devices of type "
+            f"{device_type!r}: install vLLM, or its plugin, for these"
+        )
 
 
 def _start(arguments: dict[str, Any]) -> Any:
