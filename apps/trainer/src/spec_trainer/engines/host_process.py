@@ -4,8 +4,8 @@ vLLM and SGLang take over the process that they are in (stdout, logging, signal 
 steered by environment variables. So each gets a process of its own, the host, with its environment.
 
 Records to the host: first the order (``arguments``, ``peer_s``, ``device_type``), then what is asked, each with a
-``key``. From it: ``ready``, ``alive``, for each key ``done`` or ``refused``, and ``failed`` when all is over. Its end:
-``host.py``.
+``key``. From it: ``ready``, ``alive``, for each key ``done`` or ``refused``, and ``failed`` when all is over.
+Its end: ``host.py``.
 """
 
 from __future__ import annotations
