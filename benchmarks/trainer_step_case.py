@@ -153,7 +153,7 @@ def make_problem(case: Case, device: torch.device) -> Problem:
         frequency_V, case.sequences * case.tokens + 1, replacement=True, generator=generator
     )
     batch = make_batch(case, draft.required_features(target), tensors, next_ids, generator)
-    masks = [batch.loss_mask_T[span.start : span.stop].cpu() for span in batch.spans]
+    masks = [batch.loss_mask_T[span.start : span.stop] for span in batch.spans]
     supervision = [Supervision(sample_id=i, epoch=0, loss_mask=mask) for i, mask in enumerate(masks)]
     return Problem(
         case=case,
@@ -213,7 +213,7 @@ def make_batch(
     return DraftBatch(
         input_ids_T=ids[:-1],
         hidden_TNH=hidden_TNH.to(schema.torch_dtype()),
-        loss_mask_T=torch.cat([_mask(case, generator) for _ in starts]),
+        loss_mask_T=torch.cat([_mask(case, generator) for _ in starts]).cpu(),
         spans=tuple(
             Span(sample_id=i, epoch=0, start=start, stop=start + case.tokens)
             for i, start in enumerate(starts)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from spec_core.host_tensors import sent
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -141,18 +143,17 @@ class DraftBatch:
     hidden_TNH: Tensor
     """[T, N, H], as captured"""
     loss_mask_T: Tensor
-    """bool [T]"""
+    """bool [T], on the host wherever the rest is: which rows count is worked out there, and no device waited for"""
     spans: tuple[Span, ...]
     seed: int = 0
     """Seed of the run: what a draft draws at random is a function of (seed, epoch, sample id)."""
 
     def to(self, device: torch.device) -> DraftBatch:
-        """On ``device``: copied on the current stream, and from pinned memory without a wait."""
+        """On ``device``, but for the mask: copied on the current stream, and from pinned memory without a wait."""
         return replace(
             self,
             input_ids_T=self.input_ids_T.to(device, non_blocking=True),
             hidden_TNH=self.hidden_TNH.to(device, non_blocking=True),
-            loss_mask_T=self.loss_mask_T.to(device, non_blocking=True),
         )
 
     def pinned(self) -> DraftBatch:
@@ -161,7 +162,6 @@ class DraftBatch:
             self,
             input_ids_T=self.input_ids_T.pin_memory(),
             hidden_TNH=self.hidden_TNH.pin_memory(),
-            loss_mask_T=self.loss_mask_T.pin_memory(),
         )
 
     @cached_property
@@ -185,7 +185,7 @@ class DraftBatch:
         out_T = torch.zeros(len(self.input_ids_T), dtype=torch.int64)
         for span, value in zip(self.spans, per_span, strict=True):
             out_T[span.start : span.stop] = value
-        return out_T.to(self.input_ids_T.device, non_blocking=True)
+        return sent(out_T, self.input_ids_T.device)
 
 
 @dataclass(frozen=True, kw_only=True)

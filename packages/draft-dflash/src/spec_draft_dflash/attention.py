@@ -18,6 +18,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from spec_core.host_tensors import sent
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -62,11 +64,11 @@ class BlockLayout:
 
     @cached_property
     def _anchor_on_device(self) -> Tensor:
-        return self.anchor_A.to(self.device, non_blocking=True)
+        return sent(self.anchor_A, self.device)
 
     @cached_property
     def _start_on_device(self) -> Tensor:
-        return self.start_A.to(self.device, non_blocking=True)
+        return sent(self.start_A, self.device)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,6 @@ class Blocks:
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: BlockRule) -> Self:
-        """Where the batch lies on a device, its mask is copied to the host: call it before work is queued there."""
         mask_T = batch.loss_mask_T.cpu()
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for span in batch.spans:

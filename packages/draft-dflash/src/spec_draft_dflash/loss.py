@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
+from spec_core.host_tensors import sent
 from spec_core.known_gradients import with_gradients
 from spec_core.records import StepOutput
 from spec_core.vocabulary_rows import summarize
@@ -50,7 +51,7 @@ class CountedSlots:
         counted_A = blocks.counted_A
         block_R = torch.arange(len(counted_A)).repeat_interleave(counted_A)
         slot_R = torch.arange(len(block_R)) - (counted_A.cumsum(0) - counted_A)[block_R]
-        block_R, slot_R, anchor_R = torch.stack([block_R, slot_R, blocks.anchor_A[block_R]]).to(device)
+        block_R, slot_R, anchor_R = sent(torch.stack([block_R, slot_R, blocks.anchor_A[block_R]]), device)
         return cls(counted_A, block_R, slot_R, anchor_R)
 
     def chunks(self, num_rows: int, block_slots: int) -> list[tuple[slice, slice]]:

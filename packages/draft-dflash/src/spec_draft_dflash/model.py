@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from spec_core.decoder_parts import Mlp, RMSNorm, linear
+from spec_core.host_tensors import sent
 from spec_core.plain_kernels import PLAIN
 from spec_core.rope import Rope
 from spec_draft_dflash.attention import BlockLayout, block_attention
@@ -114,10 +115,10 @@ class DFlashModel(nn.Module):
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """This batch's share of the loss; ``denominators`` float64 [1]: the global batch's."""
         rule = BlockRule(self.config.num_anchors, self.shape.block_size)
-        blocks = Blocks.of(batch, rule)  # First of all: best while nothing is queued on the device.
+        blocks = Blocks.of(batch, rule)
         device = batch.input_ids_T.device
         slots = CountedSlots.of(blocks, device)
-        weight_S = slot_weights(rule.block_size, self.config.gamma).to(device)
+        weight_S = sent(slot_weights(rule.block_size, self.config.gamma), device)
         states_ABH = self.states(batch, blocks, ops)
         loss = BlockLoss(
             ops=ops,
@@ -133,7 +134,7 @@ class DFlashModel(nn.Module):
         layout = BlockLayout(blocks.anchor_A, blocks.start_A, context_TH.device)
         geometry = self.geometry(layout, self.shape.block_size, batch.position_T, context_TH.dtype)
         geometry = replace(geometry, kernels=ops.kernels or PLAIN)
-        anchor_A = blocks.anchor_A.to(context_TH.device, non_blocking=True)
+        anchor_A, _ = layout.places
         x_ABH = self.embed(batch.input_ids_T[anchor_A], self.shape.block_size, ops)
         for layer in self.layers:
             x_ABH = layer(x_ABH, context_TH, geometry)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
+from spec_core.host_tensors import sent
 from spec_core.known_gradients import with_gradients
 from spec_core.plain_kernels import PLAIN
 from spec_core.records import StepOutput
@@ -46,11 +47,13 @@ class SupervisedRows:
 
     @classmethod
     def of(cls, batch: DraftBatch) -> SupervisedRows:
-        index_T = torch.arange(len(batch.end_T), device=batch.end_T.device)
-        label_T = batch.loss_mask_T.roll(-1)
-        labelled_T = label_T & (index_T + 1 < batch.end_T) & (batch.position_T >= 1)
-        teacher_R = labelled_T.nonzero().squeeze(1)
-        return cls(teacher_R, batch.position_T[teacher_R])
+        """Worked out on the host: no device is waited for."""
+        mask_T = batch.loss_mask_T.cpu()
+        columns = [torch.zeros(2, 0, dtype=torch.int64)]
+        for span in batch.spans:
+            depth_R = 1 + mask_T[span.start + 2 : span.stop].nonzero().squeeze(1)
+            columns.append(torch.stack([span.start + depth_R, depth_R]))
+        return cls(*sent(torch.cat(columns, dim=1), batch.input_ids_T.device))
 
     def chunks(self, most: int) -> list[SupervisedRows]:
         """As few as can be, of at most ``most`` positions, and about equal."""

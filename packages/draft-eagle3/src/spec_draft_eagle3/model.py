@@ -111,7 +111,6 @@ class Eagle3Model(nn.Module):
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """This batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators`` float64 [S] holds the global n_s."""
-        # First of all: counting rows waits for the device, best while nothing is queued on it.
         rows = SupervisedRows.of(batch)
         states = self.unroll(batch, ops)
         loss = HeadLoss(

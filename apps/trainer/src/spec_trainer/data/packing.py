@@ -35,7 +35,7 @@ def empty_batch(
     spans, num_tokens = _lay_out(samples, packing, epoch)
     elsewhere = device != _HOST  # from pinned memory the device copies while the host goes on
     input_ids_T = torch.zeros(num_tokens, dtype=torch.int64, pin_memory=elsewhere)
-    loss_mask_T = torch.zeros(num_tokens, dtype=torch.bool, pin_memory=elsewhere)
+    loss_mask_T = torch.zeros(num_tokens, dtype=torch.bool)
     for sample, span in zip(samples, spans, strict=True):
         input_ids_T[span.start : span.stop] = torch.from_numpy(sample.input_ids)
         loss_mask_T[span.start : span.stop] = torch.from_numpy(sample.loss_mask)

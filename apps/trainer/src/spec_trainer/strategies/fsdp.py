@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import ArtifactError
+from spec_core.host_tensors import sent
 from spec_core.strategy import Strategy, TrainStep
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class FsdpStrategy(Strategy):
     ) -> TrainStep:
         import torch
 
+        denominators = sent(denominators, self.device)
         outputs: list[StepOutput] = []
         for index, batch in enumerate(micro_batches):
             # Gradients stay local until the last micro-batch; one reduce-scatter per step.

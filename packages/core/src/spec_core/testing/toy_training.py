@@ -5,7 +5,7 @@ The reference is a float64 loop over the whole global batch on one device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -58,8 +58,9 @@ class ToyDraft(nn.Module):
         guess_T = self.out(torch.tanh(self.block(batch.hidden_TNH[:, 0].to(dtype)))).squeeze(-1)
         # Float64 from here on where the parameters are: the reference loop runs in it.
         error_T = (guess_T.to(torch.promote_types(dtype, torch.float32)) - batch.input_ids_T % 2) ** 2
-        error = (error_T * batch.loss_mask_T).sum()
-        count = batch.loss_mask_T.sum()
+        mask_T = batch.loss_mask_T.to(error_T.device)
+        error = (error_T * mask_T).sum()
+        count = mask_T.sum()
         return StepOutput(
             loss=error / denominators[0].to(error.device, error.dtype).clamp(min=1),
             sums={"error": error.detach(), "itemsize": count * dtype.itemsize},
@@ -219,20 +220,11 @@ def _share(strategy: Strategy, micro_batches: int) -> tuple[list[DraftBatch], Te
     """This rank's part of the one global batch: every ``size``-th sample, dealt to ``micro_batches``."""
     rank, size = strategy.data_parallel
     cuts = [_samples()[rank::size][index::micro_batches] for index in range(micro_batches)]
-    return [_move(toy_batch(cut, SCHEMA, width=2), strategy.device) for cut in cuts], _denominators()
+    return [toy_batch(cut, SCHEMA, width=2).to(strategy.device) for cut in cuts], _denominators()
 
 
 def _denominators() -> Tensor:
     return torch.stack([sample.loss_mask.sum() for sample in _samples()]).sum(0, keepdim=True).double()
-
-
-def _move(batch: DraftBatch, device: torch.device) -> DraftBatch:
-    return replace(
-        batch,
-        input_ids_T=batch.input_ids_T.to(device),
-        hidden_TNH=batch.hidden_TNH.to(device),
-        loss_mask_T=batch.loss_mask_T.to(device),
-    )
 
 
 def reference(plan: Plan) -> Report:
