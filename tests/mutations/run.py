@@ -270,8 +270,8 @@ MUTATIONS = [
     Mutation(
         "T7",
         RECEIVER,
-        "            self._arrived.append(loss)\n",
-        "            pass\n",
+        "                self._arrived.append(_Loss(peer, loss))\n",
+        "                pass\n",
         SHM_TEST + "a_sender_killed_while_it_waits_leaves_room_for_the_others",
     ),
     Mutation(
