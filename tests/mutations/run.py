@@ -398,7 +398,9 @@ def failure(tests: list[str], sources: Path) -> str:
 def main(clauses: list[str]) -> int:
     chosen = [mutation for mutation in MUTATIONS if not clauses or mutation.clause in clauses]
     if not chosen:
-        print(f"no mutation of {', '.join(clauses)}; there are some of", *sorted({m.clause for m in MUTATIONS}))
+        print(
+            f"no mutation of {', '.join(clauses)}; there are some of", *sorted({m.clause for m in MUTATIONS})
+        )
         return 2
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)

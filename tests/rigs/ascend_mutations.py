@@ -310,7 +310,10 @@ def failure(tests: list[str], sources: Path) -> str:
 def main(files: list[str]) -> int:
     chosen = [mutation for mutation in MUTATIONS if not files or Path(mutation.file).name in files]
     if not chosen:
-        print(f"no mutation of {', '.join(files)}; there are some of", *sorted({Path(m.file).name for m in MUTATIONS}))
+        print(
+            f"no mutation of {', '.join(files)}; there are some of",
+            *sorted({Path(m.file).name for m in MUTATIONS}),
+        )
         return 2
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
