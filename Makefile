@@ -72,5 +72,5 @@ $(ASCEND)/installed: $(VENV)/installed
 	$(BIN)/python -m venv $(ASCEND)
 	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(ASCEND)/bin/python $(SITE))/lent.pth"
 	$(ASCEND)/bin/pip install --quiet --constraint constraints.txt torch-npu==2.13.0
-	$(ASCEND)/bin/pip install --quiet --no-deps --no-build-isolation --editable apps/trainer
+	$(ASCEND)/bin/pip install --quiet --no-deps --editable apps/trainer
 	touch $@
