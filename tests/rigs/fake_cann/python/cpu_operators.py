@@ -81,12 +81,15 @@ def _stream() -> ctypes.c_void_p:
 def _in_order() -> Generator[None]:
     """What the current stream has to do is done first; until the block ends nobody else puts anything on it, as on
     a device: memory that one thread frees may serve another's next operator on that stream."""
-    stream = _stream()
-    with _issuing.setdefault(stream.value, threading.RLock()):
-        code = _acl.FakeCannDrain(stream)
-        if code:
-            raise RuntimeError(f"a task of the current stream has failed, ACL code {code}")
+    with _issuing.setdefault(_stream().value, threading.RLock()):
+        _drain()
         yield
+
+
+def _drain() -> None:
+    code = _acl.FakeCannDrain(_stream())
+    if code:
+        raise RuntimeError(f"a task of the current stream has failed, ACL code {code}")
 
 
 def alias(tensor: Tensor) -> Tensor:
@@ -106,6 +109,7 @@ def _on_device(value: Tensor, device: torch.device) -> Tensor:
         value = value.contiguous()
     out = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
     if value.numel():
+        _drain()  # torch_npu's own calls of other threads may still use what this memory was before
         alias(out).copy_(value)
     return out
 
