@@ -62,8 +62,8 @@ def lay_out(
 
 class FeatureStream:
     """Lays a batch out first and copies each sample to its place as it arrives: one copy, and the transport's
-    memory is free again at once. Samples of later items that arrive early wait in the transport. The host waits
-    for senders only, never for the device."""
+    memory is free again at once. Samples of later items that arrive early wait in the transport. Where
+    features are on the device already, the host waits for senders only."""
 
     def __init__(
         self,
