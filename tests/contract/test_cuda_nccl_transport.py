@@ -308,6 +308,8 @@ def soak(me: Rank, samples: int) -> None:
     tokens = [TOKENS, 17, 3 * TOKENS, 0, 640]
     if me.rank > 0:
         with OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S) as sender:
+            me.publish("connected")
+            me.receive()
             for number in range(me.rank * samples, (me.rank + 1) * samples):
                 sender.send(sample(number, tokens[number % 5]), LONG_S)
                 if number % samples == samples // 10:
@@ -319,6 +321,7 @@ def soak(me: Rank, samples: int) -> None:
             me.receive()
         return
     with listening(me, 8 * SAMPLE_BYTES) as receiver:
+        assert [me.receive(), me.receive()] == ["connected", "connected"]
         expected = {1: samples, 2: 2 * samples}
         for count in range(2 * samples):
             got = receiver.receive(LONG_S)
