@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
 MIB = 1 << 20
 
 
@@ -26,6 +28,14 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
+
+
+def device_name(device: torch.device) -> str:
+    """The model of an accelerator; of a processor only that it is one."""
+    import torch
+
+    module = torch.get_device_module(device)
+    return module.get_device_name(device) if hasattr(module, "get_device_name") else str(device)
 
 
 def versions(*distributions: str) -> dict[str, str]:

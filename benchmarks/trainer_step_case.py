@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from dense_eagle3 import DenseEagle3
 from kernel_table import host_waits, kernel_table
-from measure import MIB, peak_rss_mib, timed
+from measure import MIB, device_name, peak_rss_mib, timed
 from necessary_flops import NECESSARY_FLOPS, bare_tflops
 from torch.distributed.fsdp import fully_shard  # noqa: F401 (here, so that the memory of imports holds it)
 
@@ -92,7 +92,7 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
     )
     return {
         "implementation": case.implementation,
-        "device": _name(device),
+        "device": device_name(device),
         **shape,
         **timing,
         **memory,
@@ -101,11 +101,6 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
         **profile,
         "losses": losses,
     }
-
-
-def _name(device: torch.device) -> str:
-    module = torch.get_device_module(device)
-    return module.get_device_name(device) if hasattr(module, "get_device_name") else str(device)
 
 
 def _memory_mib(device: torch.device) -> tuple[float, float]:

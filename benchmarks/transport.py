@@ -1,15 +1,18 @@
-"""Feature transport between two processes of this host: latency and bandwidth by size, and a soak.
+"""Feature transport between an engine's and a trainer's process, started as a run starts them: latency and bandwidth
+by size, and a soak.
 
-    python benchmarks/transport.py [--backend cpu|cuda] [--sizes-mb 0.25 1 4 16 64 256] [--repeats 20]
-    python benchmarks/transport.py [--backend cpu|cuda] --soak 10000
+    python benchmarks/transport.py                                           # a minute on the CPU
+    python benchmarks/transport.py --backend cuda --repeats 200 --soak 2000
+    python benchmarks/transport.py --backend cuda --repeats 200 mps=off      # options of the backend
+    python benchmarks/transport.py --backend cuda --placement disaggregated  # two GPUs
 
-Prints one JSON document. The transport is the backend's for colocated processes, samples lie on its device.
+Prints one JSON document. Samples lie on the backend's device.
 
-``send``: how long one ``send`` with its ticket keeps the sender's thread, the engine's stall. ``round_trip`` ends
-when the receiver has taken the sample and released it. ``receive``: how long taking and releasing a sample that is
-already there keeps the receiver's thread. Each also as ``_device``: until the device is through with it, too.
-``copy`` is a bare copy of the same hidden states into memory that is warm, measured in turn with the sends, until the
-device is through. ``_ms`` are medians, ``_best_ms`` the best of all: on a busy machine they lie far apart.
+``send``: how long one ``send`` keeps the engine's thread, its stall. ``round_trip`` ends when the trainer has taken
+the sample and released it. ``receive``: how long taking and releasing a sample that is already there keeps the
+trainer's thread. Each also as ``_device``: until the device is through with it, too. ``copy`` is a bare copy of the
+same hidden states into memory that is warm, measured in turn with the sends, until the device is through. ``_ms`` are
+medians, ``_best_ms`` the best of all: on a busy machine they lie far apart.
 """
 
 from __future__ import annotations
@@ -22,16 +25,21 @@ import os
 import statistics
 import sys
 import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
+from measure import device_name, machine, versions
 
 from spec_core import Backend, plugins
+from spec_core.config import read_layers, validate
 from spec_core.errors import PeerLost
 from spec_core.records import FeatureSample, FeatureSchema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
 SCHEMA = FeatureSchema(layers=(2, 16, 29, 32), hidden_size=4096, dtype="bfloat16")
@@ -40,16 +48,37 @@ TIMEOUT_S = 60.0
 WARM_UP = 3
 WINDOW_SAMPLES = 4
 SOAK_TOKENS = 64
+SHARE = 0.5
+"""Of the device, for either process: a run's default."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What both processes are told."""
+
+    backend: str
+    options: tuple[str, ...]
+    placement: str
+    sizes: tuple[int, ...]
+    """Bytes."""
+    repeats: int
+    soak: int
+    """Samples."""
+
+    def load(self) -> Backend:
+        plugin = plugins.load_available(Backend, self.backend)
+        config = {"name": self.backend, **read_layers(None, {}, self.options)}
+        return plugin(validate(plugin.Config, config, "backend"))
 
 
 class Place:
     """A backend's device and transport in this process."""
 
-    def __init__(self, backend: str) -> None:
-        plugin = plugins.load(Backend, backend)
-        self.backend = plugin(plugin.Config(name=backend))
-        self.device = self.backend.device(0)
-        self.transport = self.backend.transport("colocated")
+    def __init__(self, setup: Setup) -> None:
+        torch.set_num_threads(1)
+        backend = setup.load()
+        self.device = backend.device(0)
+        self.transport = backend.transport(setup.placement)
 
     def sample(self, size_bytes: int) -> FeatureSample:
         num_tokens = max(1, round(size_bytes / (8 + SCHEMA.bytes_per_token())))
@@ -71,33 +100,132 @@ class Place:
         self.wait()
         times.setdefault(f"{name}_device", []).append(time.perf_counter() - started)
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of this process's own memory and of the shared memory that it has touched; open descriptors; on a
+        device, the bytes that all processes together have of it."""
+        with open("/proc/self/status") as status:
+            fields = dict(line.split(":", 1) for line in status)
+        found = {
+            "private_bytes": int(fields["RssAnon"].split()[0]) * 1024,
+            "shared_bytes": int(fields["RssShmem"].split()[0]) * 1024,
+            "descriptors": len(os.listdir("/proc/self/fd")),
+        }
+        if self.device.type != "cpu":
+            free, total = torch.get_device_module(self.device).mem_get_info(self.device)
+            found["device_bytes"] = total - free
+        return found
 
-def measure(address: str, line: Connection, backend: str, sizes: list[int], repeats: int) -> None:
-    """The sender's process: for every size, copies and sends in turn."""
-    torch.set_num_threads(1)
-    place = Place(backend)
-    with place.transport.connect(address, SCHEMA, TIMEOUT_S) as sender:
-        for size in sizes:
+
+def engine(setup: Setup, trainer: Connection, results: Connection) -> None:
+    """The sender's process."""
+    place = Place(setup)
+    send_sizes(setup, place, trainer, results)
+    if setup.soak:
+        send_soak(setup, place, trainer, results)
+
+
+def trainer(setup: Setup, engine: Connection, results: Connection) -> None:
+    """The receiver's process."""
+    place = Place(setup)
+    take_sizes(setup, place, engine, results)
+    if setup.soak:
+        take_soak(setup, place, engine, results)
+
+
+def send_sizes(setup: Setup, place: Place, trainer: Connection, results: Connection) -> None:
+    """For every size, copies and sends in turn."""
+    with place.transport.connect(trainer.recv(), SCHEMA, TIMEOUT_S) as sender:
+        for size in setup.sizes:
             sample = place.sample(size)
             target = torch.empty_like(sample.hidden_TNH)
             times: dict[str, list[float]] = {}
-            for _ in range(WARM_UP + repeats):
+            for _ in range(WARM_UP + setup.repeats):
                 place.time(times, "copy", lambda: target.copy_(sample.hidden_TNH))  # noqa: B023
-                place.time(times, "send", lambda: sender.send(sample, TIMEOUT_S).result(TIMEOUT_S))  # noqa: B023
-                line.send("sent")
-                times.setdefault("receive", []).append(line.recv())
-                times.setdefault("receive_device", []).append(line.recv())
+                place.time(times, "send", lambda: sender.send(sample, TIMEOUT_S))  # noqa: B023
+                sender.flush(TIMEOUT_S)
+                trainer.send("sent")
+                trainer.recv()
                 started = time.perf_counter()
-                sender.send(sample, TIMEOUT_S).result(TIMEOUT_S)
-                line.recv()
+                sender.send(sample, TIMEOUT_S)
+                trainer.recv()
                 times.setdefault("round_trip", []).append(time.perf_counter() - started)
             times["copy"] = times.pop("copy_device")
-            line.send(row(sample.num_bytes, times))
+            results.send((sample.num_bytes, times))
 
 
-def row(num_bytes: int, times: dict[str, list[float]]) -> dict[str, float]:
-    median = {name: statistics.median(values[WARM_UP:]) for name, values in times.items()}
-    best = {name: min(values[WARM_UP:]) for name, values in times.items()}
+def take_sizes(setup: Setup, place: Place, engine: Connection, results: Connection) -> None:
+    window = WINDOW_SAMPLES * max(place.sample(size).num_bytes for size in setup.sizes)
+    results.send(device_name(place.device))
+    with place.transport.listen(SCHEMA, window) as receiver:
+        engine.send(receiver.address)
+
+        def take() -> None:
+            receiver.release(receiver.receive(TIMEOUT_S))
+
+        for _ in setup.sizes:
+            times: dict[str, list[float]] = {}
+            for _ in range(WARM_UP + setup.repeats):
+                engine.recv()
+                place.time(times, "receive", take)
+                engine.send("taken")
+                take()
+                engine.send("released")
+            results.send(times)
+
+
+def send_soak(setup: Setup, place: Place, trainer: Connection, results: Connection) -> None:
+    sample = place.sample(SOAK_TOKENS * SCHEMA.bytes_per_token())
+    found: list[dict[str, int]] = []
+    with place.transport.connect(trainer.recv(), SCHEMA, TIMEOUT_S) as sender:
+        for number in range(setup.soak):
+            if number in checkpoints(setup.soak):
+                found.append(place.memory())
+            sender.send(sample, TIMEOUT_S)
+        sender.flush(TIMEOUT_S)
+        found.append(place.memory())
+        results.send(found)
+        trainer.recv()
+
+
+def take_soak(setup: Setup, place: Place, engine: Connection, results: Connection) -> None:
+    found: list[dict[str, int]] = []
+    window = WINDOW_SAMPLES * place.sample(SOAK_TOKENS * SCHEMA.bytes_per_token()).num_bytes
+    started = time.perf_counter()
+    with place.transport.listen(SCHEMA, window) as receiver:
+        engine.send(receiver.address)
+        for number in range(setup.soak):
+            if number in checkpoints(setup.soak):
+                found.append(place.memory())
+            sample = receiver.receive(TIMEOUT_S)
+            sample.hidden_TNH[:, 0, 0].sum()  # touches every page, as a trainer does
+            receiver.release(sample)
+        found.append(place.memory())
+        seconds = time.perf_counter() - started
+        engine.send("measured")
+        with contextlib.suppress(PeerLost):
+            receiver.receive(TIMEOUT_S)  # the sender closes, and nothing comes after the last sample
+    results.send({"samples": setup.soak, "seconds": seconds, "window_bytes": window, "receiver": found})
+
+
+def checkpoints(samples: int) -> tuple[int, int]:
+    """After a warm-up of a tenth, and half-way; the third look is at the end."""
+    return samples // 10, samples // 2
+
+
+def measured(setup: Setup) -> dict[str, Any]:
+    found: dict[str, Any]
+    with running(setup) as (engine, trainer):
+        found = {"device": receive(trainer)}
+        found["by_size"] = [row(*receive(engine), receive(trainer)) for _ in setup.sizes]
+        if setup.soak:
+            found["soak"] = {**receive(trainer), "sender": receive(engine)}
+        return found
+
+
+def row(num_bytes: int, sent: dict[str, list[float]], taken: dict[str, list[float]]) -> dict[str, float]:
+    times = {name: values[WARM_UP:] for name, values in (sent | taken).items()}
+    median = {name: statistics.median(values) for name, values in times.items()}
+    best = {name: min(values) for name, values in times.items()}
     return {
         "megabytes": num_bytes / 1e6,
         **{f"{name}_ms": 1e3 * value for name, value in median.items()},
@@ -111,105 +239,34 @@ def row(num_bytes: int, times: dict[str, list[float]]) -> dict[str, float]:
     }
 
 
-def bandwidth(backend: str, sizes: list[int], repeats: int) -> list[dict[str, float]]:
-    place = Place(backend)
-    window = WINDOW_SAMPLES * max(place.sample(size).num_bytes for size in sizes)
-    rows: list[dict[str, float]] = []
-    with place.transport.listen(SCHEMA, window) as receiver:
-        process, line = start(measure, receiver.address, backend, sizes, repeats)
-
-        def take() -> None:
-            receiver.release(receiver.receive(TIMEOUT_S))
-
-        for _ in sizes:
-            for _ in range(WARM_UP + repeats):
-                line.recv()
-                times: dict[str, list[float]] = {}
-                place.time(times, "receive", take)
-                line.send(times["receive"][0])
-                line.send(times["receive_device"][0])
-                take()
-                line.send("released")
-            rows.append(line.recv())
-        finish(process)
-    return rows
-
-
-def stream(address: str, line: Connection, backend: str, samples: int) -> None:
-    """The sender's process of the soak; reports its memory at the start, in the middle and at the end."""
-    torch.set_num_threads(1)
-    place = Place(backend)
-    sample = place.sample(SOAK_TOKENS * SCHEMA.bytes_per_token())
-    with place.transport.connect(address, SCHEMA, TIMEOUT_S) as sender:
-        for number in range(samples):
-            if number in checkpoints(samples):
-                line.send(memory(place))
-            sender.send(sample, TIMEOUT_S)
-        line.send(memory(place))
-
-
-def soak(backend: str, samples: int) -> dict[str, Any]:
-    place = Place(backend)
-    received: list[dict[str, int]] = []
-    window = WINDOW_SAMPLES * place.sample(SOAK_TOKENS * SCHEMA.bytes_per_token()).num_bytes
-    started = time.perf_counter()
-    with place.transport.listen(SCHEMA, window) as receiver:
-        process, line = start(stream, receiver.address, backend, samples)
-        for number in range(samples):
-            if number in checkpoints(samples):
-                received.append(memory(place))
-            sample = receiver.receive(TIMEOUT_S)
-            sample.hidden_TNH[:, 0, 0].sum()  # touches every page, as a trainer does
-            receiver.release(sample)
-        received.append(memory(place))
-        with contextlib.suppress(PeerLost):
-            receiver.receive(TIMEOUT_S)  # the sender closes, and nothing comes after the last sample
-        sent = [line.recv() for _ in received]
-        finish(process)
-    seconds = time.perf_counter() - started
-    return {
-        "samples": samples,
-        "seconds": seconds,
-        "window_bytes": window,
-        "sender": sent,
-        "receiver": received,
-    }
-
-
-def checkpoints(samples: int) -> tuple[int, int]:
-    """After a warm-up of a tenth, and half-way; the third look is at the end."""
-    return samples // 10, samples // 2
-
-
-def memory(place: Place) -> dict[str, int]:
-    """Bytes of this process's own memory and of the shared memory that it has touched; open descriptors; on a device,
-    the bytes that all processes together have of it."""
-    with open("/proc/self/status") as status:
-        fields = dict(line.split(":", 1) for line in status)
-    found = {
-        "private_bytes": int(fields["RssAnon"].split()[0]) * 1024,
-        "shared_bytes": int(fields["RssShmem"].split()[0]) * 1024,
-        "descriptors": len(os.listdir("/proc/self/fd")),
-    }
-    if place.device.type != "cpu":
-        free, total = torch.get_device_module(place.device).mem_get_info(place.device)
-        found["device_bytes"] = total - free
-    return found
-
-
-def start(function: Any, address: str, *args: Any) -> tuple[Any, Connection]:
+@contextlib.contextmanager
+def running(setup: Setup) -> Iterator[tuple[Connection, Connection]]:
+    """Both processes, on a prepared host; gives the ends where their results come out."""
+    backend = setup.load()
+    apart = setup.placement == "disaggregated" and backend.capabilities().num_devices > 1
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=function, args=(address, theirs, *args), daemon=True)
-    process.start()
-    theirs.close()
-    return process, ours
+    talk, results = context.Pipe(), (context.Pipe(), context.Pipe())
+    with backend.prepare_host(setup.placement):
+        processes = []
+        for number, (role, work) in enumerate((("engine", engine), ("trainer", trainer))):
+            process = context.Process(
+                target=work, args=(setup, talk[number], results[number][1]), daemon=True
+            )
+            with patch.dict(os.environ, backend.child_env(role, SHARE, number if apart else 0)):
+                process.start()
+            processes.append(process)
+        for line in (*talk, results[0][1], results[1][1]):
+            line.close()  # a process that dies is seen by the other one, and here
+        yield results[0][0], results[1][0]
+        for process in processes:
+            process.join(TIMEOUT_S)
 
 
-def finish(process: Any) -> None:
-    process.join(TIMEOUT_S)
-    if process.exitcode != 0:
-        raise SystemExit(f"the sender ended with exit code {process.exitcode}")
+def receive(line: Connection) -> Any:
+    try:
+        return line.recv()
+    except EOFError:
+        raise SystemExit("a process of the measurement has died: see above") from None
 
 
 def main() -> int:
@@ -217,18 +274,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--backend", default="cpu")
-    parser.add_argument("--sizes-mb", type=float, nargs="+", default=[0.25, 1, 4, 16, 64, 256])
+    parser.add_argument("--placement", default="colocated", choices=["colocated", "disaggregated"])
+    parser.add_argument("--sizes-mb", type=float, nargs="+", default=[0.25, 1, 4, 16, 64, 160])
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--soak", type=int, metavar="SAMPLES")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    document: dict[str, Any] = {"torch": torch.__version__, "cores": len(os.sched_getaffinity(0))}
-    document |= {"backend": arguments.backend, "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}
-    sizes = [round(size * 1e6) for size in arguments.sizes_mb]
-    if arguments.soak:
-        document["soak"] = soak(arguments.backend, arguments.soak)
-    else:
-        document["by_size"] = bandwidth(arguments.backend, sizes, arguments.repeats)
+    parser.add_argument("--soak", type=int, default=0, metavar="SAMPLES")
+    parser.add_argument("options", nargs="*", help="of the backend: mps=off …")
+    found = parser.parse_args()
+    sizes = tuple(round(size * 1e6) for size in found.sizes_mb)
+    setup = Setup(found.backend, tuple(found.options), found.placement, sizes, found.repeats, found.soak)
+    backend = setup.load()
+    document = {
+        "benchmark": "transport",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions("torch", "spec-core") | backend.probe().versions,
+        "backend": backend.config.model_dump(mode="json"),
+        "placement": setup.placement,
+        **measured(setup),
+    }
     json.dump(document, sys.stdout, indent=2)
     print()
     return 0

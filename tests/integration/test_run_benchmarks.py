@@ -1,4 +1,4 @@
-"""``colocated`` and ``disaggregated`` run at toy size, and what they compute from a run's records."""
+"""``colocated``, ``disaggregated`` and ``transport`` run at toy size, and what they compute."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def on_path(monkeypatch):
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", str(BENCHMARKS / program), "--toy", *arguments]
+    command = [sys.executable, "-W", "error", str(BENCHMARKS / program), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.fixture(scope="module")
 def colocated():
-    done = run("colocated.py")
+    done = run("colocated.py", "--toy")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -58,7 +58,7 @@ def test_the_run_is_timed_between_its_warm_up_and_its_cool_down(colocated):
 
 def test_disaggregated_counts_all_devices_and_profiles_a_step_of_the_warm_up():
     done = run(
-        "disaggregated.py", "--setting", "dflash", "--phases", "both", "--profile-step", "1", "--",
+        "disaggregated.py", "--toy", "--setting", "dflash", "--phases", "both", "--profile-step", "1", "--",
         "engine.batch_tokens=96", "train.lr=1e-3",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_disaggregated_counts_all_devices_and_profiles_a_step_of_the_warm_up():
 
 
 def test_a_run_that_fails_ends_the_benchmark_with_what_it_said():
-    done = run("colocated.py", "--phases", "both", "--", "placement.window_bytes=10")
+    done = run("colocated.py", "--toy", "--phases", "both", "--", "placement.window_bytes=10")
     assert done.returncode == 1
     assert "placement.window_bytes=10 is smaller than sample" in done.stderr
     assert done.stdout == ""
@@ -154,3 +154,24 @@ def test_random_samples_are_supervised_at_their_end_and_few_tokens_are_most_of_t
     counts = np.bincount(np.array([row["input_ids"] for row in rows]).ravel(), minlength=1000)
     assert len(counts) == 1000
     assert 0.75 < np.sort(counts)[-200:].sum() / counts.sum() < 0.85  # H(200) / H(1000) = 0.785
+
+
+def test_transport_measures_each_size_and_a_soak_between_two_processes():
+    done = run("transport.py", "--sizes-mb", "0.25", "1", "--repeats", "3", "--soak", "60")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["device"], document["placement"]) == ("cpu", "colocated")
+    assert [round(row["megabytes"], 1) for row in document["by_size"]] == [0.3, 1.0]
+    for row in document["by_size"]:
+        assert 0 < row["send_best_ms"] <= row["send_ms"]
+        assert 0 < row["receive_best_ms"] <= row["receive_ms"]
+    soak = document["soak"]
+    for side in ("sender", "receiver"):
+        assert len({look["descriptors"] for look in soak[side]}) == 1
+        assert soak[side][-1]["shared_bytes"] <= 2 * soak["window_bytes"]
+
+
+def test_transport_names_an_option_that_the_backend_does_not_know():
+    done = run("transport.py", "--placement", "disaggregated", "no_such_option=1")
+    assert done.returncode != 0
+    assert "no_such_option" in done.stderr
