@@ -132,6 +132,14 @@ def test_clients_of_the_runs_daemon_get_its_directories_and_their_share(two_gpus
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in shared.child_env("engine", 0.35, 0)
 
 
+def test_a_cap_that_the_environment_has_does_not_hold_for_clients_of_the_runs_daemon(two_gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
+    backend = cuda()
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in backend.child_env("engine", 0.35, 0)
+    backend._mps = MpsDaemon({"CUDA_MPS_PIPE_DIRECTORY": "p"}, io.StringIO())
+    assert backend.child_env("engine", 0.35, 0)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
+
+
 @pytest.mark.parametrize(
     ("inherited", "settings"),
     [
@@ -186,6 +194,13 @@ def test_off_is_a_word_also_where_yaml_reads_it_as_false():
     assert (backend.config.mps, backend.config.ipc) == ("off", "off")
     with pytest.raises(ConfigError, match="mps_threads"):
         cuda(mps_threads=False)
+
+
+@pytest.mark.parametrize("everywhere", ["0.0.0.0:0", "[::]:4711"])
+def test_an_interface_that_others_could_not_be_told_of_is_refused(everywhere):
+    with pytest.raises(ConfigError, match=r"listen: .* is every interface; name one"):
+        cuda(listen=everywhere)
+    assert cuda(listen="[::1]:0").config.listen == "[::1]:0"
 
 
 def test_an_unknown_option_is_refused():

@@ -180,3 +180,12 @@ def test_the_first_of_equal_logits_is_the_largest():
     logits = torch.zeros(2, 9000, device=DEVICE)
     logits[0, 5000:] = 1
     assert KERNELS.summarize(logits)[2].tolist() == [5000, 0]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:invalid value")  # the interpreter's numpy
+@pytest.mark.parametrize("width", [7, 9001])
+def test_a_row_without_a_largest_logit_has_an_index_inside_it(width):
+    """Ids are looked up by it: a loss that is not a number must come out as one, not end the device's context."""
+    _, total, index = KERNELS.summarize(torch.full((2, width), torch.nan, device=DEVICE))
+    assert total.isnan().all()
+    assert ((index >= 0) & (index < width)).all()

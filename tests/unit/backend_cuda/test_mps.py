@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,6 +23,9 @@ import os, signal, sys, time
 folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
 if sys.argv[1:] == ["-d"]:
     print("devices:", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    print("MPS:", sorted(name for name in os.environ if name.startswith("CUDA_MPS")))
+    if "{fault}" == "hangs":
+        time.sleep(60)
     if "{fault}" == "refuses":
         sys.exit("An instance of this daemon is already running")
     if os.fork() == 0:
@@ -38,8 +43,21 @@ elif sys.stdin.read().startswith("quit") and "{fault}" != "deaf":
 
 
 @pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Installs the stand-in, with a fault or without, and a temporary folder that only this test uses."""
+def client():
+    """The program that tries MPS, which ``install`` puts aside."""
+    return mps_guard._TRY_A_CLIENT
+
+
+@pytest.fixture
+def temporary():
+    """A temporary folder that only this test uses; pytest's own names are too long for a daemon's sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def install(temporary, tmp_path, monkeypatch, client):
+    """Installs the stand-in, with a fault or without."""
 
     def install(fault: str = "") -> None:
         program = tmp_path / "bin" / mps_guard.CONTROL
@@ -47,12 +65,10 @@ def install(tmp_path, monkeypatch):
         program.write_text(DAEMON.format(python=sys.executable, fault=fault))
         program.chmod(0o755)
 
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr(mps_guard, "folders", lambda: folder)
+    monkeypatch.setattr(mps_guard, "folders", lambda: temporary)
     monkeypatch.setattr(mps_guard, "_TRY_A_CLIENT", "pass")
     monkeypatch.setattr(mps_guard, "END_S", 0.3)
-    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     install()
     return install
@@ -62,16 +78,16 @@ def daemons(folder: Path) -> list[int]:
     return [pid for each in folder.glob("*mps*") for pid in mps_guard.processes(each)]
 
 
-def test_a_daemon_starts_in_folders_of_its_own_and_ends_with_them(install, tmp_path, monkeypatch):
+def test_a_daemon_starts_in_folders_of_its_own_and_ends_with_them(install, temporary, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     folder = mps_guard.own_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert mps_guard.start(folder) == ""
-    assert (folder / "log" / "start").read_text().strip() == "devices: None"
+    assert (folder / "log" / "start").read_text().startswith("devices: None\n")
     assert len(mps_guard.processes(folder)) == 1
     mps_guard.stop(folder)
     assert mps_guard.processes(folder) == []
-    assert list((tmp_path / "t").iterdir()) == []
+    assert list((temporary).iterdir()) == []
 
 
 def test_a_daemon_that_does_not_quit_is_killed(install):
@@ -84,13 +100,48 @@ def test_a_daemon_that_does_not_quit_is_killed(install):
     assert not folder.exists()
 
 
+def test_a_daemon_knows_nothing_of_one_that_the_environment_has(install, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
+    folder = mps_guard.own_folder()
+    assert mps_guard.start(folder) == ""
+    said = (folder / "log" / "start").read_text()
+    assert "MPS: ['CUDA_MPS_LOG_DIRECTORY', 'CUDA_MPS_PIPE_DIRECTORY']" in said
+    assert len(mps_guard.processes(folder)) == 1
+    mps_guard.stop(folder)
+
+
 def test_why_a_daemon_does_not_start_is_said(install):
     install("refuses")
     folder = mps_guard.own_folder()
-    assert "exit code 1: devices: None\nAn instance of this daemon is already running" in mps_guard.start(
-        folder
-    )
+    reason = "nvidia-cuda-mps-control ended with exit code 1: An instance of this daemon is already running"
+    assert mps_guard.start(folder) == reason
     mps_guard.stop(folder)
+
+
+@pytest.mark.parametrize(
+    ("fault", "client", "who"),
+    [("hangs", "pass", mps_guard.CONTROL), ("", "import time; time.sleep(60)", "a process under MPS")],
+)
+def test_a_daemon_or_a_client_that_hangs_is_not_waited_for(install, monkeypatch, fault, client, who):
+    install(fault)
+    monkeypatch.setattr(mps_guard, "START_S", 0.5)
+    monkeypatch.setattr(mps_guard, "_TRY_A_CLIENT", client)
+    folder = mps_guard.own_folder()
+    reason = mps_guard.start(folder)
+    mps_guard.stop(folder)
+    assert reason.startswith(who)
+    assert "did not end within 0.5 s" in reason
+    assert daemons(folder.parent) == []
+
+
+def test_the_error_of_a_client_is_told_as_cuda_numbers_it(install, monkeypatch, client):
+    busy = "import ctypes; ctypes.CDLL = lambda name: type('', (), {'cuInit': lambda self, flags: 805})()\n"
+    monkeypatch.setattr(mps_guard, "_TRY_A_CLIENT", busy + client)
+    folder = mps_guard.own_folder()
+    reason = mps_guard.start(folder)
+    mps_guard.stop(folder)
+    assert reason.endswith("CUDA error 805")
 
 
 def test_what_a_killed_guard_left_is_swept_and_what_is_in_use_stays(install):
@@ -105,30 +156,52 @@ def test_what_a_killed_guard_left_is_swept_and_what_is_in_use_stays(install):
     mps_guard.stop(used)
 
 
+def test_what_is_in_use_stays_also_when_old_files_are_cleaned_up(install):
+    folder = mps_guard.own_folder()
+    mps_guard.start(folder)
+    for file in folder.iterdir():
+        if file.is_file():
+            file.unlink()
+    mps_guard.sweep()
+    assert len(mps_guard.processes(folder)) == 1
+    mps_guard.stop(folder)
+
+
 def _let_go_of_lock(folder: Path) -> None:
     """What the kernel does when the process that holds it dies."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
-            if os.readlink(f"/proc/self/fd/{descriptor}").endswith(f"{folder.name}/owner"):
+            if folder.name in os.readlink(f"/proc/self/fd/{descriptor}"):
                 os.close(descriptor)
         except OSError:
             continue
 
 
-def test_a_daemon_without_a_working_client_is_ended_and_the_reason_told(install, tmp_path):
-    """The whole guard process: there is no CUDA here, so the client that it tries fails."""
+def test_a_daemon_without_a_working_client_is_ended_and_the_reason_told(
+    install, temporary, tmp_path, monkeypatch
+):
+    """The whole guard process."""
+    monkeypatch.setattr(mps_guard, "__file__", str(_guard_that_tries("raise SystemExit(1)", tmp_path)))
     with pytest.raises(MpsUnavailable, match=r"a process under MPS cannot start CUDA"), mps_daemon():
         pass
-    assert list((tmp_path / "t").iterdir()) == []
+    assert list((temporary).iterdir()) == []
 
 
-def test_the_guard_ends_its_daemon_when_the_launcher_is_killed(install, tmp_path):
+def test_a_guard_that_dies_before_its_daemon_runs_is_told_of(install, tmp_path, monkeypatch):
+    program = tmp_path / "guard.py"
+    program.write_text("raise SystemExit(1)")
+    monkeypatch.setattr(mps_guard, "__file__", str(program))
+    with pytest.raises(MpsUnavailable, match="the guard of the MPS daemon died"), mps_daemon():
+        pass
+
+
+def test_the_guard_ends_its_daemon_when_the_launcher_is_killed(install, temporary, tmp_path):
     launcher = tmp_path / "launcher.py"
     launcher.write_text(
         "import sys, time\n"
         f"sys.path.insert(0, {str(Path(mps_guard.__file__).parents[1])!r})\n"
         "from spec_backend_cuda import mps, mps_guard\n"
-        f"mps_guard.__file__ = {str(_guard_without_cuda(tmp_path))!r}\n"
+        f"mps_guard.__file__ = {str(_guard_that_tries('pass', tmp_path))!r}\n"
         "with mps.mps_daemon() as daemon:\n"
         "    print(daemon.environment['CUDA_MPS_PIPE_DIRECTORY'], flush=True)\n"
         "    time.sleep(60)\n"
@@ -142,39 +215,72 @@ def test_the_guard_ends_its_daemon_when_the_launcher_is_killed(install, tmp_path
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not folder.exists()
-    assert daemons(tmp_path / "t") == []
+    assert daemons(temporary) == []
 
 
-def test_a_daemon_that_is_killed_is_told_of_and_the_run_fails_of_it(install, tmp_path, monkeypatch):
-    monkeypatch.setattr(mps_guard, "__file__", str(_guard_without_cuda(tmp_path)))
+def test_a_daemon_that_is_killed_is_told_of_and_the_run_fails_of_it(
+    install, temporary, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(mps_guard, "__file__", str(_guard_that_tries("pass", tmp_path)))
     backend = CudaBackend(CudaConfig(name="cuda"))
     with backend.prepare_host("colocated"):
         backend.check_host()
-        (pid,) = daemons(tmp_path / "t")
+        (pid,) = daemons(temporary)
         time.sleep(3 * mps_guard.WATCH_S)  # the guard has seen it
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RunError, match=rf"^{mps_guard.CONTROL} \(pid {pid}\) died: .*MPS"):
             until_it_fails(backend)
-    assert list((tmp_path / "t").iterdir()) == []
+    assert list((temporary).iterdir()) == []
     backend.check_host()
 
 
-def test_shared_events_of_ended_processes_are_forgotten_and_no_others(tmp_path):
+def test_a_guard_that_is_killed_ends_the_run_and_leaves_nothing(install, temporary, tmp_path, monkeypatch):
+    monkeypatch.setattr(mps_guard, "__file__", str(_guard_that_tries("pass", tmp_path)))
+    backend = CudaBackend(CudaConfig(name="cuda"))
+    with backend.prepare_host("colocated"):
+        (pid,) = daemons(temporary)
+        backend.check_host()
+        os.kill(_parent(pid), signal.SIGKILL)
+        with pytest.raises(RunError, match=r"guard.* died: .*MPS"):
+            until_it_fails(backend)
+        assert daemons(temporary) == [pid]
+    assert daemons(temporary) == []
+    assert list((temporary).iterdir()) == []
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("length", [10, 65, 66, 79, 90])
+def test_the_sockets_of_a_daemon_have_names_that_are_short_enough(monkeypatch, length):
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "t" * (length - 1))
+    pipe = Path(mps_guard.environment(mps_guard.folders() / f"{mps_guard.PREFIX}12345678")[mps_guard.PIPE])
+    assert len(str(pipe / "control_privileged")) < 108
+
+
+def test_shared_events_of_ended_processes_are_forgotten_and_no_others(monkeypatch):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     started_s = time.time()
-    mine, theirs, old = (
+    monkeypatch.setattr(mps_guard, "END_S", 0.2)
+    files = [
         Path(f"/dev/shm/cuda.shm.{os.geteuid():x}.{pid:x}.{number}")
-        for pid, number in ((ended.pid, 1), (os.getpid(), 1), (ended.pid, 2))
-    )
+        for pid, number in ((ended.pid, 1), (os.getpid(), 1), (ended.pid, 2), (ended.pid, 3))
+    ]
+    _, _, old, of_another_container = files
     try:
-        for file in (mine, theirs, old):
-            file.touch()
+        for file in files:
+            file.write_bytes(b"event")
         os.utime(old, (started_s - 60, started_s - 60))
+        with of_another_container.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            file.close()
+            mps_guard.forget_events(started_s - 1)
+        assert [file.exists() for file in files] == [False, True, True, True]
         mps_guard.forget_events(started_s - 1)
-        assert [file.exists() for file in (mine, theirs, old)] == [False, True, True]
+        assert not of_another_container.exists()
     finally:
-        for file in (mine, theirs, old):
+        for file in files:
             file.unlink(missing_ok=True)
 
 
@@ -185,17 +291,20 @@ def until_it_fails(backend: CudaBackend) -> None:
         time.sleep(0.05)
 
 
-def _guard_without_cuda(tmp_path: Path) -> Path:
-    """The guard's own file, its trial of a client left out: there is no CUDA here."""
+def _guard_that_tries(client: str, tmp_path: Path) -> Path:
+    """The guard's own file with another client to try MPS with: there may be no CUDA here."""
     source = Path(mps_guard.__file__).read_text()
-    line = next(line for line in source.splitlines() if line.startswith("_TRY_A_CLIENT"))
     copy = tmp_path / "guard.py"
-    copy.write_text(source.replace(line, "_TRY_A_CLIENT = 'pass'"))
+    copy.write_text(source.replace("\nif __name__", f"\n_TRY_A_CLIENT = {client!r}\nif __name__"))
     return copy
 
 
-@pytest.mark.parametrize(
-    ("share", "percentage"), [(0.5, "50"), (1 / 3, "34"), (0.29, "29"), (1.0, "100"), (0.001, "1")]
-)
+@pytest.mark.parametrize(("share", "percentage"), [(0.5, "50"), (1 / 3, "34"), (0.29, "29"), (0.001, "1")])
 def test_shares_are_rounded_up_to_whole_percentages(share, percentage):
-    assert thread_percentage(share) == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage}
+    assert thread_percentage({}, share) == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage}
+
+
+def test_a_cap_that_was_inherited_is_lifted():
+    assert thread_percentage({}, 1.0) == {}
+    inherited = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10"}
+    assert thread_percentage(inherited, 1.0) == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}

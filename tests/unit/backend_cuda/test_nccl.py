@@ -151,3 +151,13 @@ def test_what_nccl_notices_by_itself_is_an_error(library, joined):
     assert joined.error() == ""
     library.status = REMOTE
     assert joined.error() == f"error {REMOTE}"
+
+
+def test_a_missing_library_is_an_error_of_ours(monkeypatch):
+    def load(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(nccl.ctypes, "CDLL", load)
+    nccl._library.cache_clear()
+    with pytest.raises(NcclError, match=r"libnccl\.so\.2: cannot open.*install"):
+        nccl.unique_id()

@@ -57,6 +57,8 @@ class SocketLine(Line):
 
     def finish(self) -> None:
         self._attempt(self._transfer)
+        if self._aborted.is_set():  # as with NCCL, nobody knows then what has been transferred
+            raise PeerLost("the line was aborted")
 
     def abort(self) -> None:
         self._aborted.set()
@@ -231,6 +233,36 @@ def close_at_once(me, stage):
 
 def test_what_travels_when_a_sender_closes_gets_there():
     run_ranks(close_at_once, 2, Stage(slow, "cpu"))
+
+
+class SlowFirstLine(SocketLine):
+    """The first receiving end takes its time."""
+
+    num_receiving = 0
+
+    def __init__(self, name: str, *, receives: bool) -> None:
+        super().__init__(name, receives=receives)
+        SlowFirstLine.num_receiving += receives
+        self._slow = receives and SlowFirstLine.num_receiving == 1
+
+    def finish(self) -> None:
+        if self._slow:
+            time.sleep(SLOW_S)
+        super().finish()
+
+
+def test_a_sample_of_a_sender_that_closed_is_not_lost_while_another_one_is_received(monkeypatch):
+    monkeypatch.setattr(SlowFirstLine, "num_receiving", 0)
+    transport, stage = PushTransport(SlowFirstLine), Stage(PushTransport, "cpu")
+    with (
+        transport.listen(SCHEMA, 4 * UNIT_BYTES) as receiver,
+        transport.connect(receiver.address, SCHEMA, LONG_S) as slow,
+    ):
+        slow.send(stage.sample(0), LONG_S).result(LONG_S)
+        with transport.connect(receiver.address, SCHEMA, LONG_S) as other:
+            other.send(stage.sample(1), LONG_S).result(LONG_S)
+        take(stage, receiver, 0)
+        take(stage, receiver, 1)
 
 
 def hear_late(me, stage):

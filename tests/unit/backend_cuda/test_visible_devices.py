@@ -19,11 +19,13 @@ LISTED = "CUDA_VISIBLE_DEVICES"
         ("", []),
         ("-1", []),
         ("0,7,1", ["0"]),
-        ("GPU-b", ["GPU-b"]),
+        ("GPU-b", ["GPU-b1234567"]),
         ("GPU-b1234567,GPU-a1234567", ["GPU-b1234567", "GPU-a1234567"]),
         ("GPU-", []),  # several begin so
         ("GPU-x,0", []),
         ("MIG-8f1c", ["MIG-8f1c"]),
+        ("0,1,0", []),
+        ("GPU-b,GPU-b12", []),
     ],
 )
 def test_a_list_is_read_as_cuda_reads_it(listed, seen):
@@ -33,7 +35,7 @@ def test_a_list_is_read_as_cuda_reads_it(listed, seen):
 
 @pytest.mark.parametrize("listed", ["2,0,1", "GPU-c,GPU-a,GPU-b"])
 def test_a_child_gets_its_part_of_an_inherited_list(listed):
-    entries = listed.split(",")
+    entries = [entry if entry.isdigit() else f"{entry}1234567" for entry in listed.split(",")]
     environ = {LISTED: listed}
     assert child_devices(environ, GPUS, 0, 1) == {LISTED: entries[0]}
     assert child_devices(environ, GPUS, 1, 2) == {LISTED: ",".join(entries[1:])}
@@ -54,5 +56,5 @@ def test_a_device_that_is_not_there_is_refused_in_one_line():
 
 def test_an_entry_names_its_gpu():
     assert gpu_of("1", GPUS) is GPUS[1]
-    assert gpu_of("GPU-c12", GPUS) is GPUS[2]
+    assert gpu_of("GPU-c1234567", GPUS) is GPUS[2]
     assert gpu_of("MIG-8f1c", GPUS) is None

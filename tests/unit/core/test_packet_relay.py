@@ -10,7 +10,7 @@ import pytest
 
 from spec_core.cpu.packet_relay import ReachableReceiver, address_from_here, relayed
 from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
-from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
+from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
 from spec_core.records import FeatureSchema
 from spec_core.rendezvous import parse_address
 from spec_core.testing.resources import settled_resources
@@ -87,6 +87,14 @@ def test_a_stranger_at_the_port_disturbs_nobody(receiver, bytes_sent):
         take(STAGE, receiver, 3)
         with pytest.raises(DeadlineExceeded):
             receiver.receive(SHORT_S)
+
+
+def test_an_address_that_is_none_of_this_host_is_refused_and_nothing_left():
+    inner = SharedMemoryTransport().listen(SCHEMA, UNIT_BYTES)
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0: .*name an address of this host"):
+        ReachableReceiver(inner, "192.0.2.1:0")
+    with pytest.raises(ProtocolError, match="closed"):
+        inner.receive(SHORT_S)
 
 
 def test_nothing_is_left_of_a_relay():

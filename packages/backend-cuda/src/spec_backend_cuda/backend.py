@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from spec_backend_cuda.allocator import allocator_settings, limit_memory
 from spec_backend_cuda.mps import MpsUnavailable, mps_daemon, thread_percentage
@@ -24,6 +24,7 @@ from spec_core.backend import Backend, Placement, Role
 from spec_core.config import BackendConfig
 from spec_core.errors import ConfigError, RunError
 from spec_core.records import Availability, Capabilities
+from spec_core.rendezvous import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,9 +43,9 @@ log = logging.getLogger(__name__)
 
 BFLOAT16_SINCE = (8, 0)
 """Compute capability of the first GPUs with bfloat16 matrix products (Ampere)."""
-PROCESS_BYTES = 768 << 20
-"""A CUDA context with torch's kernels is about 0.5 GiB on an H200; the rest is for kernels that are loaded later and
-for NCCL's buffers."""
+PROCESS_BYTES = 1536 << 20
+"""Of the CUDA context, kernels that are loaded when they are first called, workspaces of libraries, NCCL's buffers:
+vLLM 0.26 and a trainer before its first step had 2.0 GiB together beside what they counted (one H200, under MPS)."""
 
 
 class CudaConfig(BackendConfig):
@@ -60,6 +61,13 @@ class CudaConfig(BackendConfig):
     listen: str = Field(default="", pattern=r"^(\S+:\d+)?$")
     """``host:port`` of this host where engines on other hosts reach its trainers (``disaggregated``); port 0: a free
     one each. Empty: engines of this host only."""
+
+    @field_validator("listen")
+    @classmethod
+    def _is_an_address(cls, listen: str) -> str:
+        if listen and parse_address(listen)[0] in ("0.0.0.0", "::"):
+            raise ValueError(f"{listen} is every interface; name one by an address that other hosts reach")
+        return listen
 
 
 class CudaBackend(Backend):
@@ -125,10 +133,10 @@ class CudaBackend(Backend):
             **allocator_settings(os.environ),
             **nccl_settings(os.environ),
             "OMP_NUM_THREADS": str(max(1, int(share * num_devices * cores))),
-            **(self._mps.environment if self._mps else {}),
         }
-        if self._mps and share < 1 and self.config.mps_threads == "split":
-            env |= thread_percentage(share)
+        if self._mps:
+            threads = thread_percentage(os.environ, share if self.config.mps_threads == "split" else 1)
+            env |= {**self._mps.environment, **threads}
         return env
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,7 +38,11 @@ class DeviceSegment:
         except driver.CudaError:
             driver.release(handle)
             raise
-        return cls(handle, size, device), descriptor
+        try:
+            return cls(handle, size, device), descriptor
+        except driver.CudaError:
+            os.close(descriptor)  # it would keep the memory
+            raise
 
     @classmethod
     def open(cls, descriptor: int, size: int, device: torch.device) -> Self:

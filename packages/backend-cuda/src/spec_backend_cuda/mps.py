@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_DEAD = '{"reason": "the guard of the MPS daemon died; what it said is above"}'
 
 
 class MpsUnavailable(RuntimeError):
@@ -31,24 +32,29 @@ class MpsDaemon:
         self.environment = environment
         """What its clients need in theirs."""
         self.ended: str | None = None
-        """The process of it that has died, as ``nvidia-cuda-mps-server (pid 7)``."""
+        """Who of it has died, as ``nvidia-cuda-mps-server (pid 7)``."""
+        self._leaving = False
         self._listener = threading.Thread(target=self._listen, args=(guard_says,), name="mps", daemon=True)
         self._listener.start()
 
-    def join(self) -> None:
-        """Until the guard, which must have been told to end, says no more."""
+    def leave(self, guard_hears: TextIO) -> None:
+        """Tells the guard to end the daemon, and waits until it says no more."""
+        self._leaving = True
+        guard_hears.close()
         self._listener.join()
 
     def _listen(self, guard_says: TextIO) -> None:
         for line in guard_says:
             self.ended = json.loads(line)["ended"]
+        if not self._leaving:  # another run may end the daemon now, which nobody owns
+            self.ended = self.ended or "the guard of the MPS daemon"
 
 
 @contextmanager
 def mps_daemon() -> Iterator[MpsDaemon]:
     """Starts a daemon for this run alone. Raises MpsUnavailable.
 
-    The daemon ends with the block, and also when this process is killed.
+    The daemon ends with the block, and also when this process, or the guard, is killed.
     """
     guard = subprocess.Popen(
         [sys.executable, "-I", str(Path(mps_guard.__file__))],
@@ -57,20 +63,26 @@ def mps_daemon() -> Iterator[MpsDaemon]:
         text=True,
         start_new_session=True,
     )
-    with guard:  # leaving it closes the guard's input and waits for it
-        assert guard.stdin is not None
-        assert guard.stdout is not None
-        answer: dict[str, str] = json.loads(guard.stdout.readline() or '{"reason": "its guard process died"}')
-        if "reason" in answer:
-            raise MpsUnavailable(answer["reason"])
-        daemon = MpsDaemon(answer, guard.stdout)
-        try:
-            yield daemon
-        finally:
-            guard.stdin.close()
-            daemon.join()
+    try:
+        with guard:  # leaving it closes the guard's input and waits for it
+            assert guard.stdin is not None
+            assert guard.stdout is not None
+            answer: dict[str, str] = json.loads(guard.stdout.readline() or _DEAD)
+            if "reason" in answer:
+                raise MpsUnavailable(answer["reason"])
+            daemon = MpsDaemon(answer, guard.stdout)
+            try:
+                yield daemon
+            finally:
+                daemon.leave(guard.stdin)
+    finally:
+        if guard.returncode:  # it was killed, and has ended nothing
+            mps_guard.sweep()
 
 
-def thread_percentage(share: float) -> dict[str, str]:
-    """Caps a client at its share of the GPU's multiprocessors, rounded up so that shares leave none unused."""
+def thread_percentage(environ: Mapping[str, str], share: float) -> dict[str, str]:
+    """Caps a client at its share of the GPU's multiprocessors, rounded up so that shares leave none unused. A whole
+    share is no cap: it is said only where a client would inherit one."""
+    if share == 1 and THREADS not in environ:
+        return {}
     return {THREADS: str(math.ceil(round(100 * share, 6)))}

@@ -3,7 +3,7 @@
 It starts the daemon in directories of its own, says on one line of JSON how that went, and waits for its standard
 input to end; on a second line it tells if the daemon or a server of it dies before. The input ends when the launcher
 closes it, or dies of whatever: one way out for both. Then the daemon and its servers end and the directories go. If
-this process is killed too, the next run's guard finds what is left: it holds a lock on each directory that is in use,
+this process is killed, the launcher cleans up; if both are, the next run's guard does: a directory in use is locked,
 and the kernel lets go of locks.
 """
 
@@ -22,19 +22,29 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 PREFIX = "spec-mps-"
 CONTROL = "nvidia-cuda-mps-control"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+START_S = 60.0
+"""For the daemon to start, and for a process to get through it; its server takes seconds per GPU."""
 ANSWER_S = 5.0
 """For the daemon's own commands; they take milliseconds, but for a server that a killed client has made hang."""
 END_S = 3.0
 WATCH_S = 0.25
 """Between looks at the daemon's processes."""
-_LONGEST_FOLDER = 80
-"""A Unix socket's name holds 108 bytes, and the daemon adds its own."""
-_TRY_A_CLIENT = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) % 256)"
+_LONGEST_FOLDER = 107 - len(f"/{PREFIX}12345678/pipe/control_privileged")
+"""What the name of a Unix socket holds, less ours and the longest of the daemon's."""
+_TRY_A_CLIENT = """
+import ctypes, sys
+code = ctypes.CDLL("libcuda.so.1").cuInit(0)
+sys.exit(code and f"cuInit: CUDA error {code}")
+"""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -44,7 +54,7 @@ def environment(folder: Path) -> dict[str, str]:
 def folders() -> Path:
     """Where every run's folder is: the system's temporary folder, unless its name is too long for a socket."""
     wanted = Path(tempfile.gettempdir())
-    return wanted if len(str(wanted)) < _LONGEST_FOLDER else Path("/tmp")
+    return wanted if len(str(wanted)) <= _LONGEST_FOLDER else Path("/tmp")
 
 
 def own_folder() -> Path:
@@ -59,8 +69,9 @@ def own_folder() -> Path:
 
 
 def lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock, or None if another process has it."""
-    descriptor = os.open(folder / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    """A descriptor that holds the folder's lock, or None if another process has it. What cleans temporary folders up
+    leaves a locked one alone."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -71,22 +82,31 @@ def lock(folder: Path) -> int | None:
 
 def start(folder: Path) -> str:
     """Starts the daemon; says why it does not work, or nothing."""
-    said = folder / "log" / "start"
-    env = {**os.environ, **environment(folder)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
+    client_env = inherited | environment(folder)
+    env = dict(client_env)
     if not all(entry.startswith("GPU-") for entry in env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
         env.pop("CUDA_VISIBLE_DEVICES", None)  # a daemon renumbers what it sees, and clients would count anew
-    with said.open("wb") as output:  # a file: the daemon keeps its output open
-        command = [CONTROL, "-d"]
-        try:
-            code = subprocess.call(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        except OSError as error:
-            return f"{CONTROL} cannot be run: {error.strerror}"
-    if code != 0:
-        return f"{CONTROL} ended with exit code {code}: {said.read_text(errors='replace').strip()}"
-    client = [sys.executable, "-I", "-c", _TRY_A_CLIENT]
-    if code := subprocess.call(client, env={**os.environ, **environment(folder)}):
-        return f"a process under MPS cannot start CUDA (cuInit: {code})"
+    if reason := _failure([CONTROL, "-d"], env, folder / "log" / "start"):
+        return f"{CONTROL} {reason}"
+    if reason := _failure([sys.executable, "-I", "-c", _TRY_A_CLIENT], client_env, folder / "log" / "trial"):
+        return f"a process under MPS cannot start CUDA: it {reason}"
     return ""
+
+
+def _failure(command: Sequence[str], env: Mapping[str, str], said: Path) -> str:
+    """Runs a program; says how it failed, or nothing."""
+    with said.open("wb") as output:  # a file: the daemon keeps its output open
+        try:
+            code = subprocess.call(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=START_S
+            )
+        except OSError as error:
+            return f"cannot be run: {error.strerror}"
+        except subprocess.TimeoutExpired:
+            return f"did not end within {START_S:g} s"
+    last_words = said.read_text(errors="replace").strip().rpartition("\n")[2]
+    return f"ended with exit code {code}: {last_words}" if code else ""
 
 
 def stop(folder: Path) -> None:
@@ -106,7 +126,6 @@ def stop(folder: Path) -> None:
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    reap()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -189,12 +208,29 @@ def sweep() -> None:
 def forget_events(since_s: float) -> None:
     """Removes what ended processes have left of the events that they shared, from that wall-clock second on: the
     driver keeps them in files named after their owner's process (hexadecimal), and forgets them at its end."""
+    deadline = time.monotonic() + END_S
     for file in Path("/dev/shm").glob("cuda.shm.*.*.*"):
         with suppress(OSError, ValueError):
             owner, status = int(file.name.split(".")[3], 16), file.stat()
             ours = status.st_uid == os.geteuid() and status.st_mtime >= since_s
-            if ours and not runs(owner):
+            if ours and not runs(owner) and _is_let_go(file, deadline):
                 file.unlink()
+
+
+def _is_let_go(file: Path, deadline: float) -> bool:
+    """Whether nobody has it open, at the deadline at last. The owner's number says little where containers share
+    ``/dev/shm`` and count their processes apart; the kernel gives no lease on a file that anybody has open."""
+    with file.open("r+b") as opened:
+        fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)  # of whoever opens it now; harmless
+        while True:
+            try:
+                fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(0.05)
+            else:
+                return True
 
 
 def runs(pid: int) -> bool:
@@ -220,6 +256,7 @@ def main() -> None:
         sys.stdin.read()
     finally:
         stop(folder)
+        reap()
         forget_events(started_s)
 
 

@@ -207,6 +207,9 @@ def _reason(status: int) -> str:
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL("libnccl.so.2")  # torch has loaded it: the loader knows it by this name
+    try:
+        library = ctypes.CDLL("libnccl.so.2")  # torch has loaded it: the loader knows it by this name
+    except OSError as error:
+        raise NcclError(f"no NCCL: {error}; install it, or a build of torch that brings it") from error
     library.ncclGetErrorString.restype = ctypes.c_char_p
     return library

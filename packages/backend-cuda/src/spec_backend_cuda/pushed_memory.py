@@ -15,6 +15,7 @@ without an end waits for them. Receives of one receiver take turns: one at a tim
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import struct
@@ -29,7 +30,7 @@ from spec_core.device_arena import ScatteredBlock
 from spec_core.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from torch import Tensor
 
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.2
-"""How long a transfer may go on when its sender is gone: it may be through already at the sender's end."""
+"""How long a transfer may go on when its sender is gone: it may be through already at the sender's end. One that
+waits for its turn has not begun."""
 CLOSE_S = 5.0
 """How long ``close`` waits for readers whose device does not come to them."""
 
@@ -117,7 +119,11 @@ class _Inlet(ReceiverMemory):
         self.descriptor, self.size, self.offer = None, whole.arena.size, offer
         self._whole, self._line, self._room = whole, line, room
         self._fetches: queue.SimpleQueue[tuple[ScatteredBlock, Arrived] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._busy = self._parted = False
+        """The line is in use; the sender is gone."""
         self._deadline: threading.Timer | None = None
+        """While both are so."""
         self._when_ended: Callable[[], None] = _nothing
         self._thread = threading.Thread(target=self._receive_all, name="pushed-inlet", daemon=True)
         self._thread.start()
@@ -140,8 +146,9 @@ class _Inlet(ReceiverMemory):
 
     def part(self, ended: Callable[[], None]) -> None:
         self._when_ended = ended
-        self._deadline = threading.Timer(GRACE_S, self._line.abort)
-        self._deadline.start()
+        with self._lock:
+            self._parted = True
+            self._set_deadline()
         self._fetches.put(None)
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
@@ -168,22 +175,40 @@ class _Inlet(ReceiverMemory):
 
     def _receive_all(self) -> None:
         """The thread."""
-        failure = _failure_of(self._line.open)
+        with self._in_use():
+            failure = _failure_of(self._line.open)
         while (fetch := self._fetches.get()) is not None:
             block, arrived = fetch
             failure = failure or _failure_of(partial(self._receive, block))
             arrived(failure)
         self._when_ended()
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline.join()
         self._line.close()
 
     def _receive(self, block: ScatteredBlock) -> None:
         if block.pieces:
-            with self._whole.turn:
+            with self._whole.turn, self._in_use():
                 self._line.start(self._whole.arena.parts(block.pieces))
                 self._line.finish()
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Generator[None]:
+        """Around what waits for the sender."""
+        with self._lock:
+            self._busy = True
+            self._set_deadline()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy = False
+                if self._deadline is not None:
+                    self._deadline.cancel()
+                    self._deadline.join()
+
+    def _set_deadline(self) -> None:
+        if self._busy and self._parted:
+            self._deadline = threading.Timer(GRACE_S, self._line.abort)
+            self._deadline.start()
 
 
 def _failure_of(step: Callable[[], None]) -> RunError | None:

@@ -17,22 +17,23 @@ ORDER = "CUDA_DEVICE_ORDER"
 
 def visible(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
     """Entries for the devices that ``environ`` lets a process see: what its list says up to the first entry that
-    names none, as CUDA reads it; without a list every GPU by its index."""
+    names none, or nothing if it names one twice, as CUDA reads it; without a list every GPU by its index."""
     if NAME not in environ:
         return [str(index) for index in range(len(gpus))]
     entries: list[str] = []
     for entry in environ[NAME].split(","):
-        if not _names_one(entry.strip(), gpus):
+        found = _in_full(entry.strip(), gpus)
+        if found is None:
             break
-        entries.append(entry.strip())
-    return entries
+        entries.append(found)
+    return entries if len(set(entries)) == len(entries) else []
 
 
 def gpu_of(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
     """None for a slice of a GPU (MIG), of which the list does not say whose it is."""
     if entry.isdigit():
         return gpus[int(entry)]
-    return next((gpu for gpu in gpus if gpu.uuid.startswith(entry)), None)
+    return next((gpu for gpu in gpus if gpu.uuid == entry), None)
 
 
 def child_devices(
@@ -54,9 +55,11 @@ def child_devices(
     return {NAME: ",".join(chosen), **order}
 
 
-def _names_one(entry: str, gpus: Sequence[Gpu]) -> bool:
+def _in_full(entry: str, gpus: Sequence[Gpu]) -> str | None:
+    """None if it names no device. The first characters of a UUID are enough for CUDA, but not for vLLM."""
     if entry.isdigit():
-        return int(entry) < len(gpus)
+        return str(int(entry)) if int(entry) < len(gpus) else None
     if entry.startswith("MIG-"):
-        return True
-    return entry.startswith("GPU-") and sum(gpu.uuid.startswith(entry) for gpu in gpus) == 1
+        return entry
+    meant = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(entry)] if entry.startswith("GPU-") else []
+    return meant[0] if len(meant) == 1 else None

@@ -89,7 +89,8 @@ class Kernels(Protocol):
         ...
 
     def summarize(self, logits_XV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each row, in float32 or wider: the largest logit, Σ exp(logit − largest); and the largest's index."""
+        """Of each row, in float32 or wider: the largest logit, Σ exp(logit − largest); and the largest's index. A row
+        that holds a NaN has a NaN for a sum, and any index inside the row."""
         ...
 
     def compare(

@@ -22,5 +22,6 @@ def summarize(logits_XV: Tensor, ids_V: Tensor, ops: VocabularyOps) -> tuple[Ten
     local_X, sum_X, index_X = (ops.kernels or PLAIN).summarize(logits_XV)
     top_X = ops.reduce_max(local_X)
     log_sum_X = top_X + ops.reduce_sum(sum_X * (local_X - top_X).exp()).log()
-    best_X = torch.where(local_X == top_X, -ids_V[index_X], torch.iinfo(torch.int64).min)
+    # A NaN is not below anything: what such a row calls its largest is still an id of the vocabulary.
+    best_X = torch.where(local_X < top_X, torch.iinfo(torch.int64).min, -ids_V[index_X])
     return log_sum_X, -ops.reduce_max(best_X)

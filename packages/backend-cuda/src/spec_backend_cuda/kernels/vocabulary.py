@@ -106,7 +106,9 @@ def _summarize(logits, top_out, sum_out, index_out, width, BLOCK: tl.constexpr):
     # The first column of the first block that holds the largest.
     place = best_start + column
     value = tl.load(source + place, mask=place < width, other=-float("inf")).to(tl.float32)
-    tl.store(index_out + row, tl.min(tl.where(value == top, place, width), 0).to(tl.int64))
+    # A row of NaN holds no largest.
+    first = tl.min(tl.where(value == top, place, width - 1), 0)
+    tl.store(index_out + row, first.to(tl.int64))
     tl.store(top_out + row, top)
     tl.store(sum_out + row, total)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_core.cpu.shared_memory_wire import MAX_PACKET_BYTES
-from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
+from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.rendezvous import bind, format_address, parse_address
 from spec_core.transport import FeatureReceiver
 
@@ -42,9 +42,17 @@ class ReachableReceiver(FeatureReceiver):
     """A receiver that senders of other hosts reach, too: its address is ``<the receiver's own>@<host>:<port>``."""
 
     def __init__(self, receiver: FeatureReceiver, listen: str) -> None:
-        """Owns ``receiver``. ``listen``: ``host:port`` of an interface that the others reach; port 0: a free one."""
+        """Owns ``receiver``. ``listen``: ``host:port`` of an interface that the others reach; port 0: a free one.
+        ConfigError if this host cannot listen there."""
         self._receiver = receiver
-        self._listener = bind(*parse_address(listen))
+        try:
+            self._listener = bind(*parse_address(listen))
+        except OSError as error:
+            receiver.close()
+            raise ConfigError(
+                f"no sender of another host can be heard at {listen}: {error.strerror}; name an address of this "
+                "host, with port 0 where several receivers listen"
+            ) from error
         self._relays: set[_Relay] = set()
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
