@@ -80,6 +80,7 @@ def test_override_takes_lists_null_paths_and_equals_signs(tmp_path):
         ("train.wumpus=1", "unknown key 'train.wumpus' (known: betas, clip, lr, steps)"),
         ("draft.init_form=x", "unknown key 'draft.init_form' (did you mean 'init_from'?)"),
         ("outptu=x", "unknown section or key 'outptu' (did you mean 'output'?)"),
+        ("lr=1", "unknown section or key 'lr' (did you mean 'train.lr'?)"),
     ],
 )
 def test_unknown_key_comes_with_a_suggestion(tmp_path, word, expected):
@@ -97,7 +98,7 @@ def test_unknown_key_comes_with_a_suggestion(tmp_path, word, expected):
         ("train.lr=.inf", "train.lr"),
         ("train.lr=.nan", "train.lr"),
         ("train.betas=[0.5]", "train.betas"),
-        ("train=5", "train=5: Input should be"),
+        ("train=5", "train=5: expected a section, with keys such as train.lr"),
         ("target.lr=5", "target={'lr': 5}: Input should be a valid string"),
         ("train.lr=-1", "train.lr: -1.0 is not positive; leave it out for the default"),
     ],

@@ -206,6 +206,16 @@ def test_batch_without_labels_gives_zero_loss_and_zero_gradients(lengths, paddin
         assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
 
 
+@pytest.mark.parametrize("vocab_size", [None, 11])
+def test_features_that_are_not_finite_give_a_loss_that_is_not(vocab_size):
+    """A run ends with that loss, and its cause: no arg-max is looked up outside the vocabulary."""
+    target, config = make_target(), Eagle3Config(num_steps=2, vocab_size=vocab_size)
+    module, documents = make_model(target, config), random_documents(target, [9, 7], seed=5)
+    documents[0].states[:] = torch.nan
+    output = module(make_batch(documents, [0, 0]), denominators(config, documents), make_ops(target))
+    assert output.loss.isnan()
+
+
 def test_bfloat16_stays_close_to_float32():
     target, config = make_target(), Eagle3Config(num_steps=4, vocab_size=20)
     module, documents = make_model(target, config), random_documents(target, [40, 30], seed=5)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from spec_backend_cuda import dense_attention
+from spec_core.host_tensors import sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,8 +110,8 @@ def _documents(bounds: tuple[tuple[int, int], ...], device: torch.device) -> Doc
     touching = all(left[1] == right[0] for left, right in pairwise(bounds))
     rows: slice | Tensor = slice(bounds[0][0], bounds[-1][1])
     if not touching:
-        rows = torch.cat([torch.arange(*bound) for bound in bounds]).to(device, non_blocking=True)
-    return Documents(rows, starts.to(device, non_blocking=True), max(lengths))
+        rows = sent(torch.cat([torch.arange(*bound) for bound in bounds]), device)
+    return Documents(rows, sent(starts, device), max(lengths))
 
 
 @lru_cache(maxsize=1)

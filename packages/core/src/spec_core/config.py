@@ -158,13 +158,26 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     key = ".".join(str(part) for part in problem["loc"]) or "configuration"
     if problem["type"] == "extra_forbidden":
         kind = "section or key" if len(path) == 1 else "key"
-        return f"unknown {kind} {key!r}" + suggestion(path[-1], _keys_beside(model, path))
+        homes = _sections_with(model, path[0]) if len(path) == 1 else []
+        hint = f" (did you mean {' or '.join(homes)}?)" if homes else ""
+        return f"unknown {kind} {key!r}" + (hint or suggestion(path[-1], _keys_beside(model, path)))
     if problem["type"] == "missing":
         return f"{key} is required"
+    if problem["type"] == "model_type":
+        first = next(iter(_keys_beside(model, [*path, ""])), "key")
+        return f"{key}={problem['input']!r}: expected a section, with keys such as {key}.{first}"
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
         return f"{key}: {message}" if path else message
     return f"{key}={problem['input']!r}: {problem['msg']}"
+
+
+def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
+    """``'section.key'`` for each section that has such a key: people leave the section out."""
+    nested = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
+    return [
+        repr(f"{name}.{key}") for name, section in nested.items() if section and key in section.model_fields
+    ]
 
 
 def _keys_beside(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:

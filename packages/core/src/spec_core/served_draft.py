@@ -9,12 +9,12 @@ import json
 import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from spec_core.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spec_core.target import TargetSpec
 
 D = TypeVar("D", bound="DraftConfig")
+A = TypeVar("A", bound="Artifact")
 
 Json = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
@@ -32,6 +33,15 @@ _SERVED_DTYPES = ("float32", "bfloat16", "float16")
 _STORED_DTYPES = {"d2t": {"I64": 8, "I32": 4}, "t2d": {"BOOL": 1, "U8": 1}}
 """By a tensor's name: safetensors' dtypes and their bytes. Every other tensor is one of ``_STORED_FLOATS``."""
 _STORED_FLOATS = {"F32": 4, "BF16": 2, "F16": 2}
+
+
+class Artifact(Protocol):
+    """A published draft, opened."""
+
+    @property
+    def shape(self) -> object:
+        """What the draft has decided, under the names of the options."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -103,26 +113,42 @@ def architectures(fields: Json) -> set[str]:
     return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
 
 
-def not_a_draft(folder: Path, algorithm: str) -> ArtifactError:
-    """For ``draft.init_from``, where the folder is not the algorithm's."""
+def published(
+    config: D, open_folder: Callable[[Path], A | None], decided: Iterable[str], algorithm: str
+) -> tuple[D, A | None]:
+    """``config`` with the options written out that the draft in its ``init_from`` has ``decided``: it alone makes a
+    draft of that shape; and that draft, None where no folder is named. Raises ArtifactError if the folder is not the
+    algorithm's, ConfigError if an option contradicts it."""
+    if config.init_from is None:
+        return config, None
+    artifact = open_folder(config.init_from)
+    if artifact is None:
+        raise _not_a_draft(config.init_from, algorithm)
+    found = {key: getattr(artifact.shape, key) for key in decided}
+    for key, value in found.items():
+        wanted = getattr(config, key)
+        if wanted is not None and wanted != value:
+            raise ConfigError(
+                f"draft.{key}={wanted!r} contradicts draft.init_from={config.init_from}, whose value is {value!r}"
+            )
+    written = {key: value for key, value in found.items() if value is not None}
+    return config.model_copy(update=written), artifact
+
+
+def _not_a_draft(folder: Path, algorithm: str) -> ArtifactError:
     what = "its config.json names none" if (folder / "config.json").is_file() else "it has no config.json"
     return ArtifactError(f"draft.init_from={folder} is not {algorithm} draft: {what}")
 
 
-def require_agreement(config: DraftConfig, published: object, keys: Iterable[str]) -> None:
-    """Raises ConfigError if one of the options ``keys`` is given and contradicts the published draft's attribute."""
-    for key in keys:
-        wanted, found = getattr(config, key), getattr(published, key)
-        if wanted is not None and wanted != found:
-            raise ConfigError(
-                f"draft.{key}={wanted!r} contradicts draft.init_from={config.init_from}, whose value is {found!r}"
-            )
-
-
-def completed(config: D, published: object, keys: Iterable[str]) -> D:
-    """``config`` with what the published draft has decided written out: it alone makes a draft of that shape."""
-    found = {key: getattr(published, key) for key in keys}
-    return config.model_copy(update={key: value for key, value in found.items() if value is not None})
+def head_problem(target: TargetSpec) -> str | None:
+    """Why engines cannot serve a draft of this target, or None: a draft's head is rows behind an RMS norm."""
+    if target.norm == "layer":
+        return "its final norm is a layer norm, an RMS norm is needed"
+    if target.logit_softcap is not None:
+        return f"its head is soft-capped ({target.logit_softcap}), a linear head is needed"
+    if target.head_bias_name is not None:
+        return f"its head has a bias ({target.head_bias_name}), a head without one is needed"
+    return None
 
 
 def read_shapes(folder: Path) -> Shapes:

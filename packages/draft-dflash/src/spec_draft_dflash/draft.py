@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from spec_core.draft import Draft, Proposer
 from spec_core.errors import TargetError
 from spec_core.records import FeatureSchema, ShardHints
-from spec_core.served_draft import completed, not_a_draft, require_agreement
+from spec_core.served_draft import head_problem, published
 from spec_draft_dflash.artifact import Artifact
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.shape import FIXED_OPTIONS, DraftShape
@@ -40,16 +40,9 @@ class DFlashDraft(Draft):
 
     def __init__(self, config: DraftConfig) -> None:
         """Opens ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a start."""
-        super().__init__(config)
         assert isinstance(config, DFlashConfig)
-        self._options = config
-        self._artifact = None
-        if config.init_from is not None:
-            self._artifact = Artifact.open(config.init_from)
-            if self._artifact is None:
-                raise not_a_draft(config.init_from, "a DFlash")
-            require_agreement(config, self._artifact.shape, FIXED_OPTIONS)
-            self.config = self._options = completed(config, self._artifact.shape, FIXED_OPTIONS)
+        self._options, self._artifact = published(config, Artifact.open, FIXED_OPTIONS, "a DFlash")
+        super().__init__(self._options)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
@@ -60,8 +53,8 @@ class DFlashDraft(Draft):
     def check_target(self, target: TargetSpec) -> None:
         shape = self._shape(target)
         problems = (
-            _norm_problem(target),
-            _head_problem(target),
+            head_problem(target),
+            _scale_problem(target),
             _size_problem(shape, target),
             _layer_problem(shape, target),
             shape.problem(),
@@ -139,19 +132,10 @@ class DFlashDraft(Draft):
         return self._artifact.shape if self._artifact else DraftShape.for_target(self._options, target)
 
 
-def _norm_problem(target: TargetSpec) -> str | None:
-    return "its final norm is a layer norm, an RMS norm is needed" if target.norm == "layer" else None
-
-
-def _head_problem(target: TargetSpec) -> str | None:
+def _scale_problem(target: TargetSpec) -> str | None:
     """Engines multiply a DFlash draft's states by the bare rows of the target's head."""
-    if target.logit_softcap is not None:
-        return f"its head is soft-capped ({target.logit_softcap}), a linear head is needed"
-    if target.logit_scale != 1:
-        return f"its head is scaled ({target.logit_scale}), a head without a scale is needed"
-    if target.head_bias_name is not None:
-        return f"its head has a bias ({target.head_bias_name}), a head without one is needed"
-    return None
+    scaled = f"its head is scaled ({target.logit_scale}), a head without a scale is needed"
+    return None if target.logit_scale == 1 else scaled
 
 
 def _size_problem(shape: DraftShape, target: TargetSpec) -> str | None:

@@ -183,7 +183,8 @@ def default_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]
     n = num_target_layers
     if num_features == 1:
         return (n // 2 + 1,)
-    return tuple(2 + round(i * (n - 4) / (num_features - 1)) for i in range(num_features))
+    # The output's number is rounded, as SGLang does it: a half goes to the even one.
+    return tuple(1 + round(1 + i * (n - 4) / (num_features - 1)) for i in range(num_features))
 
 
 def _present(fields: Json) -> Json:

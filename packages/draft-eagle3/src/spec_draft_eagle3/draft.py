@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from spec_core.draft import Draft, Proposer
 from spec_core.errors import ConfigError, TargetError
 from spec_core.records import FeatureSchema
-from spec_core.served_draft import completed, not_a_draft, require_agreement
+from spec_core.served_draft import head_problem, published
 from spec_draft_eagle3.artifact import Artifact
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.shape import FIXED_OPTIONS, DraftShape
@@ -34,16 +34,9 @@ class Eagle3Draft(Draft):
 
     def __init__(self, config: DraftConfig) -> None:
         """Opens ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a start."""
-        super().__init__(config)
         assert isinstance(config, Eagle3Config)
-        self._options = config
-        self._artifact = None
-        if config.init_from is not None:
-            self._artifact = Artifact.open(config.init_from)
-            if self._artifact is None:
-                raise not_a_draft(config.init_from, "an Eagle3")
-            require_agreement(config, self._artifact.shape, FIXED_OPTIONS)
-            self.config = self._options = completed(config, self._artifact.shape, FIXED_OPTIONS)
+        self._options, self._artifact = published(config, Artifact.open, FIXED_OPTIONS, "an Eagle3")
+        super().__init__(self._options)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
@@ -54,8 +47,7 @@ class Eagle3Draft(Draft):
     def check_target(self, target: TargetSpec) -> None:
         shape = self._shape(target)
         problems = (
-            _norm_problem(target),
-            _head_problem(target),
+            head_problem(target),
             _size_problem(shape, target),
             _layer_problem(shape, target, self._options.layers),
             shape.problem(),
@@ -117,18 +109,6 @@ class Eagle3Draft(Draft):
         if self._artifact is None:
             return DraftShape.for_target(self._options, target)
         return self._artifact.shape
-
-
-def _norm_problem(target: TargetSpec) -> str | None:
-    return "its final norm is a layer norm, an RMS norm is needed" if target.norm == "layer" else None
-
-
-def _head_problem(target: TargetSpec) -> str | None:
-    if target.logit_softcap is not None:
-        return f"its head is soft-capped ({target.logit_softcap}), a linear head is needed"
-    if target.head_bias_name is not None:
-        return f"its head has a bias ({target.head_bias_name}), a head without one is needed"
-    return None
 
 
 def _size_problem(shape: DraftShape, target: TargetSpec) -> str | None:
