@@ -10,6 +10,8 @@ import pytest
 
 # Nothing in the tests may look for a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Several workers and what they start share the machine: more threads of each would only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MakeTarget = Callable[..., Path]
 

@@ -44,8 +44,7 @@ def workplace(tmp_path_factory):
     build_tiny_target(folder / "path/to/target", [Document("a.py", TEXT)], config)
     chats = [{"messages": continuation_chat(TEXT[start : start + 300])} for start in range(0, 600, 30)]
     (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    prompts = [{"messages": chat["messages"][:1]} for chat in chats[:2]]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    (folder / "prompts.jsonl").write_text(json.dumps({"messages": chats[0]["messages"][:1]}) + "\n")
     (folder / "run.yaml").write_text(
         "target: path/to/target\ndata: {path: chats.jsonl}\ndraft: {num_steps: 2}\n"
         "train: {steps: 2, global_batch_tokens: 512}\n"
@@ -55,7 +54,6 @@ def workplace(tmp_path_factory):
 
 def test_the_readme_commands_run_in_order(workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     ran = [words for words in COMMANDS if words[0] == "spec-trainer"]
     for words in ran:
         code = cli.run(words[1:])

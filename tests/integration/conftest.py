@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 OF_THE_UNDISTURBED_RUN = ("test_faults", "test_resume", "test_topologies")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Among several workers, a file's tests share one, so that what they share is made once; so do the files that
     compare with the run that nothing disturbed."""

@@ -82,7 +82,7 @@ class Lab:
         """Starts a run; ``train__steps=5`` is ``train.steps=5``."""
         marker = uuid.uuid4().hex
         errors = self.folder / f"{marker}.stderr"
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": self.python_path, _MARKER: marker}
+        env = {**os.environ, "PYTHONPATH": self.python_path, _MARKER: marker}
         with errors.open("wb") as stderr:
             process = subprocess.Popen(
                 self.command(output, **keys),

@@ -80,7 +80,17 @@ def file(place) -> Callable[[str, str | bytes], Path]:
         ("train.steps=-1", "train.steps=-1: Input should be greater than 0"),
         ("train.betas=[0.9]", "train.betas.1 is required"),
         ("train.dtype=float16", "train.dtype='float16': Input should be 'float32' or 'bfloat16'"),
-        ("train=null", "train=None: Input should be an object"),
+        ("steps=5", "unknown section or key 'steps' (did you mean 'train.steps' or 'profile.steps'?)"),
+        ("train=null", "train=None: expected a section, with keys such as train.dtype"),
+        (
+            "placement=colocated",
+            "placement='colocated': expected a section, with keys such as placement.kind",
+        ),
+        (
+            "timeouts.step_s=1e12",
+            "timeouts.step_s=1000000000000.0: Input should be less than or equal to 1000000",
+        ),
+        ("engine.send_timeout_s=1e12", "Input should be less than or equal to 1000000"),
         ("target.x=1", "target={'x': 1}: Input should be a valid string"),
         ("target=", "target=None: Input should be a valid string"),
         ("output=''", "output: is empty, expected a folder"),
@@ -107,10 +117,15 @@ def test_wrong_word(refused, word, line):
         (["trian"], "'trian' is neither a command (train, plan, plugins,"),
         (["train", "quickly"], "'quickly' is neither a command"),
         (["train", "seed=1", "train.lr"], "override 'train.lr' is not of the form section.key=value"),
-        (["--lr", "1"], "Unknown option: --lr"),
+        (["--lr", "1"], "Unknown option: --lr. See spec-trainer --help"),
+        (
+            ["quickstart", "train.steps=3"],
+            "Unused Tokens: ['train.steps=3']. See spec-trainer quickstart --help",
+        ),
         (["--config"], "Parameter --config requires an argument"),
         (["export", "--checkpoint", "x"], 'Command "export" parameter --output requires an argument'),
         (["plan", "--draft", "nothing"], "no draft plugin is called 'nothing'"),
+        (["quickstart", "--backend", "nothing"], "no backend plugin is called 'nothing'"),
         (["check", "--backend", "nothing"], "no backend plugin is called 'nothing'"),
         ([], "target is required"),
         (["--target", "here"], "data is required"),
@@ -120,6 +135,14 @@ def test_wrong_command_line(command_line, place, words, line):
     before = tree(place)
     assert line in command_line(*words).error
     assert tree(place) == before
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["plan"]])
+def test_file_without_its_flag(command_line, file, words):
+    path = file("run.yaml", "target: a\n")
+    assert command_line(*words, path).error == (
+        f"'{path}' is a file: write --config before a configuration, --data before data"
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +156,10 @@ def test_wrong_command_line(command_line, place, words, line):
         ("", "run.yaml: target is required"),
         ("target: ???\ndata: {path: x}\n", "target"),
         ("target: a\ndraft: eagle3\n", "draft='eagle3': expected a section; write draft.name=eagle3"),
-        ("target: a\ndata: rows.jsonl\n", "data='rows.jsonl': Input should be an object"),
+        (
+            "target: a\ndata: rows.jsonl\n",
+            "data='rows.jsonl': expected a section, with keys such as data.path",
+        ),
         ("target: a\ndata: {path: x}\ntrain: {steps: ten}\n", "run.yaml: train.steps='ten': Input should be"),
         (
             "target: a\ndata: {path: x, pakking: true}\n",
@@ -258,6 +284,13 @@ def test_missing_data(refused, place, flag):
     assert f"data '{missing}' does not exist" in line
 
 
+@pytest.mark.parametrize("key", ["path", "eval_path"])
+def test_empty_data_is_not_the_working_directory(refused, place, key):
+    """``--data "$DATA"`` where the variable is not set."""
+    (place / "working-directory" / "rows.jsonl").write_text(ROW)
+    assert "data is empty: expected a .jsonl" in refused(f"data.{key}=''")
+
+
 def test_data_of_no_known_kind(refused, file):
     assert "is of no known kind: expected a .jsonl, .json, .parquet file" in refused(
         data=file("rows.csv", "a,b\n")
@@ -347,6 +380,16 @@ def test_output_that_is_a_file_or_below_one(refused, file):
     path = file("notes", "x")
     assert refused(output=path) == f"output {path} is a file; give a directory"
     assert f"{path} is not a folder that can be written to" in refused(output=path / "run")
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "capture"])
+def test_output_that_cannot_be_written_to(refused, place, monkeypatch, command):
+    """By the operating system's answer: root, who may run this, can write to any folder."""
+    folder = place / "locked"
+    folder.mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != folder)
+    line = refused(command=command, output=folder)
+    assert line == f"output {folder}: {folder} is not a folder that can be written to"
 
 
 def test_output_whose_name_is_too_long(refused, place):

@@ -1,4 +1,4 @@
-"""The benchmark commands run at toy size and print one JSON document."""
+"""``trainer_step`` runs at toy size and prints one JSON document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def document():
-    done = run("--toy", "--peak-tflops", "0.1")
+    done = run("--toy", "--peak-tflops", "0.1", "--parts", "dense")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -46,10 +46,24 @@ def test_trainer_step_agrees_with_the_dense_implementation(document):
     assert [check["check"] for check in document["checks"]] == ["loss difference from dense"]
 
 
-def test_trainer_step_scales_along_three_axes(document):
-    assert document["scaling"].keys() == {"tokens", "sequences", "num_steps"}
-    for axis, part in document["scaling"].items():
+def test_trainer_step_scales_along_three_axes(monkeypatch, capsys):
+    """With rows made up: everything costs as much as there is to do."""
+    monkeypatch.syspath_prepend(str(COMMAND.parent))
+    import trainer_step
+
+    def row(case):
+        work = case.tokens * case.sequences * case.num_steps
+        costs = dict.fromkeys(("cpu_ms", "wall_ms", "peak_mib", "step_mib"), float(work))
+        return {"tokens": case.tokens, "sequences": case.sequences, "num_steps": case.num_steps, **costs}
+
+    monkeypatch.setattr(trainer_step, "_run", row)
+    monkeypatch.setattr(sys, "argv", [COMMAND.name, "--toy", "--parts", "tokens", "sequences", "num_steps"])
+    assert trainer_step.main() == 0
+    scaling = json.loads(capsys.readouterr().out)["scaling"]
+    assert scaling.keys() == {"tokens", "sequences", "num_steps"}
+    for axis, part in scaling.items():
         assert [row[axis] for row in part["rows"]] == part["sizes"]
+        assert part["exponents"] == {cost: pytest.approx(1) for cost in part["exponents"]}
         assert part["exponents"].keys() == {"cpu_ms", "wall_ms", "peak_mib", "step_mib"}
 
 

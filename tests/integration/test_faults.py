@@ -64,42 +64,40 @@ def test_killed(lab: Lab, output: Path, victim: str) -> None:
     assert_fails(run, held, f"{victim} was killed by signal 9", f"{victim}.log")
 
 
-@pytest.mark.parametrize(("victim", "peer_s"), [("engine-0", PEER_S), ("trainer-1", 15)])
-def test_stopped(lab: Lab, output: Path, victim: str, peer_s: float) -> None:
-    """The sender, then the receiver."""
-    run, held = under_way(lab, output, timeouts__peer_s=peer_s)
-    run.member(victim).send_signal(signal.SIGSTOP)
-    assert_fails(run, held, f"{victim} has been silent for timeouts.peer_s={peer_s}", peer_s=peer_s)
+def test_stopped(lab: Lab, output: Path) -> None:
+    run, held = under_way(lab, output)
+    run.member("engine-0").send_signal(signal.SIGSTOP)
+    assert_fails(run, held, f"engine-0 has been silent for timeouts.peer_s={PEER_S}")
 
 
 def test_launcher_killed(lab: Lab, output: Path) -> None:
-    """With an engine that has a process of its own, which the kernel does not end with the launcher's children."""
+    """With an engine that has a process of its own, which the kernel does not end with the launcher's children; after
+    wrong first records on every socket that the run listens on, which disturb nothing."""
     run, held = under_way(lab, output, engine__name="moody", engine__has_child="true")
     assert any("sleep" in process.name() for process in run.processes())
+    assert held.hosts == {"127.0.0.1"}
+    # By itself gloo listens where the host's name points to, which may be loopback too.
+    assert run.member("trainer-0").environ()["GLOO_SOCKET_IFNAME"] == "lo"
+    assert len(held.unix_names) == 2  # a receiver of features for each trainer
+    _send_wrong_first_records(run, held)
     run.process.send_signal(signal.SIGKILL)
     assert run.wait(5) == -signal.SIGKILL
     assert_nothing_left(run, held)
 
 
-def test_engine_raises(lab: Lab, output: Path) -> None:
-    run = start(lab, output, engine__name="moody", engine__fails_at=9, engine__has_child="true")
+def test_schema_mismatch(lab: Lab, output: Path) -> None:
+    """In the middle of a run."""
+    run = start(lab, output, engine__name="moody", engine__other_layers_at=9, engine__has_child="true")
     run.train_on(1)
-    assert_fails(run, belongings(run), "engine-0: EngineError: the target has had enough")
-    assert "(second line)" in (output / "logs" / "engine-0.log").read_text()
+    assert_fails(run, belongings(run), "engine-0: SchemaMismatch: the sender has FeatureSchema(layers=(")
 
 
 def test_what_the_backend_has_started_on_the_host_is_killed(lab: Lab, output: Path) -> None:
     """All members of the run live on, and would wait."""
-    run, held = under_way(lab, lab.folder / "host", backend__name="limited")
+    run, held = under_way(lab, lab.folder / "host", backend__name="limited", train__ranks=1)
     (daemon,) = [process for process in run.processes() if process.name() == "sleep"]
     daemon.kill()
     assert_fails(run, held, f"the daemon (pid {daemon.pid}) died")
-
-
-def test_schema_mismatch(lab: Lab, output: Path) -> None:
-    run = start(lab, output, engine__name="moody", engine__captures_other_layers="true")
-    run.until_ready()
-    assert_fails(run, belongings(run), "engine-0: SchemaMismatch: the sender has FeatureSchema(layers=(")
 
 
 def test_disk_full_at_the_checkpoint(lab: Lab, output: Path) -> None:
@@ -118,27 +116,6 @@ def test_not_ready_in_time(lab: Lab, output: Path) -> None:
     assert_fails(run, belongings(run), late, peer_s=1)
 
 
-def test_wrong_first_records_do_not_disturb_a_run(lab: Lab, output: Path) -> None:
-    """On every socket that it listens on, all of them on loopback: a truncated record, a forged one, none at all."""
-    run, held = under_way(lab, output)
-    assert held.hosts == {"127.0.0.1"}
-    # By itself gloo listens where the host's name points to, which may be loopback too.
-    assert run.member("trainer-0").environ()["GLOO_SOCKET_IFNAME"] == "lo"
-    assert len(held.unix_names) == 2  # a receiver of features for each trainer
-    silent = [_connect(address) for address in _addresses(held)]
-    for record in (b"\x00", b"GET / HTTP/1.1\r\n\r\n", b'{"version": 1, "token": "guess"}', b"\xff" * 4096):
-        for address in _addresses(held):
-            with _connect(address) as stranger, suppress(OSError):
-                stranger.sendall(record)
-    run.train_on(3)
-    for stranger in silent:
-        stranger.close()
-    run.train_on(3)
-    run.process.terminate()
-    assert run.wait(60) == 130, run.story()
-    assert_nothing_left(run, held)
-
-
 def test_after_all_of_it_the_same_command_ends_bitwise_as_if_undisturbed(
     lab: Lab, output: Path, uninterrupted: Path
 ) -> None:
@@ -149,6 +126,19 @@ def test_after_all_of_it_the_same_command_ends_bitwise_as_if_undisturbed(
 
 
 Address = tuple[str, int] | str
+
+
+def _send_wrong_first_records(run: Run, held: Belongings) -> None:
+    """A truncated one, a forged one, none at all."""
+    silent = [_connect(address) for address in _addresses(held)]
+    for record in (b"\x00", b"GET / HTTP/1.1\r\n\r\n", b'{"version": 1, "token": "guess"}', b"\xff" * 4096):
+        for address in _addresses(held):
+            with _connect(address) as stranger, suppress(OSError):
+                stranger.sendall(record)
+    run.train_on(3)
+    for stranger in silent:
+        stranger.close()
+    run.train_on(3)
 
 
 def _addresses(held: Belongings) -> list[Address]:

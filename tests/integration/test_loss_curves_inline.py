@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-STEPS = 50
+STEPS = 30
 GROUP = (20, 20, 12, 12)
 """Tokens of the four samples of a global batch; cut in two or four, every micro-batch has as many samples."""
 
@@ -25,7 +25,7 @@ Curve = list[float]
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """13 groups: the 50 steps see every sample about four times. Masks have holes, three rows are not supervised."""
+    """13 groups: the steps see every sample more than twice. Masks have holes, three rows are not supervised."""
     draw = random.Random(0)
     successors = [draw.randrange(3, 97) for _ in range(97)]
     file = tmp_path_factory.mktemp("groups") / "rows.jsonl"
@@ -84,12 +84,20 @@ def test_loss_falls_by_a_third(curve, dtype):
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
-@pytest.mark.parametrize("micro_batch", [1, 2, 4])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "micro_batch", "packing"),
+    [
+        ("float32", 1e-5, 1, True),
+        ("float32", 1e-5, 2, True),
+        ("float32", 1e-5, 1, False),
+        ("float32", 1e-5, 2, False),
+        ("float32", 1e-5, 4, False),
+        ("bfloat16", 1e-3, 2, True),
+        ("bfloat16", 1e-3, 1, False),
+    ],
+)
 def test_cut_of_the_global_batch_does_not_show(curve, dtype, tolerance, micro_batch, packing):
-    if (micro_batch, packing) != (4, True):  # that one is the reference
-        assert largest_difference(curve(dtype, 4 // micro_batch, packing), curve(dtype, 1, True)) < tolerance
+    assert largest_difference(curve(dtype, 4 // micro_batch, packing), curve(dtype, 1, True)) < tolerance
 
 
 def test_cut_of_the_targets_batches_does_not_show(curve):

@@ -4,13 +4,9 @@ takes 64 MiB besides what it is limited to."""
 from __future__ import annotations
 
 import json
-import re
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .launching import Lab
 
 LIMITED = {"backend__name": "limited", "placement__kind": "colocated"}
@@ -39,21 +35,3 @@ def test_what_does_not_fit_is_refused_before_anything_starts(lab: Lab) -> None:
     assert "a device of 1.0 GiB does not hold placement.engine_fraction=0.5 (0.5 GiB)" in line
     assert "lower the fractions to 0.874 together" in line
     assert not run.output.exists()
-
-
-def test_processes_take_memory_in_turns(lab: Lab) -> None:
-    """The second engine when the first one is ready, the ranks when both are."""
-    output = lab.folder / "turns"
-    run = lab.train(output, **LIMITED, engine__replicas=2, train__ranks=2, train__steps=2)
-    names = ["engine-0", "engine-1", "trainer-0", "trainer-1"]
-    limited = {name: _when(output / "logs" / f"{name}.log", "limited to") for name in names}
-    ready = {name: _when(run.errors, f"{name} is ready") for name in names}
-    assert limited["engine-0"] <= ready["engine-0"] <= limited["engine-1"] <= ready["engine-1"]
-    assert ready["engine-1"] <= min(limited["trainer-0"], limited["trainer-1"])
-
-
-def _when(log: Path, words: str) -> datetime:
-    (line,) = [line for line in log.read_text().splitlines() if words in line]
-    stamp = re.match(r"[\d-]+ [\d:]+,\d+", line)
-    assert stamp is not None, line
-    return datetime.strptime(stamp[0], "%Y-%m-%d %H:%M:%S,%f")

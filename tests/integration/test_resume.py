@@ -28,15 +28,32 @@ SAMPLES = range(40)
 
 
 @pytest.fixture(scope="module")
-def killed(lab: Lab) -> tuple[Path, int]:
-    """The directory of a run of one engine and two trainers, all killed with -9 at once, and its last checkpoint."""
+def asked(lab: Lab) -> Path:
+    """The directory of a run of one engine and two trainers that was asked to stop: by SIGTERM to all its processes,
+    as a service manager sends it."""
     run = lab.start(lab.folder / "killed", **lab.one_and_two)
     run.train_on()
+    for process in run.processes():
+        process.terminate()
+    _assert_saved(run)
+    return run.output
+
+
+@pytest.fixture(scope="module")
+def killed(lab: Lab, asked: Path) -> tuple[Path, int]:
+    """The directory of that run, started again and all its processes killed with -9 at once; its last checkpoint."""
+    run = lab.start(asked, **lab.one_and_two)
+    run.train_on()
+    assert run.resumed_from() == run.first_step > 0
     run.save_on()
     run.train_on(1)
     run.kill_everything()
     assert run.process.wait() == -signal.SIGKILL
     return run.output, newest_checkpoint(run.output)
+
+
+def test_asked_to_stop_it_saves_and_exits_130(asked: Path, uninterrupted: Path) -> None:
+    assert losses(asked) == losses(uninterrupted)[: len(losses(asked))]
 
 
 def test_killed_with_9_and_started_again_it_ends_bitwise_the_same(
@@ -52,18 +69,23 @@ def test_killed_with_9_and_started_again_it_ends_bitwise_the_same(
 def test_on_another_number_of_trainers_it_has_the_same_losses(
     lab: Lab, killed: tuple[Path, int], uninterrupted: Path
 ) -> None:
+    """Until SIGINT to the process group, as a terminal sends it."""
     folder, step = killed
     output = _copy(lab, folder, "one-trainer")
-    lab.train(output, placement__kind="disaggregated", train__ranks=1, train__steps=step + 50)
+    run = lab.start(output, placement__kind="disaggregated", train__ranks=1)
+    run.train_on(20)
+    os.killpg(run.process.pid, signal.SIGINT)
+    _assert_saved(run)
     assert losses(output)[:step] == losses(uninterrupted)[:step]
-    assert losses(output) == pytest.approx(losses(uninterrupted)[: step + 50], rel=1e-5)
+    assert losses(output) == pytest.approx(losses(uninterrupted)[: len(losses(output))], rel=1e-5)
     assert_trained_exactly_once(output, SAMPLES)
 
 
 def test_no_collective_goes_to_the_default_group(
     lab: Lab, killed: tuple[Path, int], uninterrupted: Path
 ) -> None:
-    """Colocated; from a checkpoint to an evaluation, a checkpoint and an export, with c10d's default group closed."""
+    """Colocated; from a checkpoint to an evaluation, a checkpoint and an export, with c10d's default group closed.
+    Eight micro-batches of a step share the two or three samples at the end of an epoch."""
     folder, step = killed
     output = _copy(lab, folder, "guarded")
     run = lab.train(
@@ -71,6 +93,7 @@ def test_no_collective_goes_to_the_default_group(
         placement__kind="colocated",
         train__ranks=2,
         train__strategy="guarded",
+        train__accumulation=4,
         train__steps=step + 7,
         train__eval_every=step + 2,
     )
@@ -78,26 +101,10 @@ def test_no_collective_goes_to_the_default_group(
         log = (output / "logs" / f"trainer-{rank}.log").read_text()
         assert "forbidden: barrier without a group" in log, run.story()
     assert losses(output) == pytest.approx(losses(uninterrupted)[: step + 7], rel=1e-5)
+    assert_trained_exactly_once(output, SAMPLES)
     assert "eval_loss" in metrics(output)[step + 1]
     assert newest_checkpoint(output) == step + 7
     assert (output / "draft" / "model.safetensors").exists()
-
-
-def test_asked_to_stop_it_saves_and_exits_130(lab: Lab, uninterrupted: Path) -> None:
-    """SIGTERM to all its processes, as a service manager sends it; then SIGINT to the process group, as a terminal
-    sends it."""
-    output = lab.folder / "asked"
-    run = lab.start(output, **lab.one_and_two)
-    run.train_on()
-    for process in run.processes():
-        process.terminate()
-    _assert_saved(run)
-    again = lab.start(output, **lab.one_and_two)
-    again.train_on()
-    os.killpg(again.process.pid, signal.SIGINT)
-    _assert_saved(again)
-    assert again.resumed_from() == again.first_step > 0
-    assert losses(output) == losses(uninterrupted)[: len(losses(output))]
 
 
 def test_asked_to_stop_before_the_first_step_it_stops(lab: Lab) -> None:

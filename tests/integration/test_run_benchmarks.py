@@ -73,11 +73,17 @@ def test_disaggregated_counts_all_devices_and_profiles_a_step_of_the_warm_up():
     assert "efficiency" not in document
 
 
-def test_a_run_that_fails_ends_the_benchmark_with_what_it_said():
-    done = run("colocated.py", "--toy", "--phases", "both", "--", "placement.window_bytes=10")
-    assert done.returncode == 1
-    assert "placement.window_bytes=10 is smaller than sample" in done.stderr
-    assert done.stdout == ""
+@pytest.mark.usefixtures("on_path")
+def test_a_command_that_fails_ends_the_benchmark_with_what_it_and_its_processes_said(tmp_path, capsys):
+    from commands import output_of
+
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trainer-0.log").write_text("the member's reason\n")
+    code = "import sys; print('half a document'); print('the reason', file=sys.stderr); sys.exit(3)"
+    with pytest.raises(SystemExit, match="ended with exit code 3"):
+        output_of([sys.executable, "-c", code], tmp_path / "log", 60, tmp_path / "logs")
+    out, err = capsys.readouterr()
+    assert (out, err.count("the member's reason"), err.count("the reason")) == ("", 1, 1)
 
 
 @pytest.mark.parametrize(

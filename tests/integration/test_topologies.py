@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
-from .launching import MAX_TOKENS, Lab, assert_trained_exactly_once, losses
+from .launching import MAX_TOKENS, Lab, Run, assert_trained_exactly_once, losses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,58 +42,58 @@ def test_one_engine_and_two_trainers(inline: list[float], uninterrupted: Path) -
     assert_same_curve(uninterrupted, inline)
 
 
-def test_two_runs_of_one_host_at_once_and_no_second_one_in_a_directory(lab: Lab, inline: list[float]) -> None:
+@pytest.fixture(scope="module")
+def two_and_two(lab: Lab) -> Run:
+    """Two engines, one of them ten times slower than it could be, and two trainers, with room for two samples on the
+    way to each; all on a device whose memory is limited. It is under way."""
+    run = lab.start(
+        lab.folder / "two-two",
+        backend__name="limited",
+        placement__kind="colocated",
+        placement__window_bytes=2 * lab.sample_bytes(MAX_TOKENS),
+        engine__name="moody",
+        engine__replicas=2,
+        engine__slow_one=lab.folder / "slow-one",
+        data__packing="false",
+        train__ranks=2,
+        train__steps=SHOWN,
+    )
+    run.train_on(1)
+    return run
+
+
+def test_no_second_run_in_a_directory(lab: Lab, two_and_two: Run) -> None:
+    second = lab.start(two_and_two.output, placement__kind="disaggregated")
+    assert second.wait(60) == 2
+    assert (
+        second.last_line()
+        == f"spec-trainer: error: output {two_and_two.output} is in use by a run that is under way"
+    )
+
+
+def test_processes_take_memory_in_turns(two_and_two: Run) -> None:
+    """The second engine when the first one is ready, the ranks when both are."""
+    names = ["engine-0", "engine-1", "trainer-0", "trainer-1"]
+    logs = two_and_two.output / "logs"
+    limited = {name: _when(logs / f"{name}.log", "limited to") for name in names}
+    ready = {name: _when(two_and_two.errors, f"{name} is ready") for name in names}
+    assert limited["engine-0"] <= ready["engine-0"] <= limited["engine-1"] <= ready["engine-1"]
+    assert ready["engine-1"] <= min(limited["trainer-0"], limited["trainer-1"])
+
+
+def test_two_runs_of_one_host_at_once(lab: Lab, inline: list[float], two_and_two: Run) -> None:
+    """The other one has an engine and a trainer."""
     small = lab.start(
         lab.folder / "one-one",
-        placement__kind="colocated",
+        placement__kind="disaggregated",
         train__steps=SHOWN,
         train__accumulation=4,
         data__packing="false",
     )
-    large = lab.start(
-        lab.folder / "two-two",
-        placement__kind="disaggregated",
-        train__steps=SHOWN,
-        train__ranks=2,
-        engine__replicas=2,
-    )
-    large.train_on(1)
-    second = lab.start(large.output, placement__kind="disaggregated")
-    assert second.wait(60) == 2
-    assert (
-        second.last_line()
-        == f"spec-trainer: error: output {large.output} is in use by a run that is under way"
-    )
-    for run in (small, large):
+    for run in (small, two_and_two):
         assert run.wait(150) == 0, run.story()
         assert_same_curve(run.output, inline)
-
-
-def test_one_of_two_engines_ten_times_slower_and_a_window_of_two_samples(
-    lab: Lab, inline: list[float]
-) -> None:
-    output = lab.folder / "slow"
-    slow_one = lab.folder / "slow-one"
-    lab.train(
-        output,
-        placement__kind="disaggregated",
-        placement__window_bytes=2 * lab.sample_bytes(MAX_TOKENS),
-        engine__name="moody",
-        engine__replicas=2,
-        engine__slow_one=slow_one,
-        data__packing="false",
-        train__steps=SHOWN,
-    )
-    assert slow_one.exists()
-    assert_same_curve(output, inline)
-
-
-def test_more_places_than_samples_and_samples_without_supervision(lab: Lab, inline: list[float]) -> None:
-    """Eight micro-batches of a step share the two or three samples at the end of an epoch; samples that supervise
-    nothing are trained like all others."""
-    output = lab.folder / "unequal"
-    lab.train(output, **lab.one_and_two, train__accumulation=4, train__steps=20)
-    assert_same_curve(output, inline)
+    assert (lab.folder / "slow-one").exists()
 
 
 def test_plan_refuses_a_window_that_a_sample_does_not_fit(lab: Lab) -> None:
@@ -101,3 +103,10 @@ def test_plan_refuses_a_window_that_a_sample_does_not_fit(lab: Lab) -> None:
     (line,) = refused.stderr.splitlines()
     assert f"placement.window_bytes={window} is smaller than sample" in line
     assert f"raise it to {window + 1}" in line
+
+
+def _when(log: Path, words: str) -> datetime:
+    (line,) = [line for line in log.read_text().splitlines() if words in line]
+    stamp = re.match(r"[\d-]+ [\d:]+,\d+", line)
+    assert stamp is not None, line
+    return datetime.strptime(stamp[0], "%Y-%m-%d %H:%M:%S,%f")

@@ -13,7 +13,7 @@ from pathlib import Path  # noqa: TC003 (pydantic reads MoodyConfig's annotation
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.cpu.backend import CpuBackend
-from spec_core.errors import EngineError, RunError
+from spec_core.errors import RunError
 from spec_trainer.engines.hf import HfConfig, HfEngine
 from spec_trainer.strategies.fsdp import FsdpStrategy
 
@@ -31,9 +31,8 @@ log = logging.getLogger(__name__)
 class MoodyConfig(HfConfig):
     slow_one: Path | None = None
     """The replica that creates this file first takes ten times as long as it would."""
-    fails_at: int | None = None
-    """Number of the capture that raises."""
-    captures_other_layers: bool = False
+    other_layers_at: int | None = None
+    """Number of the capture of other layers than the trainer expects."""
     has_child: bool = False
     """Starts a process of its own, as engines with workers do."""
 
@@ -57,9 +56,7 @@ class MoodyEngine(HfEngine):
 
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
         self._captures += 1
-        if self._captures == self.config.fails_at:
-            return self._submit(self._fail)
-        if self.config.captures_other_layers:
+        if self._captures == self.config.other_layers_at:
             schema = replace(schema, layers=schema.layers[:-1])
         if not self._slow:
             return super().capture(requests, schema)
@@ -68,9 +65,6 @@ class MoodyEngine(HfEngine):
         done.exception()
         time.sleep(9 * (time.monotonic() - start))
         return done
-
-    def _fail(self) -> None:
-        raise EngineError("the target has had enough\n(second line)")
 
 
 class LimitedBackend(CpuBackend):

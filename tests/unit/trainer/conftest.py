@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +16,8 @@ from spec_trainer.resolve import resolve
 from spec_trainer.work_plan import BatchSettings, WorkPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
@@ -64,3 +67,19 @@ def words(tiny_llama: Path, tmp_path: Path) -> list[str]:
 def resolved(words: list[str]) -> Callable[..., Any]:
     """``resolved(*overrides)``: that run, resolved."""
     return lambda *overrides: resolve(None, {}, [*words, *overrides])
+
+
+@pytest.fixture
+def full_disk() -> Callable[[], AbstractContextManager[None]]:
+    """``with full_disk():`` the kernel refuses to let any file grow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @contextmanager
+    def limited() -> Iterator[None]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from spec_core import DraftTrainer
-from spec_core.errors import ArtifactError
+from spec_core.errors import ArtifactError, RunError
 from spec_trainer.checkpoint import CheckpointMeta, CheckpointStore, read_meta, read_model_state
 
 if TYPE_CHECKING:
@@ -57,8 +59,8 @@ def meta(step: int) -> CheckpointMeta:
     return CheckpointMeta(step=step, identity="run", target_digest="target", acceptance_length=1.5)
 
 
-def save(store, step: int) -> Path:
-    return store.save(Weights(float(step)), meta(step), f"step: {step}\n")
+def save(store, step: int, best: bool = False) -> Path:
+    return store.save(Weights(float(step)), meta(step), f"step: {step}\n", best)
 
 
 def names(tmp_path) -> set[str]:
@@ -93,14 +95,35 @@ def test_latest_is_by_number_not_by_name(store):
 
 
 def test_rotation_keeps_the_newest_and_the_best(store, tmp_path):
-    store.mark_best(save(store, 1))
+    save(store, 1, best=True)
     for step in (2, 3, 4):
         save(store, step)
     assert names(tmp_path) == {"step-1", "step-3", "step-4", "best"}
     assert store.best().name == "step-1"
-    store.mark_best(save(store, 5))
+    save(store, 5, best=True)
     assert names(tmp_path) == {"step-4", "step-5", "best"}
     assert store.best().name == "step-5"
+
+
+def test_no_crash_parts_the_best_one_from_its_mark(store, monkeypatch):
+    def crash(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    save(store, 1, best=True)
+    monkeypatch.setattr("spec_trainer.checkpoint._sync_folder", crash)
+    with pytest.raises(KeyboardInterrupt):
+        save(store, 2, best=True)
+    assert store.latest() == store.best()
+
+
+def test_a_copy_that_somebody_has_put_there_is_none_of_the_run_s(store):
+    folder = save(store, 4)
+    shutil.copytree(folder, folder.with_name("step-4-kept"))
+    shutil.copytree(folder, folder.with_name("step-old"))
+    save(store, 5)
+    save(store, 6)
+    assert store.latest().name == "step-6"
+    assert folder.with_name("step-4-kept").exists()
 
 
 def test_a_step_is_saved_once(store):
@@ -134,6 +157,26 @@ def test_damaged_state_is_told(store, file):
         store.load(Weights(0.0), folder)
     with pytest.raises(ArtifactError, match="cannot be read"):
         read_model_state(folder)
+
+
+def test_damaged_generator_is_told(store):
+    folder = save(store, 1)
+    (folder / "generator-0.pt").write_bytes(b"")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        store.load(Weights(0.0), folder)
+
+
+@pytest.mark.filterwarnings("ignore:.*single process")
+def test_a_flipped_bit_in_the_metadata_is_told_or_harmless(store):
+    folder = save(store, 1)
+    file = folder / "state" / ".metadata"
+    sound = file.read_bytes()
+    for position in range(0, len(sound), 5):
+        damaged = bytearray(sound)
+        damaged[position] ^= 1 << position % 8
+        file.write_bytes(damaged)
+        with suppress(ArtifactError):
+            read_model_state(folder)
 
 
 _FULL_DISK = """
@@ -171,8 +214,15 @@ def test_full_disk_leaves_earlier_checkpoints_as_they_were(tmp_path):
     assert child.returncode == 0, child.stderr
     failure, left = child.stdout.splitlines()
     assert failure.startswith(f"checkpoint {tmp_path / 'checkpoints' / 'step-2'} was not written (rank 0): ")
-    assert "MB were free there" in failure
+    assert f"MB are free in {tmp_path / 'checkpoints'})" in failure
     assert left == "[1.0] ['step-1']"
+
+
+def test_a_folder_that_was_removed_does_not_come_back(store, tmp_path):
+    (tmp_path / "checkpoints").rmdir()
+    with pytest.raises(RunError, match=r"step-2 was not written \(rank 0\): FileNotFoundError"):
+        save(store, 2)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_meta_is_plain_json():

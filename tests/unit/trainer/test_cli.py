@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from spec_core.errors import ConfigError, EngineError
@@ -67,8 +69,9 @@ def test_train_is_the_default_command_and_words_may_stand_anywhere(monkeypatch, 
     assert list(overrides) == ["train.lr=1", "seed=2"]
 
 
-def test_failed_check_exits_1(monkeypatch, capsys):
-    report = {"ok": False, "steps": [{"step": "device", "ok": False}]}
-    monkeypatch.setattr("spec_trainer.self_test.run_self_test", lambda name: report)
-    assert run(["check", "--json"]) == 1
-    assert '"ok": false' in capsys.readouterr().out
+@pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])
+def test_check_exits_1_where_a_step_has_failed(monkeypatch, capsys, ok, code):
+    report = {"backend": "cpu", "ok": ok, "steps": [{"step": "device", "ok": ok}]}
+    monkeypatch.setattr("spec_trainer.self_test.run_self_test", lambda name: {**report, "backend": name})
+    assert run(["check", "--backend", "cpu", "--json"]) == code
+    assert json.loads(capsys.readouterr().out) == report

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from spec_core.errors import RunError
 from spec_core.target_reader import read_target, read_target_tensors
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_trainer.draft_trainer import export_draft
-
-
-class FailsHalfWay(Eagle3Draft):
-    def export(self, weights, target, folder):
-        (folder / "config.json").write_text("{}")
-        raise OSError(28, "No space left on device")
 
 
 @pytest.fixture
@@ -33,13 +28,15 @@ def test_export_replaces_the_folder(target, tmp_path):
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
     assert [path.name for path in folder.parent.iterdir()] == ["draft"]
     assert folder.stat().st_mode & 0o777 == 0o755
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
 
 
-def test_failed_export_leaves_the_earlier_one(target, tmp_path):
+def test_export_to_a_full_disk_leaves_the_earlier_one(target, tmp_path, full_disk):
     folder = tmp_path / "draft"
     export_draft(Eagle3Draft(Eagle3Config()), weights(target), target, folder)
     before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(OSError, match="No space left"):
-        export_draft(FailsHalfWay(Eagle3Config()), {}, target, folder)
+    state = weights(target)
+    with full_disk(), pytest.raises(RunError, match=f"^draft {folder} was not written: .*File too large"):
+        export_draft(Eagle3Draft(Eagle3Config()), state, target, folder)
     assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from spec_core.errors import ConfigError
+from spec_core.errors import ConfigError, RunError
 from spec_trainer.config import TrackConfig
 from spec_trainer.metrics import MetricsLog, StepLines, check_trackers, drop_after, read_metrics
 
@@ -36,6 +36,17 @@ def test_reopened_it_drops_what_a_crashed_run_wrote_later(tmp_path):
     with StepLines(file, 2) as lines:
         lines.write({"step": 3, "again": True})
     assert read_metrics(file) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path, full_disk):
+    file = tmp_path / "lines"
+    with (
+        full_disk(),
+        pytest.raises(RunError, match=f"^{file} could not be written: .*File too large"),
+        StepLines(file, 0) as lines,
+    ):
+        lines.write({"step": 1})
+    assert read_metrics(file) == []
 
 
 def test_drop_after(tmp_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 import yaml
 
 from spec_core.errors import ArtifactError, ConfigError, RunError
-from spec_trainer.run_directory import RunDirectory, check_creatable, run_identity, write_atomically
+from spec_trainer.run_directory import RunDirectory, check_writable, run_identity, write_atomically
 
 
 @pytest.fixture
@@ -81,6 +82,38 @@ def test_empty_directory_may_become_a_run(directory):
     directory.check_owner("me")
 
 
+def test_start_that_a_full_disk_ended_can_be_repeated(directory, resolved, full_disk):
+    with (
+        full_disk(),
+        pytest.raises(RunError, match=r"\.identity was not written: .*large"),
+        directory.locked(),
+    ):
+        directory.open("me", resolved().config)
+    directory.check_owner("me")
+    assert [path.name for path in directory.root.iterdir()] == [".lock"]
+
+
+def test_start_that_was_killed_can_be_repeated(directory):
+    directory.root.mkdir()
+    (directory.root / ".lock").touch()
+    (directory.root / ".identity.4711").touch()
+    directory.check_owner("me")
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_run_notices_that_its_directory_is_no_longer_its_own(directory, resolved, another):
+    config = resolved().config
+    directory.root.mkdir()
+    directory.open("me", config)
+    directory.check_still_owned("me")
+    shutil.rmtree(directory.root)
+    if another:
+        directory.root.mkdir()
+        directory.open("you", config)
+    with pytest.raises(RunError, match=f"^output {directory.root} was removed or replaced while this run"):
+        directory.check_still_owned("me")
+
+
 def fail_after(directory, config, prepare, error) -> None:
     with directory.locked():
         directory.open("me", config)
@@ -92,6 +125,13 @@ def test_usage_error_leaves_no_new_directory(directory, resolved):
     with pytest.raises(ConfigError):
         fail_after(directory, resolved().config, lambda: None, ConfigError)
     assert not directory.root.exists()
+
+
+def test_usage_error_leaves_an_empty_directory_empty(directory, resolved):
+    directory.root.mkdir()
+    with pytest.raises(ConfigError):
+        fail_after(directory, resolved().config, lambda: None, ConfigError)
+    assert not list(directory.root.iterdir())
 
 
 @pytest.mark.parametrize("error", [ConfigError, RunError])
@@ -116,28 +156,33 @@ def test_open_clears_what_a_crash_cut_short(directory, resolved):
     (directory.checkpoints / ".best").symlink_to("nowhere")
     (directory.checkpoints / "step-4").mkdir()
     (directory.root / ".identity").write_text("me\n")
+    (directory.root / ".draft-x7").mkdir()
     directory.open("me", resolved().config)
+    assert not list(directory.root.glob(".draft-*"))
     assert [path.name for path in directory.checkpoints.iterdir()] == ["step-4"]
 
 
 def test_directory_below_a_file_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
-    check_creatable(tmp_path / "a" / "b")
+    check_writable(tmp_path / "a" / "b")
     for folder in (tmp_path / "file" / "a", tmp_path / "file" / "a" / "b"):
         with pytest.raises(ArtifactError, match=r"file is not a folder that can be written to"):
-            check_creatable(folder)
+            check_writable(folder)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_directory_below_a_read_only_one_cannot_be_made(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ArtifactError, match="is not a folder that can be written to"):
-        check_creatable(tmp_path / "a")
+        check_writable(tmp_path / "a")
 
 
-def test_atomic_write_replaces_the_whole_and_leaves_nothing_else(tmp_path):
+def test_atomic_write_replaces_the_whole_and_leaves_nothing_else(tmp_path, full_disk):
     file = tmp_path / "file"
     write_atomically(file, "a long first version")
     write_atomically(file, "short")
+    assert file.read_text() == "short"
+    with full_disk(), pytest.raises(RunError, match=f"^{file} was not written: .*File too large"):
+        write_atomically(file, "never")
     assert file.read_text() == "short"
     assert list(tmp_path.iterdir()) == [file]

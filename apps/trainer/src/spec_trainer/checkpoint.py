@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import warnings
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from spec_core import DraftTrainer
 
 _BEST = "best"
+_STEP = re.compile(r"step-\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +100,8 @@ class CheckpointStore:
         link = self._root / _BEST
         return link.resolve() if link.exists() else None
 
-    def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str) -> Path:
-        """Collective. A failure leaves every earlier checkpoint as it was."""
+    def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str, best: bool = False) -> Path:
+        """Collective. A failure leaves every earlier checkpoint as it was. ``best``: so far."""
         import torch.distributed as dist
         from torch.distributed import checkpoint as dcp
 
@@ -109,7 +111,8 @@ class CheckpointStore:
         scratch = self._root / f".step-{meta.step}"
         rank = self._group.rank()
         with _whole_or_not(folder, scratch, rank):
-            (scratch / "state").mkdir(parents=True, exist_ok=True)
+            scratch.mkdir(exist_ok=True)  # not its parents: they may have been removed
+            (scratch / "state").mkdir(exist_ok=True)
             writer = dcp.FileSystemWriter(scratch / "state", sync_files=True)
             dcp.save(trainer.state_dict(), storage_writer=writer, process_group=self._group)
             _save_generator(scratch / f"generator-{rank}.pt")
@@ -118,19 +121,13 @@ class CheckpointStore:
             with _whole_or_not(folder, scratch, rank):
                 (scratch / "meta.json").write_text(meta.to_json())
                 (scratch / "config.yaml").write_text(config_text)
+                if best:
+                    self._link_best(folder)
                 scratch.rename(folder)
                 _sync_folder(self._root)
             self._rotate()
         dist.barrier(self._group)
         return folder
-
-    def mark_best(self, folder: Path) -> None:
-        """Rank 0 only. The link is swapped in one rename."""
-        scratch = self._root / f".{_BEST}"
-        scratch.unlink(missing_ok=True)
-        scratch.symlink_to(folder.name)
-        scratch.replace(self._root / _BEST)
-        self._rotate()
 
     def load(self, trainer: DraftTrainer, folder: Path) -> CheckpointMeta:
         """Collective. Any number of ranks; a rank that did not exist then keeps its fresh generator."""
@@ -140,13 +137,20 @@ class CheckpointStore:
         state = trainer.state_dict()
         with _readable(folder):
             dcp.load(state, storage_reader=dcp.FileSystemReader(folder / "state"), process_group=self._group)
+            _load_generator(folder / f"generator-{self._group.rank()}.pt")
         trainer.load_state_dict(state)
-        _load_generator(folder / f"generator-{self._group.rank()}.pt")
         return meta
 
     def _steps(self) -> list[Path]:
-        folders = [folder for folder in self._root.glob("step-*") if (folder / "meta.json").is_file()]
-        return sorted(folders, key=_step_of)
+        named = [folder for folder in self._root.glob("step-*") if _STEP.fullmatch(folder.name)]
+        return sorted((folder for folder in named if (folder / "meta.json").is_file()), key=_step_of)
+
+    def _link_best(self, folder: Path) -> None:
+        """Swapped in one rename, before there is the folder: after a crash in between, the step is evaluated anew."""
+        scratch = self._root / f".{_BEST}"
+        scratch.unlink(missing_ok=True)
+        scratch.symlink_to(folder.name)
+        scratch.replace(self._root / _BEST)
 
     def _rotate(self) -> None:
         best = self.best()
@@ -166,11 +170,18 @@ def _whole_or_not(folder: Path, scratch: Path, rank: int) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
-        free_mb = shutil.disk_usage(folder.parent).free >> 20
+        there = next(above for above in folder.parents if above.exists())
+        free_mb = shutil.disk_usage(there).free >> 20
         shutil.rmtree(scratch, ignore_errors=True)
         raise RunError(
-            f"checkpoint {folder} was not written (rank {rank}): {_root_cause(error)} ({free_mb} MB were free there)"
+            f"checkpoint {folder} was not written (rank {rank}): {_root_cause(error)} "
+            f"({free_mb} MB are free in {there})"
         ) from error
+
+
+_UNREADABLE = (OSError, RuntimeError, MemoryError, pickle.UnpicklingError, EOFError, AttributeError, ImportError,
+               LookupError, TypeError, ValueError, OverflowError)  # fmt: skip
+"""What damaged files raise: pickle promises nothing."""
 
 
 @contextmanager
@@ -178,10 +189,9 @@ def _readable(folder: Path) -> Iterator[None]:
     """A failure to read becomes an ArtifactError."""
     from torch.distributed import checkpoint as dcp
 
-    damaged = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, dcp.api.CheckpointException)
     try:
         yield
-    except damaged as error:
+    except (*_UNREADABLE, dcp.api.CheckpointException) as error:
         raise ArtifactError(f"checkpoint {folder} cannot be read: {_root_cause(error)}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 from dataclasses import dataclass
 from importlib import metadata
@@ -45,16 +46,16 @@ class RunFlags:
     draft: Annotated[str | None, Parameter(help="Drafting algorithm (draft.name).")] = None
     target: Annotated[str | None, Parameter(help="Folder or hub id of the target (target).")] = None
     data: Annotated[str | None, Parameter(help="Training data: file, folder or hub id (data.path).")] = None
-    engine: Annotated[str | None, Parameter(help="What runs the target: hf, vllm, sglang (engine.name).")] = (
-        None
-    )
+    engine: Annotated[
+        str | None, Parameter(help="What runs the target: hf, vllm, sglang or a plugin's (engine.name).")
+    ] = None
     strategy: Annotated[
-        str | None, Parameter(help="How the trainer is parallel: fsdp, megatron (train.strategy).")
+        str | None, Parameter(help="How the trainer is parallel: fsdp or a plugin's (train.strategy).")
     ] = None
     placement: Annotated[
         str | None, Parameter(help="inline, colocated or disaggregated (placement.kind).")
     ] = None
-    launcher: Annotated[str | None, Parameter(help="local or ray (launcher.name).")] = None
+    launcher: Annotated[str | None, Parameter(help="Who starts the processes: local (launcher.name).")] = None
     output: Annotated[str | None, Parameter(help="Run directory (output).")] = None
 
     def as_keys(self) -> dict[str, object]:
@@ -96,7 +97,13 @@ app.command(train, name="train")
 
 @app.command
 def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) -> None:
-    """Resolve and check everything, print what would start where; start nothing."""
+    """Resolve and check everything, print what would start where; start nothing.
+
+    Parameters
+    ----------
+    overrides
+        Configuration keys, such as train.lr=1e-4.
+    """
     from spec_trainer.description import describe
 
     _print_document(describe(_resolve(overrides, flags)), as_json)
@@ -218,7 +225,7 @@ def quickstart(
     draft
         Drafting algorithm.
     engine
-        What runs the target.
+        What runs the target: hf, vllm, sglang or a plugin's.
     output
         Run directory.
     """
@@ -244,7 +251,7 @@ def run(words: Sequence[str]) -> int:
     try:
         app(list(words), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        return _fail(str(error), 2)
+        return _fail(f"{error} See {_help_of(error)}", 2)
     except SpecError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:  # a full disk, a folder that vanished: the system says it best
@@ -258,6 +265,10 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
+def _help_of(error: CycloptsError) -> str:
+    return " ".join(["spec-trainer", *(error.command_chain or ()), "--help"])
+
+
 def _resolve(overrides: Sequence[str], flags: RunFlags) -> Any:
     _check_words(overrides)
     from spec_trainer.resolve import resolve
@@ -268,6 +279,10 @@ def _resolve(overrides: Sequence[str], flags: RunFlags) -> Any:
 def _check_words(overrides: Sequence[str]) -> None:
     commands = [name for name in app if not name.startswith("-")]
     if overrides and "=" not in overrides[0]:
+        if os.path.isfile(overrides[0]):
+            raise ConfigError(
+                f"{overrides[0]!r} is a file: write --config before a configuration, --data before data"
+            )
         raise ConfigError(
             f"{overrides[0]!r} is neither a command ({', '.join(commands)}) nor section.key=value"
         )

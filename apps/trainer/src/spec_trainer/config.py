@@ -28,6 +28,8 @@ E = TypeVar("E", bound=EngineConfig)
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
+"""Eleven days: Python's sockets count milliseconds in 32 bits."""
 
 
 def _named(path: object) -> object:
@@ -111,11 +113,11 @@ class LauncherConfig(Config):
 class TimeoutsConfig(Config):
     """Section ``timeouts``, in seconds."""
 
-    start_s: PositiveFloat = 600.0
+    start_s: Seconds = 600.0
     """For an engine or a trainer process to be ready."""
-    peer_s: PositiveFloat = 120.0
+    peer_s: Seconds = 120.0
     """Silence after which another process of the run counts as lost."""
-    step_s: PositiveFloat = 1800.0
+    step_s: Seconds = 1800.0
     """For the features of one step to arrive."""
 
 
@@ -130,7 +132,7 @@ class TrackConfig(Config):
 
 class ProfileConfig(Config):
     steps: tuple[NonNegativeInt, ...] = ()
-    """Steps whose torch profile is written into the run directory."""
+    """Steps, counted from 0, whose torch profile of rank 0 is written into the run directory."""
 
 
 class RunConfig(Config, Generic[B, D, E]):

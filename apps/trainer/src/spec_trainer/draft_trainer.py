@@ -7,7 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from spec_core import BatchShare, DraftTrainer
+from spec_core.errors import RunError
 from spec_trainer.engines.draft_folder import check_export
 
 if TYPE_CHECKING:
@@ -50,15 +53,21 @@ class ShardedDraftTrainer(DraftTrainer):
 
 
 def export_draft(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, folder: Path) -> None:
-    """Writes a draft folder whole, and one that passes every check of its readers, or not at all."""
+    """Writes a draft folder whole, and one that passes every check of its readers, or not at all. Raises RunError
+    where there is no room for it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         draft.export(weights, target, scratch)
         check_export(draft, scratch, target)
+        # Whoever serves it may be another user; temporary folders and safetensors' files are for their owner alone.
         scratch.chmod(0o755)
+        for file in scratch.iterdir():
+            file.chmod(0o644)
         if folder.exists():
             shutil.rmtree(folder)
         scratch.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"draft {folder} was not written: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -11,7 +11,7 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.checkpoint import read_meta, read_model_state
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.resolve import resolve_config, resolve_target
-from spec_trainer.run_directory import check_creatable
+from spec_trainer.run_directory import check_writable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ def export_checkpoint(checkpoint: Path, output: Path) -> Path:
     meta = read_meta(checkpoint)
     if os.path.exists(output):
         raise ArtifactError(f"output {output} exists; choose a new folder")
-    check_creatable(output)
+    check_writable(output)
     try:
         config, types = resolve_config(checkpoint / "config.yaml", {}, [])
     except (ConfigError, yaml.YAMLError) as error:

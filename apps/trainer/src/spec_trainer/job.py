@@ -136,7 +136,7 @@ def training_run(
             checkpoints=checkpoints,
             log=stack.enter_context(RunLog(plan, rank, done_steps, links.show)),
             should_stop=links.should_stop,
-            profiler=StepProfiler(plan.config.profile.steps, plan.directory.root),
+            profiler=StepProfiler(plan.config.profile.steps if rank == 0 else (), plan.directory.root),
             done_steps=done_steps,
             best=(read_meta(best).acceptance_length or 0.0) if best else 0.0,
         )
@@ -181,6 +181,7 @@ def _default_group(plan: ResolvedRun, rank: int, store: Store) -> Iterator[None]
 def finish(run: TrainingRun, last: dict[str, Any]) -> dict[str, Any]:
     """Exports the trained draft, then summary and report."""
     directory = run.plan.directory
+    directory.check_still_owned(run.plan.identity)
     with run.clock("export"):
         run.trainer.export(run.plan.target, directory.draft)
     if run.rank != 0:
@@ -200,7 +201,8 @@ def _kept_summary(run: TrainingRun) -> dict[str, Any] | None:
 
 def _summary(run: TrainingRun, last: dict[str, Any]) -> dict[str, Any]:
     directory = run.plan.directory
-    last = last or read_metrics(directory.metrics)[-1]
+    for record in read_metrics(directory.metrics)[-1:]:
+        last = last or record
     return {
         "description": f"{run.plan.config.draft.name} draft for {run.plan.target.folder.name}",
         "steps": run.done_steps,

@@ -142,19 +142,18 @@ def _checkpoint(run: TrainingRun, record: dict[str, Any]) -> None:
     better = score is not None and score > run.best
     last = run.done_steps == run.plan.work.total_steps
     if better or last or run.done_steps % run.plan.config.train.save_every == 0:
-        folder = _save(run, record)
+        _save(run, record, better)
         if better:
             run.best = score
-            if run.rank == 0:
-                run.checkpoints.mark_best(folder)
 
 
-def _save(run: TrainingRun, record: dict[str, Any]) -> Path:
+def _save(run: TrainingRun, record: dict[str, Any], best: bool = False) -> Path:
     with run.clock("checkpoint"):
+        run.plan.directory.check_still_owned(run.plan.identity)
         meta = CheckpointMeta(
             step=run.done_steps,
             identity=run.plan.identity,
             target_digest=run.plan.target.digest,
             acceptance_length=record.get("eval_acceptance_length"),
         )
-        return run.checkpoints.save(run.trainer, meta, run.plan.directory.config.read_text())
+        return run.checkpoints.save(run.trainer, meta, run.plan.directory.config.read_text(), best)

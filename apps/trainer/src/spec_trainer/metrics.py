@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spec_core.errors import ConfigError
+from spec_core.errors import ConfigError, RunError
 from spec_trainer.run_directory import write_atomically
 
 if TYPE_CHECKING:
@@ -33,10 +33,14 @@ class StepLines(AbstractContextManager["StepLines"]):
         self._file = file.open("a", buffering=1)
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
+        try:
+            self._file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise RunError(f"{self._file.name} could not be written: {error}") from error
 
     def __exit__(self, *exc: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # of a line that ``write`` has told of
+            self._file.close()
 
 
 def drop_after(file: Path, step: int) -> None:

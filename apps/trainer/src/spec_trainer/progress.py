@@ -60,7 +60,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
 
 
 def describe(record: Mapping[str, Any]) -> str:
-    """``loss 3.21  tau 1.84  5,120 tok/s  waits 3 % for the engine`` of one metrics record."""
+    """``loss 3.21  tau 1.84  5,120 tok/s  waits 3 % for features (trainer-bound)`` of one metrics record."""
     busy, waiting = record["time_step_s"], record["time_data_s"]
     share = 100 * waiting / max(busy + waiting, 1e-9)
     side = "engine" if share >= 50 else "trainer"

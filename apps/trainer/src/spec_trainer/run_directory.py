@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spec_core.config import dump_yaml
-from spec_core.errors import ArtifactError, UsageError
+from spec_core.errors import ArtifactError, RunError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,20 +80,20 @@ class RunDirectory:
     def _owner(self) -> Path:
         return self.root / ".identity"
 
-    def check_owner(self, identity: str) -> None:
-        """Raises ArtifactError if the directory belongs to another run, is no run directory, or cannot be made."""
-        if not os.path.exists(self.root):
-            check_creatable(self.root)
-            return
-        if not self.root.is_dir():
+    def check_folder(self) -> None:
+        """Raises ArtifactError if the directory is no run directory, or cannot be made or written to."""
+        if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a directory")
-        if not self._owner.exists():
-            if any(path.name != ".lock" for path in self.root.iterdir()):
-                raise ArtifactError(
-                    f"output {self.root} is not empty and is no run directory; choose another"
-                )
-            return
-        if self._owner.read_text().strip() != identity:
+        check_writable(self.root)
+        inside = os.listdir(self.root) if os.path.isdir(self.root) else []
+        strange = [name for name in inside if not name.startswith((".lock", self._owner.name))]
+        if strange and not self._owner.exists():
+            raise ArtifactError(f"output {self.root} is not empty and is no run directory; choose another")
+
+    def check_owner(self, identity: str) -> None:
+        """As ``check_folder``, and raises ArtifactError if the directory belongs to another run."""
+        self.check_folder()
+        if os.path.exists(self._owner) and self._owner.read_text().strip() != identity:
             raise ArtifactError(
                 f"output {self.root} belongs to another run (data, target, draft, optimizer, seed, dtype or "
                 "global batch differ); choose another output, or remove it to start anew"
@@ -105,11 +105,12 @@ class RunDirectory:
 
         What is found wrong before a first checkpoint, such as a target that the engine cannot load, leaves nothing.
         """
-        fresh = not os.path.exists(self.root)
+        made = not os.path.exists(self.root)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ArtifactError(f"output {self.root} cannot be created: {error.strerror}") from error
+        fresh = not os.listdir(self.root)
         with (self.root / ".lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,34 +120,50 @@ class RunDirectory:
                 yield
             except UsageError:
                 if fresh and not any(self.checkpoints.glob("step-*")):
-                    shutil.rmtree(self.root)
+                    for path in self.root.iterdir():
+                        _remove(path)
+                    if made:
+                        self.root.rmdir()
                 raise
 
     def open(self, identity: str, config: AnyRunConfig) -> None:
-        """Takes ownership and writes the resolved configuration."""
+        """Takes ownership, before anything else is in the directory, and writes the resolved configuration."""
         self.check_owner(identity)
-        self.logs.mkdir(parents=True, exist_ok=True)
-        self.checkpoints.mkdir(exist_ok=True)
-        for left in self.checkpoints.glob(".*"):  # a checkpoint that a crash cut short
-            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         write_atomically(self._owner, identity + "\n")
+        self.logs.mkdir(exist_ok=True)
+        self.checkpoints.mkdir(exist_ok=True)
+        for left in (*self.checkpoints.glob(".*"), *self.root.glob(".draft-*")):  # what a crash cut short
+            _remove(left)
         write_atomically(self.config, dump_yaml(config))
+
+    def check_still_owned(self, identity: str) -> None:
+        """Raises RunError where the directory was removed, or given to another run, since this one has opened it."""
+        if not self._owner.exists() or self._owner.read_text().strip() != identity:
+            raise RunError(f"output {self.root} was removed or replaced while this run was under way")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
 
 
-def check_creatable(folder: Path) -> None:
-    """Raises ArtifactError where ``folder`` cannot be made; makes nothing."""
-    above = next(parent for parent in folder.absolute().parents if os.path.exists(parent))
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ArtifactError(
-            f"output {folder} cannot be created: {above} is not a folder that can be written to"
-        )
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def check_writable(folder: Path) -> None:
+    """Raises ArtifactError where ``folder`` cannot be made or written to; makes nothing."""
+    path = folder.absolute()
+    there = next(place for place in (path, *path.parents) if os.path.exists(place))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ArtifactError(f"output {folder}: {there} is not a folder that can be written to")
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """A reader sees the old file or the new one, whole."""
-    scratch = file.with_name(f".{file.name}.{os.getpid()}")
-    scratch.write_text(text)
-    scratch.replace(file)
+    """A reader sees the old file or the new one, whole. Raises RunError where there is no room for it."""
+    scratch = file.with_name(f".{file.name.lstrip('.')}.{os.getpid()}")
+    try:
+        scratch.write_text(text)
+        scratch.replace(file)
+    except OSError as error:
+        raise RunError(f"{file} was not written: {error}") from error
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+_HEARD = b"spec-trainer: stopping after this step; a second Ctrl-C stops at once\n"
 
 
 class StopRequest(AbstractContextManager["StopRequest"]):
@@ -35,6 +38,9 @@ class StopRequest(AbstractContextManager["StopRequest"]):
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not self.requested:
+            with suppress(OSError):  # a handler may not log: it may have interrupted the logger
+                os.write(2, _HEARD)
         self.requested = True
         if self._told is not None:
             self._told()

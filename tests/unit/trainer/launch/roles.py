@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,12 @@ def deaf(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     time.sleep(60)
 
 
+def silent(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
+    """Lets go of the launcher, as a process does that is dying, and does not end: a driver may hold it up."""
+    channel.close()
+    time.sleep(60)
+
+
 def loading(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     """Never ready."""
     channel.send("loading")
@@ -42,8 +50,14 @@ def quitter(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
 
 def failing(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     """What it has opened takes its time to close."""
-    stack.callback(time.sleep, 60)
+    stack.callback(time.sleep, 5)
     raise ValueError("what went wrong\nand where")
+
+
+def unheard(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
+    """Its log is on a full disk, which is what it fails of."""
+    os.dup2(os.open("/dev/full", os.O_WRONLY), sys.stderr.fileno())
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class AcceleratorError(RuntimeError):

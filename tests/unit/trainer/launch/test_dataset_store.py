@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,10 +39,22 @@ def test_what_is_opened_is_what_was_saved_and_nothing_stays(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_crash_left_is_written_over(tmp_path: Path) -> None:
-    (tmp_path / ".dataset").mkdir()
-    (tmp_path / ".dataset" / "input_ids.npy").write_text("half")
+def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".dataset-x").mkdir()
+    (tmp_path / ".dataset-x" / "input_ids.npy").write_text("half")
     with saved_dataset(dataset(), tmp_path) as folder:
+        assert open_dataset(folder).digest == dataset().digest
+        assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_run_whose_directory_was_replaced_leaves_the_other_s_alone(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    root.mkdir()
+    with ExitStack() as other:
+        with saved_dataset(dataset(), root):
+            shutil.rmtree(root)
+            root.mkdir()
+            folder = other.enter_context(saved_dataset(dataset(), root))
         assert open_dataset(folder).digest == dataset().digest
 
 

@@ -77,6 +77,15 @@ def test_engines_of_a_device_begin_one_after_the_other_and_ranks_after_them() ->
     assert {m.turn for m in members(config("colocated", 3, 2), Capabilities(num_devices=2))} == {0}
 
 
+@pytest.mark.parametrize(("replicas", "ranks", "turns"), [(1, 2, {1}), (2, 1, {1}), (1, 1, {0}), (3, 4, {2})])
+def test_ranks_begin_together_also_where_some_have_a_device_to_themselves(
+    replicas: int, ranks: int, turns: set[int]
+) -> None:
+    """They are ready together: one that waited for the others to be would wait for ever."""
+    found = members(config("disaggregated", replicas, ranks), Capabilities(num_devices=2, memory_limit=True))
+    assert {m.turn for m in found if m.role == "trainer"} == turns
+
+
 def test_disaggregated_processes_of_one_device_are_limited_all_the_same() -> None:
     found = members(config("disaggregated", 1, 2), Capabilities(num_devices=2, memory_limit=True))
     assert [(m.name, m.memory_fraction) for m in found] == [

@@ -92,6 +92,12 @@ def test_a_failure_is_one_line_and_the_log_has_the_rest(supervisor: Supervisor, 
     assert "and where" in log
 
 
+def test_a_failure_is_told_also_where_the_log_has_no_room_for_it(supervisor: Supervisor) -> None:
+    spawn(supervisor, "unheard")
+    with pytest.raises(RunError, match=r"^unheard: OSError: \[Errno 28\] No space left on device$"):
+        supervisor.next_event()
+
+
 def test_bad_usage_found_in_a_child_is_bad_usage(supervisor: Supervisor) -> None:
     spawn(supervisor, "misused")
     with pytest.raises(UsageError, match=r"^engine.colour=blue: expected red$"):
@@ -159,6 +165,17 @@ def test_a_stopped_child_is_lost(supervisor: Supervisor) -> None:
         until_silent_or_failed(supervisor)
 
 
+def test_a_child_that_has_let_go_and_does_not_end_is_lost(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spec_trainer.launch.supervisor._UNKILLABLE_S", 0.5)
+    spawn(supervisor, "silent")
+    with pytest.raises(
+        PeerLost, match=r"^silent has let go of the launcher and does not end; see .*silent.log$"
+    ):
+        supervisor.next_event()
+
+
 def test_a_child_that_lives_is_not_lost_however_long_nothing_happens(supervisor: Supervisor) -> None:
     spawn(supervisor, "deaf")
     supervisor.next_event()
@@ -206,6 +223,14 @@ def test_leaving_ends_children_and_what_they_have_started(tmp_path: Path) -> Non
         pid = event.record["pid"]
         assert psutil.pid_exists(pid)
     _assert_ends(pid)
+
+
+def test_leaving_waits_for_no_guardian_that_was_stopped(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    with Supervisor(tmp_path, PEER_S):
+        (guardian,) = set(psutil.Process().children()) - before
+        guardian.send_signal(signal.SIGSTOP)
+    assert not guardian.is_running()
 
 
 _PATIENT = """

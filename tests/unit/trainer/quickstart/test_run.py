@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from spec_core.errors import PluginNotFound
+from spec_core.errors import ArtifactError, PluginNotFound
 from spec_core.records import SamplingParams
 from spec_trainer.quickstart import run as quickstart
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig
@@ -67,8 +67,17 @@ def test_no_held_out_prompt_is_from_a_file_that_was_trained_on(tmp_path, monkeyp
     assert not trained & set(held_out)
 
 
-def test_an_unknown_draft_fails_before_anything_is_trained(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("draft", "engine"), [("eagle", "hf"), ("eagle3", "hff")])
+def test_an_unknown_plugin_fails_before_anything_is_trained(tmp_path, monkeypatch, draft, engine):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(PluginNotFound, match="no draft plugin is called 'eagle'"):
-        quickstart.run_quickstart("eagle", "hf", tmp_path / "out")
+    with pytest.raises(PluginNotFound, match=r"no (draft|engine) plugin is called"):
+        quickstart.run_quickstart(draft, engine, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_is_no_run_directory_fails_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ArtifactError, match="is not empty and is no run directory; choose another"):
+        quickstart.run_quickstart("eagle3", "hf", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from spec_core.errors import ArtifactError
 from spec_trainer.regeneration.answer_file import AnswerFile
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SETTINGS = {"seed": 1, "engine.name": "hf"}
 
@@ -112,6 +109,13 @@ def test_what_is_not_ours_is_left_alone(path):
         opened(path.parent / "nowhere" / "answers.jsonl")
     assert path.read_text() == "diary\n"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda folder, mode: Path(folder) != path.parent)
+    with pytest.raises(ArtifactError, match="is not a folder that can be written to"):
+        opened(path)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("meta", ["", "[]", '{"settings": 1, "result": 2}'])

@@ -33,6 +33,8 @@ def read_rows(path: str) -> Iterator[Row]:
 
     Raises DataError where a source as a whole cannot be read.
     """
+    if not path:  # to pathlib, the working directory
+        raise DataError(f"data is empty: expected {_EXPECTED}, or a hub id owner/name[:split]")
     file = Path(path)
     if file.is_dir():
         for member in _data_files(file):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from contextlib import contextmanager
+import tempfile
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,25 +18,27 @@ from spec_trainer.data.report import DataReport
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+DATASET = ".dataset-"
+"""How the names of such folders begin."""
+
 
 @contextmanager
 def saved_dataset(dataset: Dataset, root: Path) -> Iterator[Path]:
-    """Writes the dataset below ``root`` and removes it again; what a crash left is overwritten. RunError if there is
-    no room for it."""
-    folder = root / ".dataset"
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
+    """Writes the dataset into a folder of its own below ``root`` and removes it again, and what a crash left. Raises
+    RunError if there is no room for it."""
+    for left in root.glob(f"{DATASET}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with ExitStack() as stack:
         try:
+            folder = Path(tempfile.mkdtemp(prefix=DATASET, dir=root))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
             _write(dataset, folder)
         except OSError as error:
-            raise RunError(f"the tokenised data could not be written to {folder}: {error}") from error
+            raise RunError(f"the tokenised data could not be written to {root}: {error}") from error
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(dataset: Dataset, folder: Path) -> None:
-    folder.mkdir()
     samples = dataset.samples
     lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
     np.save(folder / "lengths.npy", lengths)

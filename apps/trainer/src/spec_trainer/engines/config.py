@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveFloat
-
 from spec_core.config import EngineConfig
+from spec_trainer.config import Seconds
 
 
 class SendingConfig(EngineConfig):
-    send_timeout_s: PositiveFloat = 300.0
+    send_timeout_s: Seconds = 300.0
     """Longest wait for a trainer to connect to, or to have room for a sample."""

@@ -14,7 +14,7 @@ import pkgutil
 import signal
 import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from spec_trainer.launch.spawn import channel_to_parent
@@ -55,7 +55,8 @@ def _run(channel: ControlChannel, order: Record) -> int:
                 return 1
             role(stack, channel, order)
         except Exception as error:  # noqa: BLE001 (top of a process)
-            traceback.print_exc()
+            with suppress(OSError):  # the log may be on the full disk that this is about
+                traceback.print_exc()
             channel.report(error)
             return 1
     return 0

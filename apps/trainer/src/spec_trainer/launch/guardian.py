@@ -31,7 +31,9 @@ class Guardian:
             self._process.stdin.flush()
 
     def __exit__(self, *exc: object) -> None:
+        """When every group has ended: it has nothing left to do, and may have been stopped."""
         assert self._process.stdin is not None
+        self._process.kill()
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()

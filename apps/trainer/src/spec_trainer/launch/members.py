@@ -57,24 +57,27 @@ def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int 
     ConfigError where an engine spreads over more devices than there are, or a shared device's memory is too small."""
     places = list(_places(config, capabilities.num_devices))
     crowds = _crowds(places)
+    around = [[crowds[device] for device in devices] for _, _, devices in places]
     budget = MemoryBudget(capabilities, window_bytes)
-    found = []
-    for (role, index, devices), turn in zip(places, _turns(places), strict=True):
-        around = [crowds[device] for device in devices]
-        limit = _limit(config.placement, role, around, budget) if capabilities.memory_limit else None
-        found.append(
-            Member(
-                role=role,
-                index=index,
-                local_rank=devices[0],
-                num_devices=len(devices),
-                share=_share(config.placement, role, around),
-                memory_fraction=limit,
-                uncounted_bytes=budget.uncounted_bytes(role),
-                turn=0 if limit is None else turn,
-            )
+    limits = [
+        _limit(config.placement, role, crowded, budget) if capabilities.memory_limit else None
+        for (role, _, _), crowded in zip(places, around, strict=True)
+    ]
+    return [
+        Member(
+            role=role,
+            index=index,
+            local_rank=devices[0],
+            num_devices=len(devices),
+            share=_share(config.placement, role, crowded),
+            memory_fraction=limit,
+            uncounted_bytes=budget.uncounted_bytes(role),
+            turn=turn,
         )
-    return found
+        for (role, index, devices), crowded, limit, turn in zip(
+            places, around, limits, _turns(places, limits), strict=True
+        )
+    ]
 
 
 def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
@@ -104,12 +107,18 @@ def _crowds(places: Iterable[Place]) -> dict[int, list[Role]]:
     return crowds
 
 
-def _turns(places: Iterable[Place]) -> Iterator[int]:
-    """Engines of a device one after the other, then all ranks, which start together."""
+def _turns(places: Sequence[Place], limits: Sequence[float | None]) -> Iterator[int]:
+    """Of those that are limited: engines of a device one after the other, then the ranks. None of the ranks is ready
+    before all are, so they wait together."""
     engines = Counter[int]()
-    for role, _, devices in places:
-        yield engines[devices[0]] if role == "engine" else max(engines.values(), default=0)
-        engines[devices[0]] += role == "engine"
+    members = list(zip(places, limits, strict=True))
+    ranks_wait = any(limit is not None for (role, _, _), limit in members if role == "trainer")
+    for (role, _, devices), limit in members:
+        if role == "trainer":
+            yield max(engines.values(), default=0) if ranks_wait else 0
+        else:
+            yield engines[devices[0]]
+            engines[devices[0]] += limit is not None
 
 
 def _share(placement: PlacementConfig, role: Role, around: Sequence[Sequence[Role]]) -> float:

@@ -39,7 +39,7 @@ kernel has told of the process that died; a driver may take seconds to let one g
 _HOST_CHECK_S = 0.5
 """Between looks at what the backend has started on the host."""
 _UNKILLABLE_S = 10.0
-"""For a killed process to be gone: one that waits inside a driver is not."""
+"""For a process that dies to be gone: one that waits inside a driver is not."""
 _FOLLOWS = ("PeerLost", "DeadlineExceeded", "AcceleratorError")
 """Errors that another process may be the cause of. The last one is torch's for a device that has failed, which a
 process that dies in the middle of its work makes of a device for the others on it."""
@@ -217,8 +217,12 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         return min(failures, key=lambda failure: failure.remoteness).error
 
     def _death(self, child: Child) -> PeerLost:
-        code = child.process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        try:
+            code = child.process.wait(_UNKILLABLE_S)
+        except subprocess.TimeoutExpired:
+            how = "has let go of the launcher and does not end"
+        else:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return PeerLost(f"{child.name} {how}; see {self._logs / child.name}.log")
 
     def _next_check_s(self) -> float:

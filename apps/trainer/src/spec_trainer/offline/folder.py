@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from spec_core.errors import ArtifactError, UsageError
 from spec_trainer.offline.index import INDEX_FILE, FeatureIndex, read_index, write_index
 from spec_trainer.offline.shard import read_entry, scratch_of
-from spec_trainer.run_directory import check_creatable
+from spec_trainer.run_directory import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,12 +35,13 @@ class FeatureFolder:
         return self.shard(number).exists()
 
     def check_owner(self, identity: FeatureIdentity) -> None:
-        """Raises ArtifactError if the folder holds other features or other things, or cannot be made."""
-        if not os.path.exists(self.root):
-            check_creatable(self.root)
-        elif not self.root.is_dir():
+        """Raises ArtifactError if the folder holds other features or things, or cannot be made or written to."""
+        if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a folder")
-        elif (self.root / INDEX_FILE).exists():
+        check_writable(self.root)
+        if not os.path.isdir(self.root):
+            return
+        if (self.root / INDEX_FILE).exists():
             found = read_index(self.root).identity
             if differences := found.differences(identity):
                 raise ArtifactError(
@@ -93,4 +94,5 @@ class FeatureFolder:
 
     def _is_ours(self, name: str) -> bool:
         """What a capture leaves when its index is gone."""
-        return name in (_LOCK, "logs", ".dataset") or name.lstrip(".").startswith(("features-", INDEX_FILE))
+        begins = ("features-", "dataset-", INDEX_FILE)
+        return name in (_LOCK, "logs") or name.lstrip(".").startswith(begins)

@@ -14,6 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 from spec_core.errors import ArtifactError, RunError
 from spec_trainer.offline.index import ShardEntry, StoredSample, columns, digest, rows, token_digest
@@ -34,7 +35,8 @@ def remedy(file: Path) -> str:
 
 
 def write_shard(file: Path, batch: DraftBatch, identity: FeatureIdentity) -> None:
-    """``batch``: the samples of the shard, touching. A reader never sees half of a file."""
+    """``batch``: the samples of the shard, touching. A reader never sees half of a file. Raises RunError where
+    there is no room for it."""
     from safetensors.torch import save_file
 
     samples = [_stored(batch, span.sample_id, span.start, span.stop) for span in batch.spans]
@@ -47,6 +49,8 @@ def write_shard(file: Path, batch: DraftBatch, identity: FeatureIdentity) -> Non
             os.fsync(written.fileno())  # the name must not outlive a power cut that its bytes do not
         scratch.chmod(0o644)  # safetensors' own files are for their owner alone
         scratch.replace(file)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{file} was not written: {error}") from error
     finally:
         scratch.unlink(missing_ok=True)
 

@@ -26,7 +26,7 @@ from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, tiny_target_cache_key
 from spec_trainer.report import write_report
 from spec_trainer.resolve import resolve
-from spec_trainer.run_directory import write_atomically
+from spec_trainer.run_directory import RunDirectory, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,8 +91,10 @@ def run_quickstart(
     draft: str, engine: str, output: Path, size: QuickstartSize | None = None
 ) -> dict[str, Any]:
     """Returns the run's summary; see the module's docstring."""
-    draft_type = plugins.load_available(Draft, draft)  # a name that is wrong fails before minutes of training
+    # What is wrong fails before minutes of training.
+    draft_type = plugins.load_available(Draft, draft)
     plugins.load_available(Engine, engine)
+    RunDirectory(output).check_folder()
     size = size or QuickstartSize()
     files = prepare_files(size.target)
     flags = {

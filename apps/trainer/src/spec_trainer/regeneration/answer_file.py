@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from spec_core.errors import ArtifactError
 from spec_core.resource import Resource
-from spec_trainer.run_directory import check_creatable, write_atomically
+from spec_trainer.run_directory import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -71,8 +71,8 @@ def check(path: Path, settings: Mapping[str, Any]) -> None:
     creates nothing."""
     if path.is_dir():
         raise ArtifactError(f"output {path} is a folder; give a file")
+    check_writable(path.parent)
     if not path.parent.is_dir():
-        check_creatable(path.parent)
         raise ArtifactError(f"output {path}: there is no folder {path.parent}; make it first")
     if _size(path) == 0:
         return

@@ -99,6 +99,7 @@ class FsdpStrategy(Strategy):
         import torch
         from torch.distributed.fsdp import FSDPModule
 
+        denominators = sent(denominators, self.device)
         with torch.no_grad():
             outputs = [self._module(batch, denominators, ops) for batch in micro_batches]
         # Without a backward pass modules stay gathered: their parameters would no longer be the optimizer's.

@@ -62,7 +62,7 @@ def _check_platform(device_type: str) -> None:
     if current_platform.device_type != device_type:
         raise EngineError(
             f"vLLM would run on {current_platform.device_type!r} here, the run's backend has devices of type "
-            f"{device_type!r}: install vLLM, or its plugin, for these"
+            f"{device_type!r}: set backend.name, or install vLLM, or its plugin, for these"
         )
 
 
