@@ -25,6 +25,7 @@ def commands(page: str) -> list[list[str]]:
 
 
 COMMANDS = commands("README.md")
+PACKAGE_PAGES = sorted(ROOT.glob("packages/*/README.md"))
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +84,19 @@ def test_the_readme_installs_the_command_with_all_that_it_needs_from_here():
     assert set(needed) <= named
 
 
-def test_the_readme_links_lead_somewhere():
-    for page in ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "examples/README.md"):
-        links = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text())
-        assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+def test_links_lead_somewhere():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), *PACKAGE_PAGES]
+    for page in pages:
+        links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
+        assert [link for link in links if not page.parent.joinpath(link).exists()] == [], page
+
+
+@pytest.mark.parametrize("page", PACKAGE_PAGES, ids=lambda page: page.parent.name)
+def test_a_package_names_modules_that_exist(page):
+    (package,) = (page.parent / "src").iterdir()
+    rows = [line.split("|")[1] for line in page.read_text().splitlines() if line.startswith("| `")]
+    modules = [name for row in rows for name in re.findall(r"`([\w/*]+(?:\.py|/))`", row)]
+    assert [name for name in modules if not list(package.glob(name))] == []
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)

@@ -89,7 +89,7 @@ def captured(offline: Offline, tmp_path_factory: pytest.TempPathFactory) -> Path
         assert kept.items() >= done.items(), "a complete shard was captured again"
     assert_done(offline.capture(folder, ONE_PASS_EACH))
     assert _shards(folder).items() >= kept.items()
-    assert not list(folder.glob(".*.part"))
+    assert {path.name for path in folder.iterdir()} == {".lock", "index.json", *_shards(folder)}
     return folder
 
 

@@ -96,7 +96,7 @@ def test_a_command_that_fails_ends_the_benchmark_with_what_it_and_its_processes_
     ],
 )
 def test_what_would_make_the_phases_differ_is_refused(arguments, said):
-    done = run("colocated.py", *arguments)
+    done = run("colocated.py", "--toy", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
 
@@ -170,9 +170,11 @@ def test_transport_measures_each_size_and_a_soak_between_two_processes():
     assert [round(row["megabytes"], 1) for row in document["by_size"]] == [0.3, 1.0]
     for row in document["by_size"]:
         assert 0 < row["send_best_ms"] <= row["send_ms"]
+        assert row["send_fraction_of_copy"] > 0
         assert 0 < row["receive_best_ms"] <= row["receive_ms"]
     soak = document["soak"]
     for side in ("sender", "receiver"):
+        assert len(soak[side]) == 3
         assert len({look["descriptors"] for look in soak[side]}) == 1
         assert soak[side][-1]["shared_bytes"] <= 2 * soak["window_bytes"]
 

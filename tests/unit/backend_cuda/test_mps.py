@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,19 @@ def test_shared_events_of_ended_processes_are_forgotten_and_no_others(monkeypatc
     finally:
         for file in files:
             file.unlink(missing_ok=True)
+
+
+def test_runs_that_end_at_once_forget_events_beside_each_other():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    file = Path(f"/dev/shm/cuda.shm.{os.geteuid():x}.{ended.pid:x}.1")
+    file.write_bytes(b"event")
+    with file.open("rb"), ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(mps_guard.forget_events, time.time() - 1) for _ in range(2)]
+        time.sleep(0.1)  # both have looked
+    for call in calls:
+        call.result()
+    assert not file.exists()
 
 
 def until_it_fails(backend: CudaBackend) -> None:

@@ -8,10 +8,7 @@ import mmap
 import os
 import random
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -281,17 +278,3 @@ def test_the_arena_cannot_be_shrunk_by_a_peer():
     with pytest.raises(PermissionError):
         os.ftruncate(arena.descriptor, 0)
     arena.close()
-
-
-@pytest.mark.parametrize(
-    "options", [["--sizes-mb", "0.2", "--repeats", "2"], ["--soak", "20"]], ids=["sizes", "soak"]
-)
-def test_the_benchmark_prints_one_json_document(options):
-    script = Path(__file__).resolve().parents[3] / "benchmarks/transport.py"
-    command = [sys.executable, str(script), *options]
-    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    document = json.loads(run.stdout)
-    if "soak" in document:
-        assert len(document["soak"]["sender"]) == len(document["soak"]["receiver"]) == 3
-    else:
-        assert document["by_size"][0]["send_fraction_of_copy"] > 0

@@ -201,8 +201,7 @@ def _kept_summary(run: TrainingRun) -> dict[str, Any] | None:
 
 def _summary(run: TrainingRun, last: dict[str, Any]) -> dict[str, Any]:
     directory = run.plan.directory
-    for record in read_metrics(directory.metrics)[-1:]:
-        last = last or record
+    last = last or next(reversed(read_metrics(directory.metrics)), {})
     return {
         "description": f"{run.plan.config.draft.name} draft for {run.plan.target.folder.name}",
         "steps": run.done_steps,

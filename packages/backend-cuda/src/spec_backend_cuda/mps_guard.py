@@ -219,18 +219,23 @@ def forget_events(since_s: float) -> None:
 
 def _is_let_go(file: Path, deadline: float) -> bool:
     """Whether nobody has it open, at the deadline at last. The owner's number says little where containers share
-    ``/dev/shm`` and count their processes apart; the kernel gives no lease on a file that anybody has open."""
+    ``/dev/shm`` and count their processes apart."""
+    while not _gets_lease(file):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _gets_lease(file: Path) -> bool:
+    """The kernel gives none on a file that anybody else has open: so this lets it go at once, for others who ask."""
     with file.open("r+b") as opened:
         fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)  # of whoever opens it now; harmless
-        while True:
-            try:
-                fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    return False
-                time.sleep(0.05)
-            else:
-                return True
+        try:
+            fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def runs(pid: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -131,6 +133,24 @@ def test_only_the_holder_of_the_token_is_welcome(desk, receiver) -> None:
         (key,), done = desk.expect([request(1, receiver.address)])
         outlet.deliver(key, [0, 1, 2], states())
         done.result(LIMIT_S)
+
+
+def framed(payload: bytes) -> bytes:
+    return struct.pack("!I", len(payload)) + payload
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", framed(b"{]"), framed(b"null"), framed(b"[" * 4096), framed('{"token": "\u00e4"}'.encode())],
+    ids=["nothing", "no JSON", "no record", "too deep", "no ASCII"],
+)
+def test_a_stranger_that_came_first_keeps_nobody_out(desk, monkeypatch, said) -> None:
+    monkeypatch.setattr("spec_trainer.engines.capture_desk._HELLO_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect("\0" + desk.address.partition(":")[0])
+        stranger.sendall(said)
+        with CaptureOutlet(desk.address, LIMIT_S):
+            assert desk.wait_connected(LIMIT_S)
 
 
 def test_a_closed_desk_ends_what_is_pending(desk, outlet) -> None:

@@ -280,7 +280,7 @@ def test_a_launcher_killed_with_9_takes_children_and_what_they_have_started_alon
     _assert_ends(pid)
 
 
-def test_twenty_runs_in_one_process_leave_no_descriptor_and_no_thread(tmp_path: Path) -> None:
+def test_several_runs_in_one_process_leave_no_descriptor_and_no_thread(tmp_path: Path) -> None:
     def run() -> None:
         with Supervisor(tmp_path, PEER_S) as supervisor:
             child = spawn(supervisor, "obedient")
@@ -289,7 +289,7 @@ def test_twenty_runs_in_one_process_leave_no_descriptor_and_no_thread(tmp_path: 
 
     run()
     before, children = settled_resources(), psutil.Process().children()
-    for _ in range(20):
+    for _ in range(5):
         run()
     assert settled_resources() == before
     assert psutil.Process().children() == children

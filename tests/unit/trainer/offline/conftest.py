@@ -48,7 +48,7 @@ def made(tmp_path: Path) -> Made:
     lengths = [[3, 5], [1, 4]]
     batches, number = [], 0
     with folder.locked():
-        folder.open(identity, len(lengths))
+        folder.open(identity)
         for shard, sizes in enumerate(lengths):
             samples = [
                 Sample(number + place, draw.integers(0, 97, size, dtype=np.int32), np.ones(size, dtype=bool))

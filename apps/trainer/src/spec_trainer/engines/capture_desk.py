@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from spec_core.errors import EngineError
+from spec_core.errors import EngineError, PeerLost
 from spec_core.resource import Resource
 from spec_trainer.launch.control import ControlChannel
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from spec_core.engine import Site
     from spec_core.records import CaptureRequest, FeatureSchema
     from spec_trainer.launch.control import Record
+
+_HELLO_S = 10.0
+"""A worker says hello as soon as it has connected; whoever does not would keep it waiting."""
 
 
 @dataclass(eq=False)
@@ -147,16 +150,16 @@ class CaptureDesk(Resource):
     def _serve(self) -> None:
         """Until closed: strangers are turned away, the worker is heard until it ends."""
         while (channel := self._accept()) is not None:
-            records = channel.records()
-            hello = next(records, None)
-            if hello is None or not hmac.compare_digest(str(hello.get("token")), self._token):
+            hello = channel.first(_HELLO_S) or {}
+            if not hmac.compare_digest(str(hello.get("token")).encode(), self._token.encode()):
                 channel.close()
                 continue
-            channel.send("welcome", **self._welcome)
+            with suppress(PeerLost):  # the end of its records says so too
+                channel.send("welcome", **self._welcome)
             self._heard_s = time.monotonic()
             self._worker = channel
             self._connected.set()
-            for record in records:
+            for record in channel.records():
                 self._heard_s = time.monotonic()
                 self._hear(record)
             self._end(EngineError("the engine's worker process has ended"))

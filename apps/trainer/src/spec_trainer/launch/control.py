@@ -36,9 +36,7 @@ class ControlChannel:
         self._closed = threading.Event()
         self._send_timeout_s = send_timeout_s
         if send_timeout_s is not None:
-            # Python's own timeout would hold for ``records`` too, which may wait for ever.
-            limit = _TIMEVAL.pack(int(send_timeout_s), int(send_timeout_s % 1 * 1e6))
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            self._limit(socket.SO_SNDTIMEO, send_timeout_s)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Raises PeerLost if the other process is gone, DeadlineExceeded if it does not read."""
@@ -70,6 +68,16 @@ class ControlChannel:
         pause_s = peer_s / BEATS_PER_TIMEOUT
         threading.Thread(target=self._beat, args=(pause_s,), name="heartbeat", daemon=True).start()
 
+    def first(self, timeout_s: float) -> Record | None:
+        """The first record of a peer that may be a stranger; None where it says nothing in time, or no record."""
+        self._limit(socket.SO_RCVTIMEO, timeout_s)
+        try:
+            record = next(self.records(), None)
+        except (ValueError, RecursionError):  # of json
+            return None
+        self._limit(socket.SO_RCVTIMEO, 0.0)
+        return record if isinstance(record, dict) else None
+
     def records(self) -> Iterator[Record]:
         """Blocks for each record; ends when the other process has closed its end or died."""
         while (head := self._read(_LENGTH.size)) is not None:
@@ -84,6 +92,11 @@ class ControlChannel:
         with suppress(OSError):  # the other end went first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def _limit(self, direction: int, seconds: float) -> None:
+        """0: none. Python's own timeout would hold for both directions."""
+        limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, direction, limit)
 
     def _beat(self, pause_s: float) -> None:
         with suppress(PeerLost, DeadlineExceeded):

@@ -124,7 +124,7 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
     run = capture.run
     inline = run.config.placement.kind == "inline"
     with capture.folder.locked(), StopRequest() as stop:
-        capture.folder.open(capture.identity, capture.num_shards)
+        capture.folder.open(capture.identity)
         missing = capture.missing()
         log.info(
             "%d of %d shards are to be captured: %d bytes into %s",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError, UsageError
 from spec_trainer.offline.index import INDEX_FILE, FeatureIndex, read_index, write_index
-from spec_trainer.offline.shard import read_entry, scratch_of
+from spec_trainer.offline.shard import SCRATCH, read_entry
 from spec_trainer.run_directory import check_writable
 
 if TYPE_CHECKING:
@@ -78,12 +78,10 @@ class FeatureFolder:
                     shutil.rmtree(self.root)
                 raise
 
-    def open(self, identity: FeatureIdentity, num_shards: int) -> None:
+    def open(self, identity: FeatureIdentity) -> None:
         """Takes ownership: says so in the index, and removes what a crash cut short."""
         self.check_owner(identity)
-        for number in range(num_shards):
-            with suppress(FileNotFoundError):
-                scratch_of(self.shard(number)).unlink()
+        shutil.rmtree(self.root / SCRATCH, ignore_errors=True)
         if not (self.root / INDEX_FILE).exists():
             write_index(self.root, FeatureIndex(identity, (), complete=False))
 
@@ -95,4 +93,4 @@ class FeatureFolder:
     def _is_ours(self, name: str) -> bool:
         """What a capture leaves when its index is gone."""
         begins = ("features-", "dataset-", INDEX_FILE)
-        return name in (_LOCK, "logs") or name.lstrip(".").startswith(begins)
+        return name in (_LOCK, SCRATCH, "logs") or name.lstrip(".").startswith(begins)

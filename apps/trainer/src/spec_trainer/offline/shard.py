@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, FeatureSchema
     from spec_trainer.offline.index import FeatureIdentity
 
+SCRATCH = ".partial"
+"""Folder of the shard that is being written."""
 _HIDDEN, _IDS, _METADATA = "hidden_states", "input_ids", "spec_trainer"
 _LENGTH_BYTES = 8
 _ID_BYTES = 8
@@ -44,6 +47,7 @@ def write_shard(file: Path, batch: DraftBatch, identity: FeatureIdentity) -> Non
     metadata = {_METADATA: json.dumps({"identity": identity.digest, "samples": columns(samples)})}
     scratch = scratch_of(file)
     try:
+        scratch.parent.mkdir(exist_ok=True)
         save_file({_HIDDEN: batch.hidden_TNH, _IDS: batch.input_ids_T}, scratch, metadata)
         with scratch.open("rb") as written:
             os.fsync(written.fileno())  # the name must not outlive a power cut that its bytes do not
@@ -52,11 +56,12 @@ def write_shard(file: Path, batch: DraftBatch, identity: FeatureIdentity) -> Non
     except (OSError, SafetensorError) as error:
         raise RunError(f"{file} was not written: {error}") from error
     finally:
-        scratch.unlink(missing_ok=True)
+        shutil.rmtree(scratch.parent, ignore_errors=True)
 
 
 def scratch_of(file: Path) -> Path:
-    return file.with_name(f".{file.name}.part")
+    """In a folder of its own: safetensors has further files beside the one that it writes."""
+    return file.parent / SCRATCH / file.name
 
 
 def _stored(batch: DraftBatch, sample_id: int, start: int, stop: int) -> StoredSample:
