@@ -125,6 +125,7 @@ def test_wrong_word(refused, word, line):
         (["--config"], "Parameter --config requires an argument"),
         (["export", "--checkpoint", "x"], 'Command "export" parameter --output requires an argument'),
         (["plan", "--draft", "nothing"], "no draft plugin is called 'nothing'"),
+        (["quickstart", "--backend", "nothing"], "no backend plugin is called 'nothing'"),
         (["check", "--backend", "nothing"], "no backend plugin is called 'nothing'"),
         ([], "target is required"),
         (["--target", "here"], "data is required"),

@@ -215,6 +215,7 @@ def quickstart(
     *,
     draft: str = "eagle3",
     engine: str = "hf",
+    backend: str = "cpu",
     output: Path = Path("runs/quickstart"),
     as_json: Json = False,
 ) -> None:
@@ -226,13 +227,15 @@ def quickstart(
         Drafting algorithm.
     engine
         What runs the target: hf, vllm, sglang or a plugin's.
+    backend
+        Hardware: cpu, cuda, ascend or a plugin's.
     output
         Run directory.
     """
     hide_broken_extensions()
     from spec_trainer.quickstart.run import highlights, run_quickstart
 
-    summary = run_quickstart(draft=draft, engine=engine, output=output)
+    summary = run_quickstart(draft=draft, engine=engine, output=output, backend=backend)
     _print_document(summary if as_json else highlights(summary, output), as_json)
 
 

@@ -71,11 +71,14 @@ def test_the_target_is_made_once_and_no_held_out_prompt_is_from_a_file_that_was_
     assert not trained & set(held_out)
 
 
-@pytest.mark.parametrize(("draft", "engine"), [("eagle", "hf"), ("eagle3", "hff")])
-def test_an_unknown_plugin_fails_before_anything_is_trained(tmp_path, monkeypatch, draft, engine):
+@pytest.mark.parametrize(
+    ("draft", "engine", "backend"),
+    [("eagle", "hf", "cpu"), ("eagle3", "hff", "cpu"), ("eagle3", "hf", "gpu")],
+)
+def test_an_unknown_plugin_fails_before_anything_is_trained(tmp_path, monkeypatch, draft, engine, backend):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(PluginNotFound, match=r"no (draft|engine) plugin is called"):
-        quickstart.run_quickstart(draft, engine, tmp_path / "out")
+    with pytest.raises(PluginNotFound, match=r"no (draft|engine|backend) plugin is called"):
+        quickstart.run_quickstart(draft, engine, tmp_path / "out", backend=backend)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spec_core import Draft, Engine, plugins
+from spec_core import Backend, Draft, Engine, plugins
 from spec_core.engine import Site
 from spec_core.records import SamplingParams
 from spec_trainer.evaluation.command import export_untrained, measure
@@ -88,12 +88,13 @@ class QuickstartFiles:
 
 
 def run_quickstart(
-    draft: str, engine: str, output: Path, size: QuickstartSize | None = None
+    draft: str, engine: str, output: Path, size: QuickstartSize | None = None, backend: str = "cpu"
 ) -> dict[str, Any]:
     """Returns the run's summary; see the module's docstring."""
     # What is wrong fails before minutes of training.
     draft_type = plugins.load_available(Draft, draft)
     plugins.load_available(Engine, engine)
+    plugins.load_available(Backend, backend)
     RunDirectory(output).check_folder()
     size = size or QuickstartSize()
     files = prepare_files(size.target)
@@ -101,6 +102,7 @@ def run_quickstart(
         "target": str(files.target),
         "data.path": str(files.train),
         "data.eval_path": str(files.held_out),
+        "backend.name": backend,
         "draft.name": draft,
         "engine.name": engine,
         "output": str(output),
