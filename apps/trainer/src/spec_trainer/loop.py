@@ -14,7 +14,7 @@ from spec_trainer.interrupted import Interrupted
 from spec_trainer.schedule import learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from spec_core import DraftTrainer, TrainStep
@@ -59,7 +59,10 @@ def train(run: TrainingRun) -> dict[str, Any]:
     for item in map(work.train_item, range(run.done_steps, work.total_steps)):
         rate = learning_rate(item.step, work.total_steps, config)
         with run.clock("data"):
-            share = _share(run, item, [item])
+            share = BatchShare(
+                micro_batches=run.stream.micro_batches(item),
+                denominators=work.denominators([item], run.plan.draft),
+            )
         with run.clock("step"), run.profiler.step(item.step):
             result = run.trainer.step(share, rate)
             _prepare_next(run)  # while the device computes
@@ -78,14 +81,6 @@ def train(run: TrainingRun) -> dict[str, Any]:
     return record
 
 
-def _share(run: TrainingRun, item: WorkItem, denominator_items: Sequence[WorkItem]) -> BatchShare:
-    """This rank's part of ``item``, with the denominators of the global batch that it is a part of."""
-    return BatchShare(
-        micro_batches=run.stream.micro_batches(item),
-        denominators=run.plan.work.denominators(denominator_items, run.plan.draft),
-    )
-
-
 def _prepare_next(run: TrainingRun) -> None:
     following = next(run.ahead, None)
     if following is not None:
@@ -97,8 +92,10 @@ def _evaluate(run: TrainingRun) -> dict[str, Any]:
     items = run.plan.work.evaluation_items(run.done_steps)
     total: StepOutput | None = None
     with run.clock("evaluate"):
+        denominators = run.plan.work.denominators(items, run.plan.draft)
         for item in items:
-            output = run.trainer.evaluate(_share(run, item, items))
+            share = BatchShare(micro_batches=run.stream.micro_batches(item), denominators=denominators)
+            output = run.trainer.evaluate(share)
             _prepare_next(run)
             total = output if total is None else total + output
         assert total is not None
