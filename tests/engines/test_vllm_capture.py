@@ -76,7 +76,9 @@ def test_a_vllm_that_would_run_on_other_hardware_than_the_runs_says_so(
     there = dataclasses.replace(site, backend=backend)
     with (
         VllmEngine(config, read_target(llama), there) as engine,
-        pytest.raises(EngineError, match=r"vLLM would run on 'cpu' here, .* 'npu': install vLLM"),
+        pytest.raises(
+            EngineError, match=r"vLLM would run on 'cpu' here, .* 'npu': set backend.name, or install vLLM"
+        ),
     ):
         engine.generate([[1, 2]], SamplingParams(max_new_tokens=1))
 

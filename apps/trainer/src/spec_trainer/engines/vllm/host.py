@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,14 @@ from spec_trainer.launch.spawn import channel_to_parent
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from multiprocessing.process import BaseProcess
 
     from spec_trainer.launch.control import ControlChannel, Record
 
 _SETTLE_S = 1.0
 """For the end of vLLM's engine core to be seen, which says more than what its frontend raises."""
+_NOTED_S = 0.5
+"""For its exit code to be noted by the thread that was told; less than the above."""
 
 
 def main() -> int:
@@ -207,14 +211,21 @@ def _watch_cores(channel: ControlChannel, closing: threading.Event) -> None:
         if closing.is_set() or not ended:
             return
         core = cores[ended[0]]  # type: ignore[index]
-        core.join()
-        code = core.exitcode or 0
+        code = _exit_code(core)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         with suppress(PeerLost):
             channel.send("failed", message=f"vLLM's process {core.name} {how}")
         os._exit(1)
 
     threading.Thread(target=watch, name="core watch", daemon=True).start()
+
+
+def _exit_code(ended: BaseProcess) -> int:
+    """vLLM has a thread that waits for it, too: the system tells one of the two, which notes it for the other."""
+    deadline = time.monotonic() + _NOTED_S
+    while (code := ended.exitcode) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return code or 0
 
 
 def _gap(position: dict[int, Any]) -> float:
