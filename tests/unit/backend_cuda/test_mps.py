@@ -290,11 +290,12 @@ def test_runs_that_end_at_once_forget_events_beside_each_other():
     ended.wait()
     file = Path(f"/dev/shm/cuda.shm.{os.geteuid():x}.{ended.pid:x}.1")
     file.write_bytes(b"event")
-    with file.open("rb"), ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(mps_guard.forget_events, time.time() - 1) for _ in range(2)]
-        time.sleep(0.1)  # both have looked
-    for call in calls:
-        call.result()
+    with ThreadPoolExecutor(2) as threads:
+        with file.open("rb"):
+            calls = [threads.submit(mps_guard.forget_events, time.time() - 1) for _ in range(2)]
+            time.sleep(0.1)  # both have looked
+        for call in calls:
+            call.result()
     assert not file.exists()
 
 
