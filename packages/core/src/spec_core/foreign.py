@@ -1,0 +1,68 @@
+"""The boundary to parsers of other people: whatever they raise becomes one line of ours.
+
+transformers, tokenizers, safetensors, OmegaConf, jinja and json promise no type of exception for damaged input:
+RecursionError, AttributeError and a plain Exception were all seen, and tokenizers' panics derive from BaseException
+alone. A call into one of them stands inside ``foreign_errors``; a file is opened through ``read_bytes``.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from spec_core.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+_MAX_JSON_BYTES = 64 << 20  # the largest index and tokenizer files of public models have some 20 MB
+_OURS = (SpecError, KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+@contextmanager
+def foreign_errors(error_type: type[SpecError], problem: str) -> Generator[None]:
+    """Raise ``error_type`` with the text "problem: cause" for anything raised inside; errors of ours pass."""
+    try:
+        yield
+    except _OURS:
+        raise
+    except BaseException as error:
+        raise error_type(f"{problem}: {cause(error)}") from error
+
+
+def cause(error: BaseException) -> str:
+    """Return the first line of a foreign error, with the name of its type where the text alone says little."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = next(iter(str(error).strip().splitlines()), "")
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def read_bytes(file: Path, error_type: type[SpecError], max_bytes: int = _MAX_JSON_BYTES) -> bytes:
+    """Return the content of a regular file of at most ``max_bytes``; a pipe, a device or a larger file is refused."""
+    with foreign_errors(error_type, f"{file} cannot be read"):
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise error_type(f"{file} is not a regular file")
+        if status.st_size > max_bytes:
+            raise error_type(f"{file} has {status.st_size} bytes, expected at most {max_bytes}")
+        return file.read_bytes()
+
+
+def parse_json_object(text: bytes | str, where: object, error_type: type[SpecError]) -> dict[str, Any]:
+    """Return the JSON object in ``text``; ``where`` names its place in the error."""
+    with foreign_errors(error_type, f"{where} is not JSON"):
+        value: object = json.loads(text)
+    if not isinstance(value, dict):
+        raise error_type(f"{where} holds no JSON object")
+    return cast("dict[str, Any]", value)
+
+
+def read_json_object(file: Path, error_type: type[SpecError]) -> dict[str, Any]:
+    """Return the JSON object that a file holds."""
+    return parse_json_object(read_bytes(file, error_type), file, error_type)
