@@ -73,6 +73,7 @@ def test_accepts_what_it_can_express(options, changes):
         {"layers": []},
         {"layers": [1, 2], "num_features": 3},
         {"layer_types": [FULL], "num_layers": 2},
+        {"sliding_window": 16, "layer_types": [FULL]},
         {"layer_types": ["chunked"]},
         {"block_size": 1},
         {"num_anchors": 0},

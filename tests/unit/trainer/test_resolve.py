@@ -66,6 +66,19 @@ def test_window_holds_two_global_batches_by_default(resolved):
     assert resolved("placement.window_bytes=99999").window_bytes == 99999
 
 
+@pytest.mark.parametrize("features", [[], ["data.features=nowhere"]])
+def test_samples_longer_than_the_targets_positions_are_refused(tiny_llama, tmp_path, words, features):
+    """Whatever the engine, and without one: tiny_llama has 256 positions."""
+    ids = [3 + number % 90 for number in range(257)]
+    (tmp_path / "long.jsonl").write_text(json.dumps({"input_ids": ids, "loss_mask": [1] * 257}) + "\n")
+    long = [*words, f"data.path={tmp_path / 'long.jsonl'}", *features]
+    with pytest.raises(
+        ConfigError, match=r"sample 0 has 257 tokens, .* 256 positions; set data.max_length=256"
+    ):
+        resolve(None, {}, long)
+    resolve(None, {}, [*long[: len(words) + 1], "data.max_length=256"])
+
+
 def test_window_holds_samples_that_are_longer_than_a_global_batch(resolved):
     run = resolved("train.global_batch_tokens=4")
     assert run.window_bytes == 2 * sample_bytes(run.schema, 10)

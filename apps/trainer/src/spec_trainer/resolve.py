@@ -104,7 +104,9 @@ def read_inputs(
 
     with _one_line():
         parts = _load_parts(*resolve_config(config_file, flags, overrides))
-        return parts, load_dataset(parts.config.data, parts.target.folder, parts.target.vocab_size)
+        dataset = load_dataset(parts.config.data, parts.target.folder, parts.target.vocab_size)
+        _check_positions(parts.target, dataset)
+        return parts, dataset
 
 
 @contextmanager
@@ -123,6 +125,16 @@ def _check(run: ResolvedRun) -> None:
         open_features(run)
     run.members()
     run.directory.check_owner(run.identity)
+
+
+def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
+    """Behind its last position a target has learned nothing, and a hosted engine refuses the sample in mid-run."""
+    longest = max(dataset.lengths, key=dataset.lengths.__getitem__, default=None)
+    if longest is not None and dataset.lengths[longest] > target.max_positions:
+        raise ConfigError(
+            f"sample {longest} has {dataset.lengths[longest]} tokens, target {target.folder} has "
+            f"{target.max_positions} positions; set data.max_length={target.max_positions} or less"
+        )
 
 
 def _check_held_out(run: ResolvedRun) -> None:

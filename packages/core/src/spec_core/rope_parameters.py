@@ -15,16 +15,37 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 }
 
 
+_POSITIVE = ("rope_theta", "partial_rotary_factor", *_NEEDS["llama3"])
+_NUMBERS = (*_POSITIVE, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+_LARGEST = 2**53  # a float holds every smaller integer exactly
+
+
+def value_problem(rope: Mapping[str, Any]) -> str | None:
+    """Return which value is of the wrong kind, or None; null counts as absent."""
+    kind = rope.get("rope_type", "default")
+    if not isinstance(kind, str):
+        return f"rope_type={kind!r:.80}, expected a name"
+    for key in _NUMBERS:
+        value = rope.get(key)
+        number = type(value) in (int, float) and abs(value) <= _LARGEST
+        if value is not None and not (number and (value > 0 or key not in _POSITIVE)):
+            expected = "a positive number" if key in _POSITIVE else "a number"
+            return f"{key}={value!r:.80}, expected {expected}"
+    return None
+
+
 def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
-    """Why a draft cannot copy these rotary embeddings, or None."""
+    """Return why a draft cannot copy these rotary embeddings, or None."""
+    if problem := value_problem(rope):
+        return problem
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _NEEDS:
         return f"rotary embedding type {kind!r} is not supported (supported: {', '.join(_NEEDS)})"
-    if missing := [key for key in _NEEDS[kind] if key not in rope]:
+    if missing := [key for key in _NEEDS[kind] if rope.get(key) is None]:
         return f"rotary embedding type {kind!r} lacks {', '.join(missing)}"
     if any(isinstance(value, dict) for value in rope.values()):
         return "rotary embeddings that differ between layer types are not supported"
-    rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    rotated = int(head_dim * (rope.get("partial_rotary_factor") or 1.0))
     even = f"rotary embeddings over {rotated} of {head_dim} channels: an even number is needed"
     return even if rotated % 2 else None
 

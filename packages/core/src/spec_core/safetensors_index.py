@@ -1,20 +1,19 @@
 """What a folder of safetensors holds, read from the files' headers: no torch, no tensor data.
 
-A safetensors file is 8 bytes of little-endian header length, a JSON header (name -> dtype, shape, offsets) and
-the data. Sharded weights come with ``model.safetensors.index.json``, which maps names to files.
-Source: the format's own description, https://github.com/huggingface/safetensors.
+safetensors itself reads and checks each header. Sharded weights come with ``model.safetensors.index.json``, which
+maps names to files. Source of the format: https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from spec_core.errors import TargetError
+from spec_core.foreign import foreign_errors, read_json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 SINGLE_FILE = "model.safetensors"
@@ -40,11 +39,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         raise TargetError(_no_weights(folder))
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise TargetError(f"{index} has no weight_map")
-    names = cast("dict[str, str]", weight_map).values()
-    files = sorted({folder / name for name in names})
+    files = sorted({folder / name for name in _file_names(index)})
     for file in files:
         if not file.is_file():
             raise TargetError(
@@ -55,21 +50,24 @@ def weight_files(folder: Path) -> list[Path]:
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder's model by name."""
+    from safetensors import safe_open
+
     tensors: dict[str, StoredTensor] = {}
     for file in weight_files(folder):
-        for name, entry in _parse(file, read_header(file)).items():
-            tensors[name] = StoredTensor(file=file, dtype=entry["dtype"], shape=tuple(entry["shape"]))
+        with (
+            foreign_errors(TargetError, f"{file} is not a safetensors file, or was cut short"),
+            safe_open(file, framework="np") as stored,
+        ):
+            for name in stored.keys():  # noqa: SIM118  the reader is no mapping
+                part = stored.get_slice(name)
+                tensors[name] = StoredTensor(file=file, dtype=part.get_dtype(), shape=tuple(part.get_shape()))
     return tensors
 
 
 def read_header(file: Path) -> bytes:
-    """The JSON header as stored; TargetError where the file is not safetensors or is cut short."""
-    size = file.stat().st_size
+    """Return the JSON header as stored, of a file that ``stored_tensors`` has read."""
     with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-        if size < _LENGTH_BYTES or length > size - _LENGTH_BYTES:
-            raise TargetError(f"{file} is not a safetensors file, or was cut short")
-        return stream.read(length)
+        return stream.read(int.from_bytes(stream.read(_LENGTH_BYTES), "little"))
 
 
 def sample_bytes(file: Path) -> Iterator[bytes]:
@@ -81,28 +79,12 @@ def sample_bytes(file: Path) -> Iterator[bytes]:
             yield stream.read(_SAMPLE_BYTES)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file that exists; TargetError otherwise."""
-    try:
-        value: object = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise TargetError(f"{file} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TargetError(f"{file} holds no JSON object")
-    return cast("dict[str, Any]", value)
-
-
-def _parse(file: Path, header: bytes) -> Mapping[str, Any]:
-    try:
-        entries: dict[str, Any] = json.loads(header)
-        entries.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        sound = all(isinstance(entry["shape"], list) and entry["dtype"] for entry in entries.values())
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise TargetError(f"{file} is not a safetensors file: its header does not parse") from error
-    if not sound or _LENGTH_BYTES + len(header) + end != file.stat().st_size:
-        raise TargetError(f"{file} does not end where its header says; the file was cut short")
-    return entries
+def _file_names(index: Path) -> set[str]:
+    weight_map: object = read_json_object(index, TargetError).get("weight_map")
+    names = cast("dict[str, object]", weight_map).values() if isinstance(weight_map, dict) else ()
+    if not names or not all(isinstance(name, str) and "/" not in name and name != ".." for name in names):
+        raise TargetError(f"{index} has no weight_map from tensors to names of files beside it")
+    return {str(name) for name in names}
 
 
 def _no_weights(folder: Path) -> str:

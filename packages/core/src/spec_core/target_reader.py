@@ -6,9 +6,11 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from spec_core.errors import TargetError
-from spec_core.safetensors_index import read_header, read_json, sample_bytes, stored_tensors, weight_files
+from spec_core.foreign import foreign_errors, read_bytes, read_json_object
+from spec_core.safetensors_index import read_header, sample_bytes, stored_tensors, weight_files
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.target_config import TargetConfig
+from spec_core.target_rope import target_rope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.safetensors_index import StoredTensor
+    from spec_core.target_types import TargetType
 
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings", "embeddings")
-_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f")
+_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
+_MAX_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
+_LAYER_NORM_EPS = 1e-5  # of nobody's interest: no draft takes such a norm
 _HEADS = ("lm_head", "embed_out", "language_model.lm_head", "model.lm_head")
 
 _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -28,10 +33,11 @@ _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "
 def read_target(folder: Path) -> TargetSpec:
     """What config.json, generation_config.json and the safetensors headers say; TargetError, one line, otherwise."""
     config = TargetConfig(folder)
+    described = config.described  # first of all: a type that is not known is the plainest of reasons
     tensors = stored_tensors(folder)
-    config.check_head_is_known()
-    spec = _describe(config, tensors)
+    spec = _describe(config, described, tensors)
     _check_shapes(spec, tensors)
+    _check_padding(config, spec.vocab_size)
     return spec
 
 
@@ -48,14 +54,14 @@ def read_target_tensors(target: TargetSpec) -> TargetTensors:
     )
 
 
-def _describe(config: TargetConfig, tensors: Mapping[str, StoredTensor]) -> TargetSpec:
+def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str, StoredTensor]) -> TargetSpec:
     folder = config.file.parent
     embedding = _embedding_name(folder, tensors)
     norm = _norm_name(folder, tensors, embedding)
     head, head_bias = _head_names(config, tensors, embedding)
     hidden_size = config.integer("hidden_size", "n_embd", "d_model")
     heads = config.integer("num_attention_heads", "n_head", "n_heads")
-    max_positions = config.integer("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    max_positions = config.integer(*_MAX_POSITIONS)
     return TargetSpec(
         folder=folder,
         architecture=config.architecture,
@@ -66,7 +72,7 @@ def _describe(config: TargetConfig, tensors: Mapping[str, StoredTensor]) -> Targ
         intermediate_size=config.integer("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden_size),
         num_heads=heads,
         num_kv_heads=config.integer("num_key_value_heads", "num_kv_heads", default=heads),
-        head_dim=config.integer("head_dim", default=hidden_size // heads),
+        head_dim=config.integer("head_dim", default=max(1, hidden_size // heads)),
         vocab_size=config.integer("vocab_size"),
         max_positions=max_positions,
         dtype=_torch_dtype(tensors[embedding], embedding),
@@ -74,14 +80,16 @@ def _describe(config: TargetConfig, tensors: Mapping[str, StoredTensor]) -> Targ
         head_name=head,
         norm_name=norm,
         head_bias_name=head_bias,
-        norm=config.norm(biased=norm.removesuffix("weight") + "bias" in tensors),
-        norm_eps=config.number("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
+        norm=described.norm,
+        norm_eps=config.positive(
+            described.eps, default=_LAYER_NORM_EPS if described.norm == "layer" else None
+        ),
         hidden_act=str(config.get("hidden_activation", "hidden_act", "activation_function") or "silu"),
         attention_bias=_attention_bias(config, tensors, embedding),
-        embedding_scale=config.embedding_scale(hidden_size),
-        logit_scale=config.logit_scale(),
-        logit_softcap=config.logit_softcap(),
-        rope=config.rope(max_positions),
+        embedding_scale=described.embedding_scale(config),
+        logit_scale=described.logit_scale(config),
+        logit_softcap=described.logit_softcap(config),
+        rope=target_rope(config, max_positions),
         eos_token_ids=_eos_token_ids(config),
     )
 
@@ -94,7 +102,10 @@ def _load(target: TargetSpec, name: str) -> Tensor:
         raise TargetError(
             f"{target.folder} no longer holds {name}; the target was changed while it was in use"
         )
-    with safe_open(stored.file, framework="pt", device="cpu") as file:
+    with (
+        foreign_errors(TargetError, f"{stored.file} cannot be read"),
+        safe_open(stored.file, framework="pt", device="cpu") as file,
+    ):
         return file.get_tensor(name)
 
 
@@ -119,12 +130,13 @@ def _head_names(
     config: TargetConfig, tensors: Mapping[str, StoredTensor], embedding: str
 ) -> tuple[str, str | None]:
     """(head, its bias). A stored head is the head, also where the config ties: then the two are equal."""
+    unties = config.unties
     for stem in _HEADS:
         if f"{stem}.weight" in tensors:
             return f"{stem}.weight", f"{stem}.bias" if f"{stem}.bias" in tensors else None
     # A quantised head has other names (lm_head.qweight, …); it must not be taken for an absent, tied one.
     partial = sorted(name for name in tensors if name.startswith(tuple(f"{stem}." for stem in _HEADS)))
-    if partial or config.get("tie_word_embeddings") is False:
+    if partial or unties:
         found = f", only {partial[0]}" if partial else " and config.json sets tie_word_embeddings to false"
         raise TargetError(f"{config.file.parent} holds no head{found}; looked for {_tried('', _HEADS)}")
     return embedding, None
@@ -143,6 +155,13 @@ def _check_shapes(target: TargetSpec, tensors: Mapping[str, StoredTensor]) -> No
         _torch_dtype(tensors[name], name)
 
 
+def _check_padding(config: TargetConfig, vocab_size: int) -> None:
+    """No engine makes an embedding whose row for padding does not exist; -1 is its last row."""
+    value: object = config.get("pad_token_id")
+    if value is not None and not (type(value) is int and -vocab_size <= value < vocab_size):
+        raise config.error(("pad_token_id",), value, f"a token id below vocab_size={vocab_size}")
+
+
 def _torch_dtype(stored: StoredTensor, name: str) -> str:
     if stored.dtype not in _TORCH_DTYPES:
         raise TargetError(
@@ -156,20 +175,20 @@ def _attention_bias(config: TargetConfig, tensors: Mapping[str, StoredTensor], e
     """Also from the tensors: Qwen2 has these biases without a key that says so."""
     layers = embedding.removesuffix(f"{_leaf(embedding)}.weight") + "layers."
     stored = any(name.startswith(layers) and name.endswith("q_proj.bias") for name in tensors)
-    return stored or bool(config.get("attention_bias"))
+    return stored or config.flag("attention_bias")
 
 
 def _eos_token_ids(config: TargetConfig) -> tuple[int, ...]:
     """As generation stops: generation_config.json decides where it names any."""
     file = config.file.parent / "generation_config.json"
-    stored = read_json(file).get("eos_token_id") if file.is_file() else None
-    ids = config.get("eos_token_id") if stored is None else stored
-    return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+    stored = read_json_object(file, TargetError).get("eos_token_id") if file.exists() else None
+    own = config.token_ids("eos_token_id", config.get("eos_token_id"))
+    return own if stored is None else config.token_ids(f"eos_token_id of {file.name}", stored)
 
 
 def _digest(folder: Path) -> str:
     """See TargetSpec.digest."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    digest = hashlib.sha256(read_bytes(folder / "config.json", TargetError))
     for file in weight_files(folder):
         digest.update(file.name.encode())
         digest.update(read_header(file))

@@ -59,6 +59,14 @@ class DFlashConfig(DraftConfig):
         return layers
 
     @pydantic.model_validator(mode="after")
+    def _window_is_used(self) -> Self:
+        if self.sliding_window and self.layer_types and "sliding_attention" not in self.layer_types:
+            raise ValueError(
+                f"sliding_window={self.sliding_window} with full layers alone; remove it or name a sliding layer"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _lengths_agree(self) -> Self:
         for count, listed in (("num_layers", "layer_types"), ("num_features", "layers")):
             number, values = getattr(self, count), getattr(self, listed)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from spec_core.errors import EngineError, TargetError
+from spec_core.foreign import foreign_errors
 from spec_core.records import FeatureSchema
 from spec_core.target import TargetTensors
 from spec_core.target_ops import TargetOps
@@ -167,13 +168,14 @@ def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
     # A bar per load would tear the run's own; what is missing is checked and said here.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-    try:
+    with foreign_errors(TargetError, f"transformers cannot load target {target.folder}"):
         model, info = AutoModelForCausalLM.from_pretrained(
-            target.folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            target.folder,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        problem = " ".join(str(error).split())[:300]
-        raise TargetError(f"transformers cannot load target {target.folder}: {problem}") from error
     if info["missing_keys"]:
         raise TargetError(
             f"target {target.folder} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}"
