@@ -181,9 +181,15 @@ def test_attention_bias_shows_in_the_weights_alone(make_target, tmp_path):
 def test_nested_text_config_lies_over_the_top_level(damaged):
     flat = json.loads((damaged / "config.json").read_text())
     text = {key: flat.pop(key) for key in list(flat) if key not in ("architectures", "tie_word_embeddings")}
-    (damaged / "config.json").write_text(json.dumps({**flat, "model_type": "llama4", "text_config": text}))
+    outer = {**flat, "model_type": "llama4", "hidden_size": 7}
+    text |= {"model_type": "llama4_text"}
+    (damaged / "config.json").write_text(json.dumps({**outer, "text_config": text}))
     target = read_target(damaged)
-    assert (target.model_type, target.hidden_size) == ("llama", 32)
+    assert (target.model_type, target.hidden_size) == ("llama4_text", 32)
+    (damaged / "config.json").write_text(
+        json.dumps({**outer, "text_config": {**text, "model_type": "llama"}})
+    )
+    assert_refused(damaged, "text_config.model_type='llama'", "'llama4_text'")
 
 
 def test_multimodal_names_are_found(damaged):

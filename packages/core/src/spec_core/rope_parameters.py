@@ -26,7 +26,7 @@ def value_problem(rope: Mapping[str, Any]) -> str | None:
     if not isinstance(kind, str):
         return f"rope_type={kind!r:.80}, expected a name"
     for key in _NUMBERS:
-        value = rope.get(key)
+        value: Any = rope.get(key, 1)
         number = type(value) in (int, float) and abs(value) <= _LARGEST
         if value is not None and not (number and (value > 0 or key not in _POSITIVE)):
             expected = "a positive number" if key in _POSITIVE else "a number"

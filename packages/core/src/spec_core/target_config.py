@@ -13,7 +13,7 @@ from spec_core.foreign import read_json_object
 from spec_core.target_types import TARGET_TYPES, WRAPPERS, TargetType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 _LARGEST = 2**53  # beyond it a number of JSON is none that a float holds exactly
@@ -38,10 +38,13 @@ class TargetConfig:
     def model_type(self) -> str:
         """The text model's type; TargetError where it, or what it is wrapped in, is none that was checked."""
         found: object = self._top.get("model_type")
-        if self._nested is not None:
-            usual = WRAPPERS[self._check_known(found, WRAPPERS, "types with a text_config")]
-            found = self._nested.get("model_type", usual)
-        return self._check_known(found, TARGET_TYPES, "types")
+        if self._nested is None:
+            return self._check_known(found, TARGET_TYPES, "types")
+        checked = WRAPPERS[self._check_known(found, WRAPPERS, "types with a text_config")]
+        inner: object = self._nested.get("model_type", checked)
+        if inner != checked:
+            raise self.error(("text_config.model_type",), inner, f"{checked!r}, the text model of {found!r}")
+        return checked
 
     @property
     def described(self) -> TargetType:
@@ -101,7 +104,7 @@ class TargetConfig:
             raise self.error((name,), value, f"token ids below vocab_size={vocab_size}")
         return cast("tuple[int, ...]", tuple(ids))
 
-    def error(self, names: tuple[str, ...], value: object, expected: str) -> TargetError:
+    def error(self, names: Sequence[str], value: object, expected: str) -> TargetError:
         others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
         return TargetError(f"{self.file}: {names[0]}={value!r:.80}, expected {expected}{others}")
 

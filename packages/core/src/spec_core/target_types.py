@@ -153,4 +153,4 @@ WRAPPERS: Mapping[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-"""Types that hold a text model under ``text_config``, with the type of one that does not say its own."""
+"""Types that hold a text model under ``text_config``, with the one type of it that was checked."""
