@@ -63,7 +63,7 @@ def _probe_here(kind: str, name: str) -> tuple[str, str, int | None]:
 
 
 def _probe_apart(kind: str, name: str) -> tuple[str, str, int | None]:
-    command = [sys.executable, "-m", "spec_trainer.plugin_table", kind, name]
+    command = [sys.executable, "-P", "-m", "spec_trainer.plugin_table", kind, name]
     try:
         child = subprocess.run(
             command, capture_output=True, text=True, timeout=_PROBE_DEADLINE_S, check=False

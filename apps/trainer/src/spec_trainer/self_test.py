@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import platform
 import secrets
+import subprocess
+import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
@@ -133,14 +135,20 @@ def _collectives(backend: Backend) -> str:
 
 @contextmanager
 def _process(target: Callable[..., None], *args: object) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=target, args=args, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.join(5.0)
-        process.kill()
-        process.join()
+    """``target`` in a process of its own, which imports nothing from the working directory."""
+    command = [sys.executable, "-P", "-m", __name__, target.__name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        json.dump(
+            args, process.stdin
+        )  # a token is among them: nothing for a command line, which all users see
+        process.stdin.close()
+        try:
+            yield
+        finally:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5.0)
+            process.kill()
 
 
 def _second_rank(name: str, address: str, token: str) -> None:
@@ -221,3 +229,7 @@ def _assert_equal(received: FeatureSample, sent: FeatureSample) -> None:
         received.hidden_TNH.cpu(), sent.hidden_TNH.cpu()
     ):
         raise RuntimeError("the sample changed on its way")
+
+
+if __name__ == "__main__":
+    {"_second_rank": _second_rank, "_send_one": _send_one}[sys.argv[1]](*json.load(sys.stdin))

@@ -25,17 +25,20 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def spawn(
     words: Sequence[str], env: Mapping[str, str], output: int | IO[bytes], peer_s: float
 ) -> tuple[subprocess.Popen[bytes], ControlChannel]:
-    """Starts ``python -m WORDS FD PARENT`` with the environment ``env``; ``peer_s``: longest wait for it to read."""
+    """Starts ``python -m WORDS FD PARENT`` with the environment ``env``; ``peer_s``: longest wait for it to read.
+
+    Neither it nor a Python that it starts in turn imports from the working directory, which may be anybody's.
+    """
     ours, theirs = socket.socketpair()
     channel = ControlChannel(ours, peer_s)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", *words, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-P", "-m", *words, str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=env,
+            env={**env, "PYTHONSAFEPATH": "1"},
             start_new_session=True,
         )
     return process, channel
