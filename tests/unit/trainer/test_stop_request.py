@@ -9,7 +9,7 @@ import pytest
 from spec_trainer.stop_request import StopRequest
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_noted_and_told(number):
     told = []
     with StopRequest() as stop:
@@ -50,3 +50,14 @@ def test_earlier_handlers_come_back():
     with StopRequest():
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_under_nohup_the_terminal_s_end_is_no_request():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.requested
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

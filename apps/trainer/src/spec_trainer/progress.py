@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
@@ -56,7 +56,8 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
+        with suppress(OSError):  # the terminal may have been closed
+            self._bar.stop()
 
 
 def describe(record: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM ask the loop to stop after the running step; asked twice, SIGINT interrupts at once."""
+"""SIGINT, SIGTERM and SIGHUP ask the loop to stop after the running step; asked twice, SIGINT interrupts at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class StopRequest(AbstractContextManager["StopRequest"]):
         self._told = told
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # as nohup has set it: the run is to outlive its terminal
             self._previous[number] = signal.signal(number, self._ask)
         return self
 

@@ -8,6 +8,7 @@ the kernel kills it when the launcher dies, whatever the launcher died of.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import logging
 import os
 import pkgutil
@@ -63,12 +64,14 @@ def _run(channel: ControlChannel, order: Record) -> int:
 
 
 def _leave_signals_to_launcher() -> None:
-    """SIGTERM may reach every process of a service or a batch job; only the launcher acts on it, so that a
-    checkpoint can be saved. A handler rather than SIG_IGN: a program that this process starts does not inherit it.
+    """SIGTERM and SIGHUP may reach every process of a service or a batch job; only the launcher acts on them, so that
+    a checkpoint can be saved. A handler rather than SIG_IGN: a program that this process starts does not inherit it.
     (A terminal's SIGINT does not come here: a child has its own session.)"""
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
-    signal.siginterrupt(signal.SIGTERM, False)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # not as nohup has set it
+            signal.signal(number, lambda number, frame: None)
+            signal.siginterrupt(number, False)
+            os.register_at_fork(after_in_child=functools.partial(signal.signal, number, signal.SIG_DFL))
 
 
 if __name__ == "__main__":
