@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spec_core.config import first_line
 from spec_core.errors import DataError
+from spec_core.foreign import foreign_errors
 from spec_trainer.data.chat import ChatRenderer
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat, Text, Tokens
@@ -125,12 +125,11 @@ class Encoder:
         from transformers import AutoTokenizer
 
         logger.debug("loading the tokenizer in %s", self._folder)
-        try:
-            return AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(
-                f"the tokenizer in '{self._folder}' cannot be read: {first_line(error)}"
-            ) from error
+        with foreign_errors(DataError, f"the tokenizer in '{self._folder}' cannot be read"):
+            # Not told, transformers asks on stdin whether it may run the target's Python.
+            return AutoTokenizer.from_pretrained(
+                str(self._folder), local_files_only=True, trust_remote_code=False
+            )
 
     @cached_property
     def _renderer(self) -> ChatRenderer:
