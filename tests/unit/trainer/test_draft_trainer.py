@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from spec_core.errors import RunError
@@ -27,8 +29,20 @@ def test_export_replaces_the_folder(target, tmp_path):
     export_draft(Eagle3Draft(Eagle3Config()), weights(target), target, folder)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
     assert [path.name for path in folder.parent.iterdir()] == ["draft"]
-    assert folder.stat().st_mode & 0o777 == 0o755
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize(
+    ("umask", "folder_mode", "file_mode"), [(0o022, 0o755, 0o644), (0o077, 0o700, 0o600)]
+)
+def test_export_follows_the_umask(target, tmp_path, umask, folder_mode, file_mode):
+    folder = tmp_path / "draft"
+    before = os.umask(umask)
+    try:
+        export_draft(Eagle3Draft(Eagle3Config()), weights(target), target, folder)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == folder_mode
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {file_mode}
 
 
 def test_export_to_a_full_disk_leaves_the_earlier_one(target, tmp_path, full_disk):

@@ -42,7 +42,7 @@ def test_a_full_disk_is_told_with_the_file(tmp_path, full_disk):
     file = tmp_path / "lines"
     with (
         full_disk(),
-        pytest.raises(RunError, match=f"^{file} could not be written: .*File too large"),
+        pytest.raises(RunError, match=f"^{file} was not written: .*File too large"),
         StepLines(file, 0) as lines,
     ):
         lines.write({"step": 1})

@@ -186,3 +186,25 @@ def test_atomic_write_replaces_the_whole_and_leaves_nothing_else(tmp_path, full_
         write_atomically(file, "never")
     assert file.read_text() == "short"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_atomic_write_follows_no_link_that_somebody_has_put_in_its_way(tmp_path, monkeypatch):
+    """The names that it writes to are told to nobody; and one that is there already is not written through."""
+    (tmp_path / "precious").write_text("kept")
+    for name in (f".file.{os.getpid()}", ".file.0000"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    write_atomically(tmp_path / "file", "text")
+    assert not (tmp_path / "file").is_symlink()
+    monkeypatch.setattr("secrets.token_hex", lambda num_bytes: "0000")
+    with pytest.raises(RunError, match="File exists"):
+        write_atomically(tmp_path / "file", "another")
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_atomic_write_follows_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "file", "text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
 from spec_core import BatchShare, DraftTrainer
-from spec_core.errors import RunError
+from spec_trainer.disk import follow_umask, new_folder, not_written
 from spec_trainer.engines.draft_folder import check_export
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from torch import Tensor, nn
 
@@ -56,18 +55,16 @@ def export_draft(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, f
     """Writes a draft folder whole, and one that passes every check of its readers, or not at all. Raises RunError
     where there is no room for it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    scratch = new_folder(folder.parent, f".{folder.name}-")
     try:
         draft.export(weights, target, scratch)
         check_export(draft, scratch, target)
-        # Whoever serves it may be another user; temporary folders and safetensors' files are for their owner alone.
-        scratch.chmod(0o755)
-        for file in scratch.iterdir():
-            file.chmod(0o644)
+        for file in scratch.iterdir():  # whoever serves it may be another user
+            follow_umask(file)
         if folder.exists():
             shutil.rmtree(folder)
         scratch.rename(folder)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"draft {folder} was not written: {error}") from error
+        raise not_written(f"draft {folder}", folder.parent, error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

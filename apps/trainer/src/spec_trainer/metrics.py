@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 from contextlib import AbstractContextManager, ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spec_core.errors import ConfigError, RunError
+from spec_core.errors import ConfigError
+from spec_trainer.disk import not_written
 from spec_trainer.run_directory import write_atomically
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from spec_trainer.config import TrackConfig
     from spec_trainer.run_directory import RunDirectory
 
@@ -36,7 +36,8 @@ class StepLines(AbstractContextManager["StepLines"]):
         try:
             self._file.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise RunError(f"{self._file.name} could not be written: {error}") from error
+            file = Path(self._file.name)
+            raise not_written(file, file.parent, error) from error
 
     def __exit__(self, *exc: object) -> None:
         with suppress(OSError):  # of a line that ``write`` has told of

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.config import dump_yaml
 from spec_core.errors import ArtifactError, RunError, UsageError
+from spec_trainer.disk import not_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,11 +161,12 @@ def check_writable(folder: Path) -> None:
 
 def write_atomically(file: Path, text: str) -> None:
     """A reader sees the old file or the new one, whole. Raises RunError where there is no room for it."""
-    scratch = file.with_name(f".{file.name.lstrip('.')}.{os.getpid()}")
+    scratch = file.with_name(f".{file.name.lstrip('.')}.{secrets.token_hex(8)}")
     try:
-        scratch.write_text(text)
+        with scratch.open("x") as stream:  # never through what somebody has put there
+            stream.write(text)
         scratch.replace(file)
     except OSError as error:
-        raise RunError(f"{file} was not written: {error}") from error
+        raise not_written(file, file.parent, error) from error
     finally:
         scratch.unlink(missing_ok=True)

@@ -53,7 +53,6 @@ def test_shards_of_another_capture_are_refused(made):
 def test_half_a_shard_does_not_count_and_is_removed(made):
     file = made.folder.shard(1)
     half = scratch_of(file)
-    half.parent.mkdir()
     file.rename(half)
     half.with_name(".tmp8xd45V").touch()  # what safetensors writes to before it renames
     assert [made.folder.has(number) for number in range(2)] == [True, False]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -96,3 +98,14 @@ def test_a_shard_that_could_not_be_written_leaves_nothing(made, tmp_path, full_d
     with full_disk(), pytest.raises(RunError, match=f"^{file} was not written: .*File too large"):
         write_shard(file, made.batches[0], made.identity)
     assert not list((tmp_path / "away").iterdir())
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_shard_follows_the_umask(made, umask, mode):
+    file = made.folder.shard(0)
+    before = os.umask(umask)
+    try:
+        write_shard(file, made.batches[0], made.identity)
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == mode

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spec_core.errors import RunError
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
+from spec_trainer.disk import not_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,17 +34,24 @@ def saved_dataset(dataset: Dataset, root: Path) -> Iterator[Path]:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             _write(dataset, folder)
         except OSError as error:
-            raise RunError(f"the tokenised data could not be written to {root}: {error}") from error
+            raise not_written(f"the tokenised data below {root}", root, error) from error
         yield folder
 
 
 def _write(dataset: Dataset, folder: Path) -> None:
     samples = dataset.samples
     lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
-    np.save(folder / "lengths.npy", lengths)
-    np.save(folder / "num_train.npy", np.int64(len(dataset.train)))
-    np.save(folder / "input_ids.npy", np.concatenate([sample.input_ids for sample in samples]))
-    np.save(folder / "loss_mask.npy", np.concatenate([sample.loss_mask for sample in samples]))
+    _save(folder / "lengths.npy", lengths)
+    _save(folder / "num_train.npy", np.array(len(dataset.train), dtype=np.int64))
+    _save(folder / "input_ids.npy", np.concatenate([sample.input_ids for sample in samples]))
+    _save(folder / "loss_mask.npy", np.concatenate([sample.loss_mask for sample in samples]))
+
+
+def _save(file: Path, array: np.ndarray) -> None:
+    """As np.save, whose error on a full disk has a count of items but not the system's words."""
+    with file.open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
+        stream.write(array.reshape(-1).view(np.uint8))
 
 
 def open_dataset(folder: str | Path) -> Dataset:

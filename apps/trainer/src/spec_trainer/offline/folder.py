@@ -81,7 +81,8 @@ class FeatureFolder:
     def open(self, identity: FeatureIdentity) -> None:
         """Takes ownership: says so in the index, and removes what a crash cut short."""
         self.check_owner(identity)
-        shutil.rmtree(self.root / SCRATCH, ignore_errors=True)
+        for left in self.root.glob(f"{SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
         if not (self.root / INDEX_FILE).exists():
             write_index(self.root, FeatureIndex(identity, (), complete=False))
 
@@ -93,4 +94,4 @@ class FeatureFolder:
     def _is_ours(self, name: str) -> bool:
         """What a capture leaves when its index is gone."""
         begins = ("features-", "dataset-", INDEX_FILE)
-        return name in (_LOCK, SCRATCH, "logs") or name.lstrip(".").startswith(begins)
+        return name in (_LOCK, "logs") or name.startswith(SCRATCH) or name.lstrip(".").startswith(begins)

@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from spec_core.errors import ArtifactError, RunError
+from spec_trainer.disk import follow_umask, new_folder, not_written
 from spec_trainer.offline.index import ShardEntry, StoredSample, columns, digest, rows, token_digest
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, FeatureSchema
     from spec_trainer.offline.index import FeatureIdentity
 
-SCRATCH = ".partial"
-"""Folder of the shard that is being written."""
+SCRATCH = ".partial-"
+"""How the name of the folder begins in which a shard is being written."""
 _HIDDEN, _IDS, _METADATA = "hidden_states", "input_ids", "spec_trainer"
 _LENGTH_BYTES = 8
 _ID_BYTES = 8
@@ -47,21 +48,20 @@ def write_shard(file: Path, batch: DraftBatch, identity: FeatureIdentity) -> Non
     metadata = {_METADATA: json.dumps({"identity": identity.digest, "samples": columns(samples)})}
     scratch = scratch_of(file)
     try:
-        scratch.parent.mkdir(exist_ok=True)
         save_file({_HIDDEN: batch.hidden_TNH, _IDS: batch.input_ids_T}, scratch, metadata)
         with scratch.open("rb") as written:
             os.fsync(written.fileno())  # the name must not outlive a power cut that its bytes do not
-        scratch.chmod(0o644)  # safetensors' own files are for their owner alone
+        follow_umask(scratch)
         scratch.replace(file)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{file} was not written: {error}") from error
+        raise not_written(file, file.parent, error) from error
     finally:
         shutil.rmtree(scratch.parent, ignore_errors=True)
 
 
 def scratch_of(file: Path) -> Path:
-    """In a folder of its own: safetensors has further files beside the one that it writes."""
-    return file.parent / SCRATCH / file.name
+    """In a new folder of its own: safetensors has further files beside the one that it writes."""
+    return new_folder(file.parent, SCRATCH) / file.name
 
 
 def _stored(batch: DraftBatch, sample_id: int, start: int, stop: int) -> StoredSample:

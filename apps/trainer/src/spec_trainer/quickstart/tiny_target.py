@@ -15,10 +15,8 @@ import math
 import platform
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tokenizers
@@ -28,7 +26,11 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from spec_trainer.disk import new_folder
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from spec_trainer.quickstart.corpus import Document
 
 Progress = Callable[[int, int, float], None]  # step from 1, number of steps, loss in nats per token
@@ -261,11 +263,10 @@ def _orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write beside `folder`, then rename: a reader never sees a part of it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    partial = new_folder(folder.parent, f".{folder.name}-")
     try:
         model.eval().save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        partial.chmod(0o755)  # mkdtemp's is for its owner only
         partial.rename(folder)
     except OSError:
         if not (folder / "config.json").is_file():  # else another process came first, with the same target

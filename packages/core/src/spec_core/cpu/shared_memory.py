@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core.cpu.holes import Holes
+from spec_core.errors import RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +36,14 @@ def create(window_bytes: int) -> tuple[int, int]:
     """Descriptor and size of a new arena for ``window_bytes`` of samples; sealed, so no peer can shrink it."""
     size = _page_up(ADDRESS_WINDOWS * max(window_bytes, mmap.PAGESIZE))
     descriptor = os.memfd_create("spec-features", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, size)
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError as error:  # RLIMIT_FSIZE counts for memory without a name, too
+        os.close(descriptor)
+        raise RunError(
+            f"shared memory of {size} bytes for features was not made: {error.strerror}; raise the limit on the size "
+            f"of files (ulimit -f) or lower placement.window_bytes={window_bytes}"
+        ) from error
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return descriptor, size
 
