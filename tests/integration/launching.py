@@ -241,7 +241,7 @@ def assert_bitwise_equal(one: Path, other: Path, step: int) -> None:
     """Two runs ended with the same draft, and the same state to train on from."""
     import torch
 
-    from spec_trainer.checkpoint import read_tensors
+    from spec_trainer.checkpoint.store import read_tensors
 
     weights = "draft/model.safetensors"
     assert (one / weights).read_bytes() == (other / weights).read_bytes()

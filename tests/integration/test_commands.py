@@ -315,14 +315,42 @@ def test_exported_checkpoint_is_the_runs_draft_bit_for_bit(command_line, trained
     assert again.error == f"output {output} exists; choose a new folder"
 
 
-@pytest.mark.parametrize("file", ["state/__0_0.distcp", "state/.metadata", "meta.json", "config.yaml"])
-def test_export_of_a_damaged_checkpoint_is_refused(command_line, copied, file):
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+@pytest.mark.parametrize("file", ["state/rank-0.safetensors", "state/index.json", "meta.json", "config.yaml"])
+def test_damage_in_a_checkpoint_is_noticed_by_export_and_resume(command_line, copied, words, file, damage):
     checkpoint = copied / "checkpoints" / "step-12"
     path = checkpoint / file
-    path.write_bytes(path.read_bytes()[:20])
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content[:20] if damage == "cut" else content)
     line = command_line("export", "--checkpoint", checkpoint, "--output", copied / "new").error
-    assert str(checkpoint) in line
+    assert str(path) in line
     assert not (copied / "new").exists()
+    line = command_line(*words(copied)).error
+    assert str(path) in line
+    assert line.endswith(f"go on from step-10 with --resume-from previous, or delete {checkpoint}")
+
+
+def test_the_checkpoint_before_a_damaged_one_is_resumed_on_demand(command_line, copied, trained, words):
+    last = copied / "checkpoints" / "step-12"
+    (last / "state" / "rank-0.safetensors").write_bytes(b"")
+    assert command_line(*words(copied), "--resume-from", "previous").code == 0
+    assert [record["loss"] for record in metrics(copied)] == [record["loss"] for record in metrics(trained)]
+    assert _files(last / "state") == _files(trained / "checkpoints" / "step-12" / "state")
+    assert _draft(copied) == _draft(trained)
+    assert "resume_from: latest" in (copied / "config.yaml").read_text()
+    assert command_line(*words(copied)).code == 0
+
+
+def test_checkpoint_that_lost_its_meta_is_written_again(command_line, copied, words, caplog):
+    """The one that ``best`` names, too."""
+    last = copied / "checkpoints" / "step-12"
+    (copied / "checkpoints" / "best").unlink()
+    (copied / "checkpoints" / "best").symlink_to(last.name)
+    (last / "meta.json").unlink()
+    assert command_line(*words(copied)).code == 0
+    assert f"{last} has no meta.json" in caplog.text
+    assert command_line("export", "--checkpoint", last, "--output", copied / "new").code == 0
 
 
 def test_export_below_a_file_is_refused(command_line, trained, rows_file):
@@ -331,13 +359,16 @@ def test_export_below_a_file_is_refused(command_line, trained, rows_file):
     assert "is not a folder that can be written to" in line
 
 
-def test_export_after_the_target_has_changed_is_refused(
-    command_line, copied, words, tmp_path, make_target, peaked_target
-):
-    config = copied / "checkpoints" / "step-12" / "config.yaml"
-    config.write_text(config.read_text().replace(str(peaked_target), str(make_target("llama"))))
-    line = command_line("export", "--checkpoint", config.parent, "--output", tmp_path / "draft").error
-    assert "has changed since" in line
+def test_export_after_the_target_has_changed_is_refused(command_line, trained, tmp_path, make_target):
+    words = ("export", "--checkpoint", trained / "checkpoints" / "step-12", "--output", tmp_path / "draft")
+    assert "has changed since" in command_line(*words, "--target", make_target("llama")).error
+
+
+def test_export_finds_a_target_that_was_moved(command_line, trained, tmp_path, peaked_target):
+    moved = shutil.copytree(peaked_target, tmp_path / "moved")
+    words = ("export", "--checkpoint", trained / "checkpoints" / "step-12", "--output", tmp_path / "draft")
+    assert command_line(*words, "--target", moved).code == 0
+    assert _files(tmp_path / "draft") == _files(trained / "draft")
 
 
 def test_evaluation_of_the_draft(command_line, trained, peaked_target, prompts):

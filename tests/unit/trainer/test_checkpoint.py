@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,9 @@ import torch.distributed as dist
 
 from spec_core import DraftTrainer
 from spec_core.errors import ArtifactError, RunError
-from spec_trainer.checkpoint import CheckpointMeta, CheckpointStore, read_meta, read_model_state
+from spec_trainer.checkpoint.folder import CheckpointMeta, check_whole, read_meta
+from spec_trainer.checkpoint.resume import checkpoint_to_resume
+from spec_trainer.checkpoint.store import CheckpointStore, read_model_state, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +66,10 @@ def save(store, step: int, best: bool = False) -> Path:
     return store.save(Weights(float(step)), meta(step), f"step: {step}\n", best)
 
 
+def latest(store) -> Path | None:
+    return checkpoint_to_resume(store.folder(0).parent, "latest")
+
+
 def names(tmp_path) -> set[str]:
     return {path.name for path in (tmp_path / "checkpoints").iterdir()}
 
@@ -70,7 +77,7 @@ def names(tmp_path) -> set[str]:
 def test_what_was_saved_comes_back(store):
     folder = save(store, 7)
     fresh = Weights(0.0)
-    assert store.load(fresh, folder) == meta(7)
+    assert store.load(fresh, folder).model_copy(update={"files": {}}) == meta(7)
     assert fresh.weight.tolist() == [7.0] * 4
     assert fresh.step_count.item() == 7.0
     assert (folder / "config.yaml").read_text() == "step: 7\n"
@@ -88,10 +95,10 @@ def test_generator_goes_on_where_it_was(store):
 
 
 def test_latest_is_by_number_not_by_name(store):
-    assert store.latest() is None
+    assert latest(store) is None
     save(store, 9)
     save(store, 10)
-    assert store.latest().name == "step-10"
+    assert latest(store).name == "step-10"
 
 
 def test_rotation_keeps_the_newest_and_the_best(store, tmp_path):
@@ -110,10 +117,10 @@ def test_no_crash_parts_the_best_one_from_its_mark(store, monkeypatch):
         raise KeyboardInterrupt
 
     save(store, 1, best=True)
-    monkeypatch.setattr("spec_trainer.checkpoint._sync_folder", crash)
+    monkeypatch.setattr("spec_trainer.checkpoint.store._sync_folder", crash)
     with pytest.raises(KeyboardInterrupt):
         save(store, 2, best=True)
-    assert store.latest() == store.best()
+    assert latest(store) == store.best()
 
 
 def test_a_copy_that_somebody_has_put_there_is_none_of_the_run_s(store):
@@ -122,7 +129,7 @@ def test_a_copy_that_somebody_has_put_there_is_none_of_the_run_s(store):
     shutil.copytree(folder, folder.with_name("step-old"))
     save(store, 5)
     save(store, 6)
-    assert store.latest().name == "step-6"
+    assert latest(store).name == "step-6"
     assert folder.with_name("step-4-kept").exists()
 
 
@@ -136,7 +143,7 @@ def test_a_step_is_saved_once(store):
 def test_unfinished_folders_are_no_checkpoints(store, tmp_path):
     (tmp_path / "checkpoints" / ".step-8").mkdir()
     (tmp_path / "checkpoints" / "step-9").mkdir()
-    assert store.latest() is None
+    assert latest(store) is None
     with pytest.raises(ArtifactError, match="step-9 is not a checkpoint"):
         read_meta(tmp_path / "checkpoints" / "step-9")
 
@@ -145,30 +152,234 @@ def test_unfinished_folders_are_no_checkpoints(store, tmp_path):
 def test_damaged_meta_is_told(store, content):
     folder = save(store, 1)
     (folder / "meta.json").write_text(content)
-    with pytest.raises(ArtifactError, match=r"meta.json is damaged"):
+    with pytest.raises(ArtifactError, match=r"meta.json (is damaged|is not JSON|holds no JSON object)"):
         read_meta(folder)
 
 
-@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("file", ["index.json", "rank-0.safetensors"])
 def test_damaged_state_is_told(store, file):
     folder = save(store, 1)
     (folder / "state" / file).write_bytes(b"x")
-    with pytest.raises(ArtifactError, match="cannot be read"):
+    with pytest.raises(ArtifactError, match=r"cannot be read|is not JSON"):
         store.load(Weights(0.0), folder)
-    with pytest.raises(ArtifactError, match="cannot be read"):
+    with pytest.raises(ArtifactError, match=r"cannot be read|is not JSON"):
         read_model_state(folder)
 
 
-def test_damaged_generator_is_told(store):
+def test_every_flipped_byte_is_noticed(store):
     folder = save(store, 1)
-    (folder / "generator-0.pt").write_bytes(b"")
-    with pytest.raises(ArtifactError, match="cannot be read"):
+    check_whole(folder)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {file.name for file in files} == {"meta.json", "config.yaml", "index.json", "rank-0.safetensors"}
+    for file in files:
+        sound = file.read_bytes()
+        for position in range(0, len(sound), 1 + len(sound) // 100):
+            damaged = bytearray(sound)
+            damaged[position] ^= 1 << position % 8
+            file.write_bytes(damaged)
+            with pytest.raises(ArtifactError, match=file.name):
+                check_whole(folder)
+        file.write_bytes(sound)
+
+
+@pytest.mark.parametrize("file", ["meta.json", "config.yaml", "state/index.json", "state/rank-0.safetensors"])
+def test_every_missing_file_is_noticed(store, file):
+    folder = save(store, 1)
+    (folder / file).unlink()
+    with pytest.raises(ArtifactError, match=r"is missing|is not a checkpoint"):
+        check_whole(folder)
+
+
+def test_state_that_is_no_tensor_is_refused(store, tmp_path):
+    trainer = Weights(1.0)
+    trainer.step_count = {"not": "a tensor"}
+    with pytest.raises(RunError, match=r"optimizer.weight.step.not is no tensor"):
+        store.save(trainer, meta(1), "")
+    assert names(tmp_path) == set()
+
+
+def test_all_kinds_of_tensors_come_back(store):
+    tensors = {
+        "bool": torch.tensor([True, False, True]),
+        "bfloat16": torch.randn(3, 5).bfloat16(),
+        "empty": torch.empty(0, 4),
+        "int64": torch.arange(7),
+        "strided": torch.randn(4, 6).T,
+        "view": torch.randn(10)[3:6],
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+    }
+    trainer = Weights(1.0)
+    trainer.state_dict = lambda: {"model": tensors}
+    folder = store.save(trainer, meta(1), "")
+    found = read_model_state(folder)
+    assert found.keys() == tensors.keys()
+    for name, value in tensors.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+
+
+# --- which one is resumed ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(store) -> CheckpointStore:
+    store._keep = 3
+    for step in (1, 2, 3):
+        save(store, step)
+    return store
+
+
+def damage(folder: Path) -> None:
+    file = folder / "state" / "rank-0.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_damaged_newest_one_is_named_with_what_to_do(three, tmp_path):
+    damage(three.folder(3))
+    folder = three.folder(3)
+    with pytest.raises(ArtifactError) as caught:
+        latest(three)
+    assert str(caught.value) == (
+        f"{folder / 'state' / 'rank-0.safetensors'} is damaged: its checksum is not the one in meta.json; go on from "
+        f"step-2 with --resume-from previous, or delete {folder}"
+    )
+
+
+def test_previous_is_the_newest_whole_one_before_the_newest(three):
+    root = three.folder(0).parent
+    assert checkpoint_to_resume(root, "previous") == three.folder(2)
+    damage(three.folder(2))
+    assert checkpoint_to_resume(root, "previous") == three.folder(1)
+    damage(three.folder(1))
+    with pytest.raises(ArtifactError, match=r"train.resume_from=previous: .* has no whole checkpoint before"):
+        checkpoint_to_resume(root, "previous")
+
+
+def test_a_checkpoint_can_be_named(three):
+    root = three.folder(0).parent
+    assert checkpoint_to_resume(root, "step-1") == three.folder(1)
+    with pytest.raises(ArtifactError, match=r"train.resume_from=step-9: .* only step-1, step-2, step-3"):
+        checkpoint_to_resume(root, "step-9")
+    damage(three.folder(1))
+    with pytest.raises(ArtifactError, match=r"no earlier checkpoint is there: delete .*step-1 to start anew"):
+        checkpoint_to_resume(root, "step-1")
+
+
+def test_one_without_meta_is_passed_over_with_a_word_and_written_again(three, caplog):
+    (three.folder(3) / "meta.json").unlink()
+    assert latest(three) == three.folder(2)
+    assert f"{three.folder(3)} has no meta.json" in caplog.text
+    three.load(Weights(0.0), three.folder(2))
+    save(three, 3)
+    assert latest(three) == three.folder(3)
+
+
+def test_best_that_lost_its_meta_is_no_best(store):
+    folder = save(store, 3, best=True)
+    (folder / "meta.json").unlink()
+    assert store.best() is None
+
+
+def test_a_future_that_was_given_up_is_written_anew_and_rotates_nothing_away(three):
+    three.load(Weights(0.0), three.folder(1))
+    three._keep = 1
+    damage(three.folder(3))
+    save(three, 2)
+    assert latest_names(three) == ["step-2", "step-3"]
+    save(three, 3)
+    assert latest_names(three) == ["step-3"]
+    check_whole(three.folder(3))
+
+
+def latest_names(store) -> list[str]:
+    return sorted(folder.name for folder in store.folder(0).parent.glob("step-*"))
+
+
+# --- checkpoints of earlier versions ----------------------------------------------------------------------------
+
+
+def write_as_before(root: Path, weights: DraftTrainer) -> Path:
+    """As versions before the index in JSON did."""
+    from torch.distributed import checkpoint as dcp
+
+    folder = root / "step-5"
+    folder.mkdir()
+    dcp.save(weights.state_dict(), storage_writer=dcp.FileSystemWriter(folder / "state"))
+    torch.save(torch.get_rng_state(), folder / "generator-0.pt")
+    body = {"step": 5, "identity": "run", "target_digest": "target", "acceptance_length": 1.5}
+    (folder / "meta.json").write_text(json.dumps(body, indent=2) + "\n")
+    return folder
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(store):
+    torch.manual_seed(5)
+    folder = write_as_before(store.folder(0).parent, Weights(5.0))
+    expected = torch.rand(3)
+    torch.manual_seed(99)
+    fresh = Weights(0.0)
+    assert latest(store) == folder
+    assert store.load(fresh, folder) == meta(5)
+    assert fresh.weight.tolist() == [5.0] * 4
+    assert torch.equal(torch.rand(3), expected)
+    assert read_tensors(folder)["optimizer.weight.step"].item() == 5.0
+
+
+class Payload:
+    """Unpickling it would make a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return (Path.touch, (self.marker,))
+
+
+@pytest.mark.parametrize("place", ["index", "inside", "bytes", "tensors", "generator"])
+def test_no_pickle_of_an_earlier_version_runs_code(store, tmp_path, place):
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    folder = write_as_before(store.folder(0).parent, Weights(5.0))
+    marker = tmp_path / "marker"
+    payload = pickle.dumps(Payload(marker))
+    index = folder / "state" / ".metadata"
+    match place:
+        case "index":
+            index.write_bytes(payload)
+        case "inside":
+            metadata = pickle.loads(index.read_bytes())
+            metadata.planner_data = Payload(marker)
+            index.write_bytes(pickle.dumps(metadata))
+        case "bytes":
+            metadata = pickle.loads(index.read_bytes())
+            metadata.state_dict_metadata["model.weight"] = BytesStorageMetadata()
+            index.write_bytes(pickle.dumps(metadata))
+            (folder / "state" / "__0_0.distcp").write_bytes(payload)
+        case "tensors":
+            (folder / "state" / "__0_0.distcp").write_bytes(payload * 100)
+        case "generator":
+            (folder / "generator-0.pt").write_bytes(payload)
+    with pytest.raises(ArtifactError, match=r"is damaged|cannot be read"):
         store.load(Weights(0.0), folder)
+    if place != "generator":
+        with pytest.raises(ArtifactError, match=r"is damaged|cannot be read"):
+            read_model_state(folder)
+    assert not marker.exists()
+
+
+def test_damaged_index_of_an_earlier_version_is_one_error_and_no_log(store, caplog):
+    folder = write_as_before(store.folder(0).parent, Weights(5.0))
+    index = folder / "state" / ".metadata"
+    sound = index.read_bytes()
+    index.write_bytes(sound[: len(sound) // 2])
+    with pytest.raises(ArtifactError, match=r"\.metadata is damaged"):
+        store.load(Weights(0.0), folder)
+    assert [record for record in caplog.records if record.name == "root"] == []
 
 
 @pytest.mark.filterwarnings("ignore:.*single process")
-def test_a_flipped_bit_in_the_metadata_is_told_or_harmless(store):
-    folder = save(store, 1)
+def test_a_flipped_bit_in_an_index_of_an_earlier_version_is_told_or_harmless(store):
+    folder = write_as_before(store.folder(0).parent, Weights(5.0))
     file = folder / "state" / ".metadata"
     sound = file.read_bytes()
     for position in range(0, len(sound), 5):
@@ -197,7 +408,7 @@ try:
 except RunError as error:
     print(error)
 fresh = Weights(0.0, 10_000)
-store.load(fresh, store.latest())
+store.load(fresh, store.folder(1))
 print(fresh.weight.unique().tolist(), sorted(path.name for path in root.iterdir()))
 dist.destroy_process_group()
 """
@@ -213,19 +424,24 @@ def test_full_disk_leaves_earlier_checkpoints_as_they_were(tmp_path):
     )  # fmt: skip
     assert child.returncode == 0, child.stderr
     failure, left = child.stdout.splitlines()
-    assert failure.startswith(f"checkpoint {tmp_path / 'checkpoints' / 'step-2'} was not written (rank 0): ")
-    assert f"MB are free in {tmp_path / 'checkpoints'})" in failure
+    assert failure.startswith(f"checkpoint {tmp_path / 'checkpoints' / 'step-2'} (rank 0) was not written: ")
+    assert (
+        f"MB are free in {tmp_path / 'checkpoints'}); raise the limit on the size of files (ulimit -f)"
+        in failure
+    )
     assert left == "[1.0] ['step-1']"
 
 
 def test_a_folder_that_was_removed_does_not_come_back(store, tmp_path):
     (tmp_path / "checkpoints").rmdir()
-    with pytest.raises(RunError, match=r"step-2 was not written \(rank 0\): FileNotFoundError"):
+    with pytest.raises(RunError, match=r"step-2 \(rank 0\) was not written: No such file"):
         save(store, 2)
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_meta_is_plain_json():
-    assert json.loads(meta(3).to_json()) == {
-        "step": 3, "identity": "run", "target_digest": "target", "acceptance_length": 1.5
+    found = json.loads(meta(3).to_json())
+    assert len(found.pop("checksum")) == 32
+    assert found == {
+        "step": 3, "identity": "run", "target_digest": "target", "acceptance_length": 1.5, "files": {}
     }  # fmt: skip

@@ -57,6 +57,9 @@ class RunFlags:
     ] = None
     launcher: Annotated[str | None, Parameter(help="Who starts the processes: local (launcher.name).")] = None
     output: Annotated[str | None, Parameter(help="Run directory (output).")] = None
+    resume_from: Annotated[
+        str | None, Parameter(help="Checkpoint to resume from: latest, previous, step-N (train.resume_from).")
+    ] = None
 
     def as_keys(self) -> dict[str, object]:
         keys = {
@@ -69,6 +72,7 @@ class RunFlags:
             "placement.kind": self.placement,
             "launcher.name": self.launcher,
             "output": self.output,
+            "train.resume_from": self.resume_from,
         }
         return {key: value for key, value in keys.items() if value is not None}
 
@@ -179,7 +183,7 @@ def regenerate(
 
 
 @app.command
-def export(*, checkpoint: Path, output: Path) -> None:
+def export(*, checkpoint: Path, output: Path, target: str | None = None) -> None:
     """Export a checkpoint as a draft folder that vLLM and SGLang load.
 
     Parameters
@@ -188,10 +192,12 @@ def export(*, checkpoint: Path, output: Path) -> None:
         A step-N folder of a run.
     output
         Folder to write; must not exist.
+    target
+        Where the target is now, if it was moved since.
     """
     from spec_trainer.export import export_checkpoint
 
-    print(f"draft: {export_checkpoint(checkpoint, output)}")
+    print(f"draft: {export_checkpoint(checkpoint, output, target)}")
 
 
 @app.command

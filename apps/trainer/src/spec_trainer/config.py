@@ -78,6 +78,9 @@ class TrainConfig(OptimizerConfig):
     """Steps between checkpoints; the last step and a new best are saved besides."""
     keep: PositiveInt = 2
     """Newest checkpoints kept, besides the best one."""
+    resume_from: Annotated[str, Field(pattern=r"^(latest|previous|step-\d+)$")] = "latest"
+    """Where the command begins in a run directory that has checkpoints: latest, previous (the newest whole one before
+    the newest, where that is damaged) or step-N."""
     eval_every: NonNegativeInt = 0
     """Steps between held-out evaluations; 0 evaluates only at the end."""
     push_every: NonNegativeInt = 0

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from spec_core.errors import ArtifactError, ConfigError
-from spec_trainer.checkpoint import read_meta, read_model_state
+from spec_trainer.checkpoint.folder import check_whole
+from spec_trainer.checkpoint.store import read_model_state
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.resolve import resolve_config, resolve_target
 from spec_trainer.run_directory import check_writable
@@ -17,16 +18,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def export_checkpoint(checkpoint: Path, output: Path) -> Path:
-    """Writes ``output``; the target must still be the one that the draft was trained for."""
+def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None = None) -> Path:
+    """Writes ``output``; the target must still be the one that the draft was trained for. ``target_folder``: where it
+    is now, if not where it was."""
     from spec_core.target_reader import read_target
 
-    meta = read_meta(checkpoint)
+    meta = check_whole(checkpoint)
     if os.path.exists(output):
         raise ArtifactError(f"output {output} exists; choose a new folder")
     check_writable(output)
+    moved = {} if target_folder is None else {"target": target_folder}
     try:
-        config, types = resolve_config(checkpoint / "config.yaml", {}, [])
+        config, types = resolve_config(checkpoint / "config.yaml", moved, [])
     except (ConfigError, yaml.YAMLError) as error:
         raise ArtifactError(f"{checkpoint} is not a usable checkpoint: {error}") from error
     target = read_target(resolve_target(config.target))

@@ -10,7 +10,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from spec_core.engine import Site
-from spec_trainer.checkpoint import CheckpointStore, read_meta
+from spec_trainer.checkpoint.folder import read_meta
+from spec_trainer.checkpoint.resume import checkpoint_to_resume
+from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.dispatch import Dispatcher
 from spec_trainer.draft_trainer import ShardedDraftTrainer
 from spec_trainer.loop import TrainingRun, train
@@ -51,7 +53,10 @@ def run_training(plan: ResolvedRun) -> dict[str, Any]:
         plan.backend.prepare_host(plan.config.placement.kind),
         StopRequest() as stop,
     ):
-        plan.directory.open(plan.identity, plan.config)
+        # What the command was asked to resume from is for this command alone: the directory's own is the newest.
+        plan.directory.open(plan.identity, plan.resuming("latest").config)
+        start = checkpoint_to_resume(plan.directory.checkpoints, plan.config.train.resume_from)
+        plan = plan.resuming(start.name if start else "latest")
         run = _train_inline if plan.config.placement.kind == "inline" else _launch
         return run(plan, stop)
 
@@ -119,15 +124,18 @@ def training_run(
     stream: BatchSource,
     links: RankLinks,
 ) -> Iterator[TrainingRun]:
-    """One trainer rank, resumed from the newest checkpoint of the run's directory."""
+    """One trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
     import torch.distributed as dist
 
     with ExitStack() as stack:
         stack.enter_context(_default_group(plan, rank, links.store))
         trainer = _build_trainer(plan, device)
         checkpoints = CheckpointStore(plan.directory.checkpoints, plan.config.train.keep, dist.group.WORLD)
-        latest, best = checkpoints.latest(), checkpoints.best()
-        done_steps = checkpoints.load(trainer, latest).step if latest else 0
+        start, best = plan.config.train.resume_from, checkpoints.best()
+        # The launcher has chosen a checkpoint by name, or "latest" where there is none.
+        done_steps = (
+            0 if start == "latest" else checkpoints.load(trainer, plan.directory.checkpoints / start).step
+        )
         yield TrainingRun(
             plan=plan,
             rank=rank,

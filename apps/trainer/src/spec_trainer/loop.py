@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core import BatchShare
 from spec_core.errors import RunError
-from spec_trainer.checkpoint import CheckpointMeta
+from spec_trainer.checkpoint.folder import CheckpointMeta
 from spec_trainer.clock import Clock
 from spec_trainer.interrupted import Interrupted
 from spec_trainer.schedule import learning_rate
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from spec_core import DraftTrainer, TrainStep
     from spec_core.records import StepOutput
-    from spec_trainer.checkpoint import CheckpointStore
+    from spec_trainer.checkpoint.store import CheckpointStore
     from spec_trainer.feature_stream import BatchSource
     from spec_trainer.profiling import StepProfiler
     from spec_trainer.resolve import ResolvedRun

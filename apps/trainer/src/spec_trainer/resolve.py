@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,11 @@ class ResolvedRun(ResolvedParts):
 
     dataset: Dataset
     work: WorkPlan
+
+    def resuming(self, checkpoint: str) -> ResolvedRun:
+        """The same run with another ``train.resume_from``."""
+        train = self.config.train.model_copy(update={"resume_from": checkpoint})
+        return replace(self, config=self.config.model_copy(update={"train": train}))
 
     @cached_property
     def directory(self) -> RunDirectory:

@@ -1,23 +1,31 @@
-"""Checkpoints: ``checkpoints/step-N``, written whole or not at all, rotated, with a link to the best one.
+"""CheckpointStore: saves, loads and rotates the checkpoints of one run; and full tensors of one, without a run.
 
-A step folder holds the sharded state (torch.distributed.checkpoint: model with its vocabulary mapping, float32
-masters, optimizer), each rank's generator state, the resolved configuration and ``meta.json``. The data position
-and the learning rate are functions of the step, so N is all of the rest.
+A step folder holds the sharded state (model with its vocabulary mapping, float32 masters, optimizer, each rank's
+generator), the resolved configuration and ``meta.json``. The data position and the learning rate are functions of
+the step, so N is all of the rest.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
-import re
 import shutil
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spec_core.errors import ArtifactError, RunError
+from spec_core.errors import ArtifactError
+from spec_core.foreign import foreign_errors
+from spec_trainer.checkpoint.folder import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    META_FILE,
+    CheckpointMeta,
+    finished,
+    read_meta,
+    step_of,
+    write_synced,
+)
+from spec_trainer.disk import not_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,39 +33,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
+    from torch.distributed.checkpoint import StorageReader
 
     from spec_core import DraftTrainer
 
 _BEST = "best"
-_STEP = re.compile(r"step-\d+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointMeta:
-    """``meta.json`` of a step folder."""
-
-    step: int
-    """Optimizer steps done."""
-    identity: str
-    target_digest: str
-    acceptance_length: float | None = None
-    """Held-out, simulated; None if it was not evaluated at this step."""
-
-    def to_json(self) -> str:
-        return json.dumps(self.__dict__, indent=2) + "\n"
-
-
-def read_meta(folder: Path) -> CheckpointMeta:
-    """Raises ArtifactError if the folder is no checkpoint."""
-    file = folder / "meta.json"
-    if not file.is_file() or not (folder / "state" / ".metadata").is_file():
-        raise ArtifactError(
-            f"{folder} is not a checkpoint: expected a step-N folder with meta.json and state/"
-        )
-    try:
-        return CheckpointMeta(**json.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
-        raise ArtifactError(f"{file} is damaged: {error}") from error
+_GENERATORS = "generator"
 
 
 def read_model_state(folder: Path) -> dict[str, Tensor]:
@@ -72,8 +53,7 @@ def read_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
     import torch
     from torch.distributed import checkpoint as dcp
 
-    read_meta(folder)
-    reader = dcp.FileSystemReader(folder / "state")
+    reader = _reader(folder)
     with _readable(folder), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*single process.*")  # that is what is asked for
         state = {
@@ -92,58 +72,67 @@ class CheckpointStore:
         self._root = root
         self._keep = keep
         self._group = group
+        self._newest: Path | None = None
+        """What this process has saved or loaded last."""
 
-    def latest(self) -> Path | None:
-        return max(self._steps(), key=_step_of, default=None)
+    def folder(self, step: int) -> Path:
+        return self._root / f"step-{step}"
 
     def best(self) -> Path | None:
+        """The checkpoint that the link names, if it is one."""
         link = self._root / _BEST
-        return link.resolve() if link.exists() else None
+        return link.resolve() if (link / META_FILE).is_file() else None
 
     def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str, best: bool = False) -> Path:
         """Collective. A failure leaves every earlier checkpoint as it was. ``best``: so far."""
         import torch.distributed as dist
         from torch.distributed import checkpoint as dcp
 
-        folder = self._root / f"step-{meta.step}"
-        if folder.exists():  # saved by the previous incarnation of this run, or by an evaluation at this step
+        from spec_trainer.checkpoint.storage import SafetensorsWriter
+
+        folder = self.folder(meta.step)
+        if folder == self._newest:  # an evaluation at this step has saved it
             return folder
-        scratch = self._root / f".step-{meta.step}"
+        scratch = self._root / f".{folder.name}"
         rank = self._group.rank()
         with _whole_or_not(folder, scratch, rank):
             scratch.mkdir(exist_ok=True)  # not its parents: they may have been removed
             (scratch / "state").mkdir(exist_ok=True)
-            writer = dcp.FileSystemWriter(scratch / "state", sync_files=True)
-            dcp.save(trainer.state_dict(), storage_writer=writer, process_group=self._group)
-            _save_generator(scratch / f"generator-{rank}.pt")
+            writer = SafetensorsWriter(scratch, rank)
+            dcp.save(
+                trainer.state_dict() | _generator(rank), storage_writer=writer, process_group=self._group
+            )
         dist.barrier(self._group)
         if rank == 0:
             with _whole_or_not(folder, scratch, rank):
-                (scratch / "meta.json").write_text(meta.to_json())
-                (scratch / "config.yaml").write_text(config_text)
+                files = {CONFIG_FILE: write_synced(scratch / CONFIG_FILE, config_text), **writer.digests}
+                write_synced(scratch / META_FILE, meta.model_copy(update={"files": files}).to_json())
                 if best:
                     self._link_best(folder)
+                _discard(folder)  # an unfinished one, or one of a future that was given up
                 scratch.rename(folder)
                 _sync_folder(self._root)
-            self._rotate()
+            self._rotate(meta.step)
         dist.barrier(self._group)
+        self._newest = folder
         return folder
 
     def load(self, trainer: DraftTrainer, folder: Path) -> CheckpointMeta:
-        """Collective. Any number of ranks; a rank that did not exist then keeps its fresh generator."""
+        """Collective. Any number of ranks; a rank that did not exist then keeps its fresh generator.
+
+        Whether the folder is whole is for the caller to check, once for all ranks.
+        """
         from torch.distributed import checkpoint as dcp
 
-        meta = read_meta(folder)
-        state = trainer.state_dict()
+        reader, rank = _reader(folder), self._group.rank()
+        state, generator = trainer.state_dict(), _generator(rank)
         with _readable(folder):
-            dcp.load(state, storage_reader=dcp.FileSystemReader(folder / "state"), process_group=self._group)
-            _load_generator(folder / f"generator-{self._group.rank()}.pt")
+            wanted = state | (generator if _holds_generator(reader, rank) else {})
+            dcp.load(wanted, storage_reader=reader, process_group=self._group)
         trainer.load_state_dict(state)
-        return meta
-
-    def _steps(self) -> list[Path]:
-        named = [folder for folder in self._root.glob("step-*") if _STEP.fullmatch(folder.name)]
-        return sorted((folder for folder in named if (folder / "meta.json").is_file()), key=_step_of)
+        _set_generator(generator, folder, rank)
+        self._newest = folder
+        return read_meta(folder)
 
     def _link_best(self, folder: Path) -> None:
         """Swapped in one rename, before there is the folder: after a crash in between, the step is evaluated anew."""
@@ -152,14 +141,20 @@ class CheckpointStore:
         scratch.symlink_to(folder.name)
         scratch.replace(self._root / _BEST)
 
-    def _rotate(self) -> None:
+    def _rotate(self, step: int) -> None:
+        """Later ones than ``step`` are of a future that was given up: they count for nothing."""
         best = self.best()
-        for folder in self._steps()[: -self._keep]:
+        for folder in [folder for folder in finished(self._root) if step_of(folder) <= step][: -self._keep]:
             if folder.resolve() != best:
-                # Renamed first: a crash in the middle of the removal leaves no half checkpoint under a good name.
-                doomed = folder.with_name(f".{folder.name}.old")
-                folder.rename(doomed)
-                shutil.rmtree(doomed)
+                _discard(folder)
+
+
+def _discard(folder: Path) -> None:
+    """Renamed first: a crash in the middle of the removal leaves no half checkpoint under a good name."""
+    if folder.exists():
+        doomed = folder.with_name(f".{folder.name}.old")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
 
 
 @contextmanager
@@ -170,46 +165,52 @@ def _whole_or_not(folder: Path, scratch: Path, rank: int) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
-        there = next(above for above in folder.parents if above.exists())
-        free_mb = shutil.disk_usage(there).free >> 20
+        failure = not_written(f"checkpoint {folder} (rank {rank})", folder.parent, _root_cause(error))
         shutil.rmtree(scratch, ignore_errors=True)
-        raise RunError(
-            f"checkpoint {folder} was not written (rank {rank}): {_root_cause(error)} "
-            f"({free_mb} MB are free in {there})"
-        ) from error
-
-
-_UNREADABLE = (OSError, RuntimeError, MemoryError, pickle.UnpicklingError, EOFError, AttributeError, ImportError,
-               LookupError, TypeError, ValueError, OverflowError)  # fmt: skip
-"""What damaged files raise: pickle promises nothing."""
+        raise failure from error
 
 
 @contextmanager
 def _readable(folder: Path) -> Iterator[None]:
-    """A failure to read becomes an ArtifactError."""
+    """A failure to read becomes an ArtifactError, in the words of its cause."""
     from torch.distributed import checkpoint as dcp
 
-    try:
-        yield
-    except (*_UNREADABLE, dcp.api.CheckpointException) as error:
-        raise ArtifactError(f"checkpoint {folder} cannot be read: {_root_cause(error)}") from error
+    with foreign_errors(ArtifactError, f"checkpoint {folder} cannot be read"):
+        try:
+            yield
+        except dcp.api.CheckpointException as error:
+            raise _root_cause(error) from None
 
 
-def _step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
+def _reader(folder: Path) -> StorageReader:
+    read_meta(folder)
+    if (folder / INDEX_FILE).is_file():
+        from spec_trainer.checkpoint.storage import SafetensorsReader
+
+        return SafetensorsReader(folder)
+    from spec_trainer.checkpoint.pickled import PickledReader
+
+    return PickledReader(folder)
 
 
-def _save_generator(file: Path) -> None:
+def _generator(rank: int) -> dict[str, dict[str, Tensor]]:
+    """This rank's generator, as a part of the state that only this rank has."""
     import torch
 
-    torch.save(torch.get_rng_state(), file)
+    return {_GENERATORS: {f"rank-{rank}": torch.get_rng_state()}}
 
 
-def _load_generator(file: Path) -> None:
+def _holds_generator(reader: StorageReader, rank: int) -> bool:
+    return f"{_GENERATORS}.rank-{rank}" in reader.read_metadata().state_dict_metadata
+
+
+def _set_generator(loaded: dict[str, dict[str, Tensor]], folder: Path, rank: int) -> None:
     import torch
 
-    if file.is_file():
-        torch.set_rng_state(torch.load(file, weights_only=True))
+    from spec_trainer.checkpoint.pickled import read_pickled_generator
+
+    pickled = read_pickled_generator(folder, rank)
+    torch.set_rng_state(loaded[_GENERATORS][f"rank-{rank}"] if pickled is None else pickled)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -221,11 +222,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _root_cause(error: BaseException) -> str:
+def _root_cause(error: BaseException) -> BaseException:
     """DCP wraps what happened on each rank; the person wants the disk's own words."""
     failures = getattr(error, "failures", None)
     if failures:
         error = next(iter(failures.values()))[0]
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return error

@@ -1,0 +1,114 @@
+"""A step folder from outside: what it must hold, and whether every byte of it is as it was written. Imports no torch.
+
+``meta.json`` has a digest of every other file, and one of itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from spec_core.config import Config, validate
+from spec_core.errors import ArtifactError, ConfigError
+from spec_core.foreign import foreign_errors, parse_json_object, read_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+META_FILE, CONFIG_FILE, INDEX_FILE = "meta.json", "config.yaml", "state/index.json"
+PICKLED_INDEX_FILE = "state/.metadata"
+"""What earlier versions wrote in place of ``INDEX_FILE``, and without digests."""
+
+new_digest = functools.partial(hashlib.blake2b, digest_size=16)
+"""The one checksum of checkpoints; the checksum of feature folders, too."""
+
+_STEP = re.compile(r"step-\d+")
+
+
+class CheckpointMeta(Config):
+    """``meta.json`` of a step folder."""
+
+    step: int
+    """Optimizer steps done."""
+    identity: str
+    target_digest: str
+    acceptance_length: float | None = None
+    """Held-out, simulated; None if it was not evaluated at this step."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Digest of each other file by its path in the folder; empty where an earlier version has written it."""
+
+    def to_json(self) -> str:
+        body = self.model_dump(mode="json")
+        checksum = new_digest(json.dumps(body).encode()).hexdigest()
+        return json.dumps({**body, "checksum": checksum}, indent=2) + "\n"
+
+
+def read_meta(folder: Path) -> CheckpointMeta:
+    """Return what ``meta.json`` says; ArtifactError if the folder is no checkpoint, or that file is damaged."""
+    file = folder / META_FILE
+    if not file.is_file() or not any(
+        (folder / index).is_file() for index in (INDEX_FILE, PICKLED_INDEX_FILE)
+    ):
+        raise ArtifactError(
+            f"{folder} is not a checkpoint: expected a step-N folder with meta.json and state/"
+        )
+    content = read_bytes(file, ArtifactError)
+    values = parse_json_object(content, file, ArtifactError)
+    values.pop("checksum", None)
+    try:
+        meta = validate(CheckpointMeta, values, str(file))
+    except ConfigError as error:
+        raise ArtifactError(f"{file} is damaged: {error}") from error
+    # The text, not what it means: no byte may change unnoticed.
+    if (folder / INDEX_FILE).is_file() and content != meta.to_json().encode():
+        raise ArtifactError(f"{file} is damaged: its checksum differs")
+    return meta
+
+
+def check_whole(folder: Path) -> CheckpointMeta:
+    """Return its meta; ArtifactError that names the file where one is missing or not as it was written."""
+    meta = read_meta(folder)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        found = pool.map(lambda name: _digest_of(folder / name), meta.files)
+        for (name, expected), actual in zip(meta.files.items(), found, strict=True):
+            if actual != expected:
+                raise ArtifactError(f"{folder / name} is damaged: its checksum is not the one in {META_FILE}")
+    return meta
+
+
+def finished(root: Path) -> list[Path]:
+    """Return the step folders of ``root`` that have a ``meta.json``, oldest first."""
+    return [folder for folder in step_folders(root) if (folder / META_FILE).is_file()]
+
+
+def step_folders(root: Path) -> list[Path]:
+    named = [folder for folder in root.glob("step-*") if _STEP.fullmatch(folder.name)]
+    return sorted(named, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def write_synced(file: Path, text: str) -> str:
+    """Write a file and see it on the disk; return its digest."""
+    content = text.encode()
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return new_digest(content).hexdigest()
+
+
+def _digest_of(file: Path) -> str:
+    if not file.is_file():  # nor a pipe, which would be waited for
+        raise ArtifactError(f"{file} is missing")
+    with foreign_errors(ArtifactError, f"{file} cannot be read"), file.open("rb") as stream:
+        return hashlib.file_digest(stream, new_digest).hexdigest()
