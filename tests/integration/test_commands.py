@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from spec_trainer.cli import run
 
@@ -291,10 +292,29 @@ def test_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(command_line, 
     outcome = command_line(*words(tmp_path / "out", "train.lr=1e30", "train.save_every=1"))
     assert outcome.code == 1
     assert "nan" in outcome.err
-    assert "lower train.lr" in outcome.err
+    assert "step-" in outcome.err
+    assert "is sound: lower train.lr" in outcome.err
     steps = sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir())
     assert f"step-{len(metrics(tmp_path / 'out'))}" in steps
     assert len(metrics(tmp_path / "out")) < STEPS
+
+
+def test_a_target_that_is_not_finite_is_not_blamed_on_the_learning_rate(
+    command_line, words, tmp_path, peaked_target
+):
+    broken = _with_nan(shutil.copytree(peaked_target, tmp_path / "target"))
+    outcome = command_line(*words(tmp_path / "out", f"target={broken}"))
+    assert outcome.code == 1
+    assert f"before any weight has changed: target {broken}, its features or" in outcome.err
+    assert "train.lr" not in outcome.err
+
+
+def test_a_draft_that_is_not_finite_is_not_evaluated(command_line, trained, tmp_path, peaked_target, prompts):
+    draft = _with_nan(shutil.copytree(trained / "draft", tmp_path / "draft"))
+    asked = ("--target", peaked_target, "--prompts", prompts)
+    line = command_line("evaluate", "--draft-model", draft, *asked).error
+    assert line.startswith(f"draft {draft}: ")
+    assert "holds values that are not finite" in line
 
 
 def test_tensorboard_gets_the_scalars(words, tmp_path):
@@ -477,3 +497,12 @@ def _ticks(seconds: float) -> Iterator[None]:
         yield
         time.sleep(0.005)
     raise AssertionError(f"nothing within {seconds} s")
+
+
+def _with_nan(folder: Path) -> Path:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = max(tensors, key=lambda name: tensors[name].numel() * tensors[name].is_floating_point())
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder

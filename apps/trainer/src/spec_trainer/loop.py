@@ -69,7 +69,7 @@ def train(run: TrainingRun) -> dict[str, Any]:
             result.grad_norm.item()  # waits for the device: the step's time is the step's
         run.stream.check()
         record = _record(run, item, result, rate)
-        _check_finite(record)
+        _check_finite(run, record)
         run.done_steps = item.step + 1
         run.log.trained(run.done_steps, share)
         if work.evaluates_after(run.done_steps):
@@ -125,13 +125,19 @@ def _record(run: TrainingRun, item: WorkItem, result: TrainStep, rate: float) ->
     }
 
 
-def _check_finite(record: dict[str, Any]) -> None:
+def _check_finite(run: TrainingRun, record: dict[str, Any]) -> None:
     """Ends a run whose weights are lost, before a checkpoint of them takes the place of a good one."""
-    if not math.isfinite(record["loss"]) or not math.isfinite(record["grad_norm"]):
+    if math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"]):
+        return
+    told = f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}"
+    if record["step"] == 1:
         raise RunError(
-            f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}; the last checkpoint "
-            "is sound: lower train.lr or train.clip and start anew"
+            f"{told}, before any weight has changed: target {run.plan.target.folder}, its features or the draft of "
+            "draft.init_from hold values that are not finite; check those files"
         )
+    newest = run.checkpoints.newest
+    left = "no checkpoint was written" if newest is None else f"checkpoint {newest} is sound"
+    raise RunError(f"{told}; {left}: lower train.lr or train.clip and start anew")
 
 
 def _checkpoint(run: TrainingRun, record: dict[str, Any]) -> None:

@@ -41,11 +41,13 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     """Raises a UsageError, one line, for anything that is wrong."""
     from spec_core.target_reader import read_target
     from spec_trainer.engines.draft_folder import check_draft
+    from spec_trainer.evaluation.finite import check_finite
     from spec_trainer.resolve import resolve_target
 
     options = read_engine_options(request.engine, request.backend, words)
     target = read_target(resolve_target(request.target))
     draft, num_draft_tokens = check_draft(request.draft_model, target, request.num_draft_tokens)
+    check_finite(request.draft_model)
     options.engine_type.check_draft(options.sections.engine, target, request.draft_model, num_draft_tokens)
     work = _workload(request, target, num_draft_tokens)
     return Evaluation(request=request, options=options, target=target, draft=draft, work=work)
