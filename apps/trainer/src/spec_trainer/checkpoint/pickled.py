@@ -42,6 +42,7 @@ class PickledReader(FileSystemReader):
         """Raise ArtifactError where the index is damaged or names more than a checkpoint of tensors needs."""
         file = folder / PICKLED_INDEX_FILE
         super().__init__(file.parent)
+        self._folder = folder
         content = read_bytes(file, ArtifactError)
         with foreign_errors(ArtifactError, f"{file} is damaged"):
             self._metadata: Metadata = _IndexUnpickler(io.BytesIO(content)).load()
@@ -50,17 +51,17 @@ class PickledReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self._metadata
 
+    def generator(self, rank: int) -> torch.Tensor | None:
+        """Return the state of a rank's generator, if there was such a rank."""
+        file = self._folder / f"generator-{rank}.pt"
+        if not file.is_file():
+            return None
+        with foreign_errors(ArtifactError, f"{file} is damaged"):
+            return torch.load(file, weights_only=True)
+
 
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no index of a checkpoint does")
         return super().find_class(module, name)
-
-
-def read_pickled_generator(folder: Path, rank: int) -> torch.Tensor | None:
-    file = folder / f"generator-{rank}.pt"
-    if not file.is_file():
-        return None
-    with foreign_errors(ArtifactError, f"{file} is damaged"):
-        return torch.load(file, weights_only=True)

@@ -72,7 +72,7 @@ class CheckpointStore:
         self._root = root
         self._keep = keep
         self._group = group
-        self._newest: Path | None = None
+        self.newest: Path | None = None
         """What this process has saved or loaded last."""
 
     def folder(self, step: int) -> Path:
@@ -91,7 +91,7 @@ class CheckpointStore:
         from spec_trainer.checkpoint.storage import SafetensorsWriter
 
         folder = self.folder(meta.step)
-        if folder == self._newest:  # an evaluation at this step has saved it
+        if folder == self.newest:  # an evaluation at this step has saved it
             return folder
         scratch = self._root / f".{folder.name}"
         rank = self._group.rank()
@@ -114,7 +114,7 @@ class CheckpointStore:
                 _sync_folder(self._root)
             self._rotate(meta.step)
         dist.barrier(self._group)
-        self._newest = folder
+        self.newest = folder
         return folder
 
     def load(self, trainer: DraftTrainer, folder: Path) -> CheckpointMeta:
@@ -130,8 +130,8 @@ class CheckpointStore:
             wanted = state | (generator if _holds_generator(reader, rank) else {})
             dcp.load(wanted, storage_reader=reader, process_group=self._group)
         trainer.load_state_dict(state)
-        _set_generator(generator, folder, rank)
-        self._newest = folder
+        _set_generator(reader, generator, rank)
+        self.newest = folder
         return read_meta(folder)
 
     def _link_best(self, folder: Path) -> None:
@@ -204,12 +204,12 @@ def _holds_generator(reader: StorageReader, rank: int) -> bool:
     return f"{_GENERATORS}.rank-{rank}" in reader.read_metadata().state_dict_metadata
 
 
-def _set_generator(loaded: dict[str, dict[str, Tensor]], folder: Path, rank: int) -> None:
+def _set_generator(reader: StorageReader, loaded: dict[str, dict[str, Tensor]], rank: int) -> None:
     import torch
 
-    from spec_trainer.checkpoint.pickled import read_pickled_generator
+    from spec_trainer.checkpoint.pickled import PickledReader
 
-    pickled = read_pickled_generator(folder, rank)
+    pickled = reader.generator(rank) if isinstance(reader, PickledReader) else None
     torch.set_rng_state(loaded[_GENERATORS][f"rank-{rank}"] if pickled is None else pickled)
 
 
