@@ -1,0 +1,232 @@
+"""No data is code: whatever a folder or file holds, no command runs it. Each payload would make a file."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from spec_trainer.cli import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+KEYS = {"train.global_batch_tokens": 64, "draft.num_steps": 2, "train.save_every": 1}
+MODULES = ("queue", "secrets", "torch", "numpy", "sitecustomize", "multiprocessing", "socket", "spec_trainer")
+
+
+class Payload:
+    """What makes the file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture(scope="module")
+def good_target(make_target: Callable[..., Path]) -> Path:
+    """A tiny Llama that speaks bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({byte: place for place, byte in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    folder = make_target("llama", vocab_size=256, eos_token_id=255)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations, so that every command loads the tokenizer and renders the template."""
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
+    file = tmp_path_factory.mktemp("data") / "chats.jsonl"
+    file.write_text((json.dumps({"messages": turns}) + "\n") * 4)
+    return file
+
+
+def train_words(target: Path, data: Path, output: Path, *more: str) -> list[str]:
+    keys = [f"{key}={value}" for key, value in KEYS.items()]
+    return [
+        "--target",
+        str(target),
+        "--data",
+        str(data),
+        "--output",
+        str(output),
+        *keys,
+        "train.steps=2",
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(good_target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("trained") / "run"
+    assert run(train_words(good_target, data, output)) == 0
+    return output
+
+
+@pytest.fixture
+def target(good_target: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return shutil.copytree(good_target, tmp_path / "target")
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that payloads make. Somebody answers yes to every question."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 100))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "marker"
+
+
+def python_that_touches(marker: Path) -> str:
+    return f"open({str(marker)!r}, 'w').close()\n"
+
+
+def edit(file: Path, **fields: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+# --- targets ----------------------------------------------------------------------------------------------------
+
+
+def with_code(target: Path, marker: Path, model_type: str) -> None:
+    """The target's own classes, as the hub has them."""
+    classes = "class C:\n    pass\nEvilConfig = EvilModel = EvilTokenizer = C\n"
+    (target / "evil.py").write_text(python_that_touches(marker) + classes)
+    auto = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
+    edit(target / "config.json", auto_map=auto, model_type=model_type)
+    tokenizer = {"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]}
+    edit(target / "tokenizer_config.json", auto_map=tokenizer, tokenizer_class="EvilTokenizer")
+
+
+def with_pickled_weights(target: Path, marker: Path) -> None:
+    (target / "model.safetensors").unlink()
+    (target / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(marker)))
+
+
+def with_a_template_that_reaches_out(target: Path, marker: Path) -> None:
+    reach = f"{{{{ cycler.__init__.__globals__.os.system('touch {marker}') }}}}"
+    (target / "chat_template.jinja").write_text(TEMPLATE + reach)
+
+
+TARGETS = {
+    "code of an unknown type": lambda target, marker: with_code(target, marker, "evil"),
+    "code of a known type": lambda target, marker: with_code(target, marker, "llama"),
+    "pickled weights": with_pickled_weights,
+    "template": with_a_template_that_reaches_out,
+}
+
+
+@pytest.mark.parametrize("spoil", TARGETS.values(), ids=TARGETS)
+def test_a_target_runs_nothing(command_line, target, data, trained, marker, spoil):
+    spoil(target, marker)
+    output = marker.with_name("out")
+    words = train_words(target, data, output)
+    command_line("plan", *words)
+    command_line("train", *words)
+    command_line("capture", "--target", target, "--data", data, "--output", output)
+    command_line(
+        "regenerate", "--target", target, "--data", data, "--output", marker.with_name("answers.jsonl")
+    )
+    draft = ("--draft-model", trained / "draft", "--prompts", data, "--max-new-tokens", 2)
+    command_line("evaluate", "--target", target, *draft)
+    assert not marker.exists()
+
+
+# --- checkpoints, drafts, features ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["beside", "instead"])
+def test_a_checkpoint_runs_nothing(command_line, good_target, data, trained, marker, place):
+    output = shutil.copytree(trained, marker.with_name("run"), symlinks=True)
+    checkpoint = output / "checkpoints" / "step-2"
+    payload = pickle.dumps(Payload(marker))
+    for name in ("state/.metadata", "state/__0_0.distcp", "generator-0.pt", "state/rank-1.safetensors"):
+        (checkpoint / name).write_bytes(payload)
+    if place == "instead":
+        (checkpoint / "state" / "index.json").unlink()
+        meta = json.loads((checkpoint / "meta.json").read_text())
+        (checkpoint / "meta.json").write_text(json.dumps({**meta, "files": {}}))
+    exported = command_line("export", "--checkpoint", checkpoint, "--output", marker.with_name("draft"))
+    resumed = command_line(*train_words(good_target, data, output, "train.steps=3"))
+    expected = 0 if place == "beside" else 2
+    assert (exported.code, resumed.code) == (expected, expected)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors", "config.json"])
+def test_a_draft_runs_nothing(command_line, good_target, data, trained, marker, name):
+    draft = shutil.copytree(trained / "draft", marker.with_name("draft"))
+    (draft / name).write_bytes(pickle.dumps(Payload(marker)))
+    if name == "pytorch_model.bin":
+        (draft / "model.safetensors").unlink()
+    asked = ("--target", good_target, "--prompts", data, "--max-new-tokens", 2)
+    assert command_line("evaluate", "--draft-model", draft, *asked).code == 2
+    words = train_words(good_target, data, marker.with_name("out"), f"draft.init_from={draft}")
+    assert command_line("plan", *words).code == 2
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["index.json", "features-00000.safetensors"])
+def test_features_run_nothing(command_line, good_target, data, marker, name):
+    features = marker.with_name("features")
+    words = ("--target", good_target, "--data", data)
+    assert command_line("capture", *words, "--output", features, "draft.num_steps=2").code == 0
+    (features / name).write_bytes(pickle.dumps(Payload(marker)))
+    trains = train_words(good_target, data, marker.with_name("out"), f"data.features={features}")
+    assert command_line("plan", *trains).code == 2
+    assert command_line("capture", "--verify", features).code in (1, 2)
+    assert not marker.exists()
+
+
+# --- configuration ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!python/object/apply:os.system ['touch {marker}']",
+        "!!python/object/new:os.system ['touch {marker}']",
+        "!!python/name:os.system",
+        '${{eval:\'__import__("os").system("touch {marker}")\'}}',
+        "${{python:os.system('touch {marker}')}}",
+    ],
+)
+def test_a_configuration_runs_nothing(command_line, good_target, data, marker, value):
+    value = value.format(marker=marker)
+    config = marker.with_name("run.yaml")
+    config.write_text(f"target: {value}\ndata: {{path: {data}}}\n")
+    assert command_line("plan", "--config", config).code == 2
+    assert (
+        command_line("plan", *train_words(good_target, data, marker.with_name("out"), f"output={value}")).code
+        == 2
+    )
+    assert not marker.exists()
+
+
+# --- the working directory --------------------------------------------------------------------------------------
+
+
+def test_the_working_directory_is_imported_by_no_process(command_line, good_target, data, marker):
+    for name in MODULES:
+        (marker.parent / f"{name}.py").write_text(python_that_touches(marker))
+    words = train_words(
+        good_target, data, marker.with_name("out"), "placement.kind=disaggregated", "train.steps=1"
+    )
+    outcome = command_line(*words)
+    assert not marker.exists()
+    assert outcome.code == 0, outcome.err
+    command_line("plugins")
+    assert not marker.exists()
