@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import random
+import resource
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +17,7 @@ import torch
 from spec_core.cpu.shared_memory import ALIGNMENT, Arena
 from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
 from spec_core.cpu.shared_memory_wire import Kind, Layout, Record, Welcome, decode, encode_json
-from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError, SchemaMismatch
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_core.testing.processes import Fault, Rank, watch_ranks
 
@@ -278,3 +279,15 @@ def test_the_arena_cannot_be_shrunk_by_a_peer():
     with pytest.raises(PermissionError):
         os.ftruncate(arena.descriptor, 0)
     arena.close()
+
+
+def test_a_limit_on_the_size_of_files_is_told_with_what_to_do() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (WINDOW, hard))
+    try:
+        with pytest.raises(
+            RunError, match=r"File too large; raise .*ulimit -f.* placement.window_bytes=65536"
+        ):
+            Arena(WINDOW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

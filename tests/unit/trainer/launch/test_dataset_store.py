@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -64,3 +65,17 @@ def test_without_room_the_run_fails_with_the_reason(tmp_path: Path) -> None:
         saved_dataset(dataset(), tmp_path / "gone"),
     ):
         pass
+
+
+def test_a_full_disk_is_told_in_the_system_s_words(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with (
+            pytest.raises(RunError, match=r"was not written: File too large \(\d+ MB are free in .*; raise"),
+            saved_dataset(dataset(), tmp_path),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []

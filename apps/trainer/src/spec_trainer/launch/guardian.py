@@ -45,11 +45,8 @@ def end_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def main() -> None:
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # a service manager may signal every process of a run
+    # A service manager may signal every process of a run.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups = [int(line) for line in sys.stdin]
     for group in groups:
