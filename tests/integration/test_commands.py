@@ -271,11 +271,11 @@ def test_relative_paths_hold_from_any_working_directory(
     assert (exported.code, exported.out) == (0, "draft: draft\n")
 
 
-def test_resumed_run_ends_bitwise_equal_after_sigint_and_sigterm(words, tmp_path):
+def test_resumed_run_ends_bitwise_equal_after_sigint_and_sighup(words, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     steps = "train.steps=50"
     assert run(words(whole, steps)) == 0
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGHUP):
         child, step = _interrupted(words(broken, steps), broken, number)
         assert child.returncode == 130, child.stderr
         folder = broken / "checkpoints" / f"step-{step}"

@@ -9,6 +9,14 @@ import pytest
 from spec_trainer.stop_request import StopRequest
 
 
+@pytest.fixture(autouse=True)
+def with_a_terminal():
+    """These tests may themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_noted_and_told(number):
     told = []
@@ -53,11 +61,8 @@ def test_earlier_handlers_come_back():
 
 
 def test_under_nohup_the_terminal_s_end_is_no_request():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopRequest() as stop:
-            signal.raise_signal(signal.SIGHUP)
-            assert not stop.requested
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop.requested
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

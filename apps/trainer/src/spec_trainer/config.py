@@ -79,8 +79,8 @@ class TrainConfig(OptimizerConfig):
     keep: PositiveInt = 2
     """Newest checkpoints kept, besides the best one."""
     resume_from: Annotated[str, Field(pattern=r"^(latest|previous|step-\d+)$")] = "latest"
-    """Where the command begins in a run directory that has checkpoints: latest, previous (the newest whole one before
-    the newest, where that is damaged) or step-N."""
+    """Checkpoint that this command begins with: latest, previous (the newest whole one before the latest, which may
+    be damaged) or step-N."""
     eval_every: NonNegativeInt = 0
     """Steps between held-out evaluations; 0 evaluates only at the end."""
     push_every: NonNegativeInt = 0
