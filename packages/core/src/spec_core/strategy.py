@@ -8,7 +8,7 @@ S2  Parameters are kept and updated in float32 whatever the compute dtype; weigh
 S3  The returned StepOutput is summed over micro-batches and data-parallel ranks: equal on every rank.
 S4  The number of ranks, and how a batch is cut among them, changes results only by rounding.
 S5  ``state_dict`` → ``load_state_dict`` into a fresh strategy continues exactly: the next step gives the same
-    bits. It holds model (buffers too) and optimizer, sharded, ready for torch.distributed.checkpoint.
+    bits. It holds model (buffers too) and optimizer, all tensors, sharded, ready for torch.distributed.checkpoint.
 S6  No collective without this strategy's own group.
 """
 
