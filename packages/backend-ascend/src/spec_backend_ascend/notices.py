@@ -7,6 +7,7 @@ back. So a rank first says what it is about to do and waits until its peers have
 from __future__ import annotations
 
 import contextlib
+import hmac
 import secrets
 import selectors
 import socket
@@ -17,6 +18,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
+from spec_core.lobby import Lobby
 from spec_core.rendezvous import bind, format_address, parse_address
 
 if TYPE_CHECKING:
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
     from spec_core.rendezvous import Rendezvous
 
+_LENGTH = struct.Struct("<I")
 _HELLO = struct.Struct("<Q")
+"""After the token: the rank."""
 _NOTICE = struct.Struct("<16s32sQ")
 """Channel, call, bytes."""
 
@@ -69,28 +73,26 @@ class Notices:
 
     def _connect(self, rendezvous: Rendezvous) -> None:
         """Each rank connects to the lower ones and is met by the higher ones; who knows no token is sent away."""
+        deadline = time.monotonic() + rendezvous.timeout_s
         with bind(rendezvous.interface, 0) as listener:
-            listener.settimeout(rendezvous.timeout_s)
             addresses = rendezvous.all_gather_json(format_address(*listener.getsockname()[:2]))
             token = _token(rendezvous)
             for peer in range(self._rank):
                 self._peers[peer] = _dial(addresses[peer], token, self._rank, rendezvous.timeout_s)
-            while len(self._peers) < self._world_size - 1:
-                self._admit(listener, token)
+            visitors = Lobby(listener, _LENGTH).first_records(deadline)
+            with contextlib.closing(visitors):
+                while missing := set(range(self._rank + 1, self._world_size)) - set(self._peers):
+                    visitor = next(visitors, None)
+                    if visitor is None:
+                        waited = f"rank {self._rank} waited in vain for ranks {sorted(missing)}"
+                        raise DeadlineExceeded(waited)
+                    self._admit(*visitor, token, rendezvous.timeout_s)
 
-    def _admit(self, listener: socket.socket, token: bytes) -> None:
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError as error:
-            missing = sorted(set(range(self._world_size)) - set(self._peers) - {self._rank})
-            raise DeadlineExceeded(f"rank {self._rank} waited in vain for ranks {missing}") from error
-        connection.settimeout(listener.gettimeout())
-        try:
-            greeting = _read(connection, len(token) + _HELLO.size)
-        except OSError:
-            greeting = b""
-        (rank,) = _HELLO.unpack(greeting[len(token) :]) if greeting.startswith(token) else (-1,)
+    def _admit(self, connection: socket.socket, hello: bytes, token: bytes, timeout_s: float) -> None:
+        known = len(hello) == len(token) + _HELLO.size and hmac.compare_digest(hello[: len(token)], token)
+        (rank,) = _HELLO.unpack(hello[len(token) :]) if known else (-1,)
         if self._rank < rank < self._world_size and rank not in self._peers:
+            connection.settimeout(timeout_s)
             self._peers[rank] = connection
         else:
             connection.close()
@@ -145,7 +147,8 @@ def _dial(address: str, token: bytes, rank: int, timeout_s: float) -> socket.soc
     except OSError as error:
         raise PeerLost(f"rank {rank}: nobody listens at {address}: {error}") from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(token + _HELLO.pack(rank))
+    hello = token + _HELLO.pack(rank)
+    connection.sendall(_LENGTH.pack(len(hello)) + hello)
     return connection
 
 

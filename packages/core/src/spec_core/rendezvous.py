@@ -15,14 +15,16 @@ R4  ``barrier``, ``broadcast``, ``all_gather`` return when every rank has made t
 R5  Every call ends within ``timeout_s``: DeadlineExceeded names the ranks that did not come, also when rank 0
     itself is silent. After any error but a mistaken argument the rendezvous is unusable.
 R6  A member that dies or closes raises PeerLost, naming its rank, in every other rank that waits or calls.
-R7  ``store`` gives torch's own groups a TCP store on the same interface, a separate namespace at each call.
+R7  ``store`` gives torch's own groups a store that only processes of this user on this host can open, a separate
+    namespace at each call. ProtocolError in a rank that cannot reach it.
 R8  ``close`` is idempotent, needs no other rank and leaves no socket and no thread.
 
-Threat model: the token keeps out strangers and stale processes of other runs. It travels in clear and so do the
-records, and torch's own store and gloo's sockets know no token: use loopback or a network that is private.
+Threat model: the token keeps out strangers and stale processes of other runs; a connection that has not shown it is
+bounded as in a ``Lobby``. Token and records travel in clear: use loopback or a network that is private.
 
-Why not records in torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout,
-when the process of the store is stopped; it cannot tell that a member has died; and it has no authentication.
+Why not torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout, when the process
+of the store is stopped; it cannot tell that a member has died; and it has no authentication, so that any user of the
+host may write into it.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
@@ -32,7 +34,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import json
+import os
+import secrets
 import socket
 import threading
 import time
@@ -44,6 +49,16 @@ from spec_core.resource import Resource
 
 if TYPE_CHECKING:
     import torch
+
+
+@functools.cache
+def _store_file() -> str:
+    """Where processes of this user find a file of this one's memory, which goes with it.
+
+    It has no name elsewhere, and the kernel opens it to nobody else. torch opens it anew for each call, so it stays
+    for as long as this process lives: its number must not come to mean another file.
+    """
+    return f"/proc/{os.getpid()}/fd/{os.memfd_create('spec-store')}"
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -88,10 +103,9 @@ class Rendezvous(Resource):
         self._token = token
         self._host, self._port = parse_address(address)
         self._relay: Relay | None = None
-        self._server: torch.distributed.TCPStore | None = None
         self._socket: socket.socket | None = None
         self._received: dict[int, dict[int, Frame]] = {}
-        self._calls = self._stores = 0
+        self._calls = 0
         self._broken: Exception | None = None
         self._lock = threading.Lock()
         if rank == 0:
@@ -142,21 +156,18 @@ class Rendezvous(Resource):
         return [json.loads(payload) for payload in self.all_gather(json.dumps(value).encode(), timeout_s)]
 
     def store(self, name: str) -> torch.distributed.Store:
-        """R7. Collective. On rank 0 it serves the others for as long as the caller or the rendezvous keeps it."""
-        from torch.distributed import PrefixStore, TCPStore
+        """R7. Collective. It lasts as long as the process of rank 0."""
+        from torch.distributed import FileStore, PrefixStore
 
-        timeout = dt.timedelta(seconds=self.timeout_s)
-        if self.rank == 0 and self._server is None:
-            listener = bind(self._host, 0)
-            port = listener.getsockname()[1]
-            # The store takes the descriptor over; without one it would listen on every interface.
-            self._server = TCPStore(
-                self._host, port, None, True, timeout, False, master_listen_fd=listener.detach()
+        mine = f"{_store_file()}#{secrets.token_hex(8)}" if self.rank == 0 else None
+        file, _, namespace = self.broadcast_json(mine, src=0).partition("#")
+        if not os.access(file, os.R_OK | os.W_OK):
+            raise ProtocolError(
+                f"rank {self.rank} cannot open rank 0's store {file}: both must be processes of one user on one host"
             )
-        port = self.broadcast_json(self._server.port if self._server else None, src=0)
-        self._stores += 1
-        store = self._server or TCPStore(self._host, port, None, False, timeout, False)
-        return PrefixStore(f"{name}/{self._stores}", store)
+        store = FileStore(file)
+        store.set_timeout(dt.timedelta(seconds=self.timeout_s))
+        return PrefixStore(f"{namespace}/{name}", store)
 
     def close(self) -> None:
         """R8."""
@@ -166,7 +177,7 @@ class Rendezvous(Resource):
             _shut(self._socket)
         if self._relay is not None:
             self._relay.close()
-        self._relay = self._server = None
+        self._relay = None
 
     def _listen(self) -> None:
         listener = bind(self._host, self._port)

@@ -11,10 +11,10 @@ import logging
 import struct
 import threading
 from dataclasses import asdict, dataclass
-from hmac import compare_digest
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from spec_core.errors import ProtocolError
+from spec_core.lobby import HELLO_S, MAX_HELLO_BYTES, MAX_STRANGERS, same_token
 
 if TYPE_CHECKING:
     import socket
@@ -24,10 +24,11 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 MAX_RECORD_BYTES = 64 << 20
 """Records are for membership and settings; tensors travel in process groups and transports."""
-MAX_HELLO_BYTES = 4096
-"""What a stranger may make the relay read."""
 FLUSH_S = 1.0
 """How long ``close`` waits for members that do not read."""
+
+_BACKLOG = 16
+"""Connections that are accepted in one go, before any of them is heard."""
 
 LOST, REFUSED, JOIN = "lost", "refused", "join"
 
@@ -92,6 +93,7 @@ class Relay:
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._left: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # in the order in which they came
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="rendezvous-relay", daemon=True)
@@ -106,7 +108,8 @@ class Relay:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._attend, sock=self._listener)
+        asyncio.get_running_loop().set_exception_handler(_log_in_one_line)
+        server = await asyncio.start_server(self._attend, sock=self._listener, backlog=_BACKLOG)
         await self._stop.wait()
         server.close()
         await self._flush()
@@ -143,10 +146,9 @@ class Relay:
             writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        first = await _read_frame(reader, MAX_HELLO_BYTES)
-        hello = Hello.decode(first.payload)
-        if not compare_digest(hello.token.encode(errors="replace"), self._token.encode()):
-            logger.warning("rendezvous: refused a connection without the group's token")
+        hello = await self._first_word(reader, writer)
+        if not same_token(hello.token, self._token):
+            logger.debug("rendezvous: refused a connection without the group's token")
             writer.write(Frame(REFUSED, 0, 0, b"it does not know the group's token").encode())
             return
         if objection := self._objection(hello):
@@ -158,6 +160,19 @@ class Relay:
                 self._pass_on(hello.rank, await _read_frame(reader, MAX_RECORD_BYTES))
         finally:
             self._forget(hello.rank)
+
+    async def _first_word(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello:
+        """Who comes when all places are taken gets the place of whoever has waited longest, as in a Lobby."""
+        if len(self._strangers) == MAX_STRANGERS:
+            eldest = next(iter(self._strangers))
+            del self._strangers[eldest]
+            eldest.transport.abort()
+        self._strangers[writer] = None
+        try:
+            async with asyncio.timeout(HELLO_S):
+                return Hello.decode((await _read_frame(reader, MAX_HELLO_BYTES)).payload)
+        finally:
+            self._strangers.pop(writer, None)
 
     def _objection(self, hello: Hello) -> str:
         """R3: why a holder of the token cannot be a member; empty if it can."""
@@ -192,6 +207,11 @@ class Relay:
         if self._writers.pop(rank, None) is not None:
             self._left.add(rank)
             self._pass_on(rank, Frame(LOST, 0, rank))
+
+
+def _log_in_one_line(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A table of descriptors that is full, for one: asyncio tries again, and needs no traceback for it."""
+    logger.warning("rendezvous: %s: %s", context["message"], context.get("exception"))
 
 
 async def _read_frame(reader: asyncio.StreamReader, limit: int) -> Frame:

@@ -145,7 +145,7 @@ def framed(payload: bytes) -> bytes:
     ids=["nothing", "no JSON", "no record", "too deep", "no ASCII"],
 )
 def test_a_stranger_that_came_first_keeps_nobody_out(desk, monkeypatch, said) -> None:
-    monkeypatch.setattr("spec_trainer.engines.capture_desk._HELLO_S", 0.2)
+    monkeypatch.setattr("spec_core.lobby.HELLO_S", 0.2)
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect("\0" + desk.address.partition(":")[0])
         stranger.sendall(said)

@@ -10,7 +10,6 @@ token), ``sent``, ``failed``, ``alive``.
 
 from __future__ import annotations
 
-import hmac
 import itertools
 import secrets
 import socket
@@ -21,9 +20,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from spec_core.errors import EngineError, PeerLost
+from spec_core import local_socket
+from spec_core.errors import EngineError, PeerLost, ProtocolError
+from spec_core.foreign import parse_json_object
+from spec_core.lobby import Lobby, same_token
 from spec_core.resource import Resource
-from spec_trainer.launch.control import ControlChannel
+from spec_trainer.launch.control import LENGTH, ControlChannel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
     from spec_core.engine import Site
     from spec_core.records import CaptureRequest, FeatureSchema
     from spec_trainer.launch.control import Record
-
-_HELLO_S = 10.0
-"""A worker says hello as soon as it has connected; whoever does not would keep it waiting."""
 
 
 @dataclass(eq=False)
@@ -68,7 +67,6 @@ class CaptureDesk(Resource):
         self._peer_s = site.peer_s
         self._stuck_s = 2 * send_timeout_s
         self._token = secrets.token_hex(16)
-        self._name = f"spec-capture-{secrets.token_hex(8)}"
         self._keys = itertools.count()
         self._pending: dict[int, tuple[CaptureRequest, _Batch]] = {}
         self._lock = threading.Lock()
@@ -76,9 +74,8 @@ class CaptureDesk(Resource):
         self._connected = threading.Event()
         self._heard_s = self._moved_s = time.monotonic()
         self._failure: EngineError | None = None
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(f"\0{self._name}")  # abstract: leaves no file
-        self._listener.listen(1)
+        listener, self._name = local_socket.listen("spec-capture", socket.SOCK_STREAM)
+        self._lobby = Lobby(listener, LENGTH)
         self._thread = threading.Thread(target=self._serve, name="capture desk", daemon=True)
         self._thread.start()
 
@@ -140,18 +137,16 @@ class CaptureDesk(Resource):
     def close(self) -> None:
         """Idempotent; what is pending ends with EngineError."""
         self._end(EngineError("the engine was closed"))
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
-        self._listener.close()
+        self._lobby.close()
         if self._worker is not None:
             self._worker.close()
         self._thread.join()
 
     def _serve(self) -> None:
         """Until closed: strangers are turned away, the worker is heard until it ends."""
-        while (channel := self._accept()) is not None:
-            hello = channel.first(_HELLO_S) or {}
-            if not hmac.compare_digest(str(hello.get("token")).encode(), self._token.encode()):
+        for connection, hello in self._lobby.first_records():
+            channel = ControlChannel(connection, self._peer_s)
+            if not self._knows(hello):
                 channel.close()
                 continue
             with suppress(PeerLost):  # the end of its records says so too
@@ -164,12 +159,12 @@ class CaptureDesk(Resource):
                 self._hear(record)
             self._end(EngineError("the engine's worker process has ended"))
 
-    def _accept(self) -> ControlChannel | None:
+    def _knows(self, hello: bytes) -> bool:
         try:
-            end, _ = self._listener.accept()
-        except OSError:  # closed
-            return None
-        return ControlChannel(end, self._peer_s)
+            claimed = parse_json_object(hello, "the first record", ProtocolError).get("token")
+        except ProtocolError:
+            return False
+        return same_token(claimed, self._token)
 
     def _hear(self, record: Record) -> None:
         if record["kind"] == "alive":

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core import Backend, plugins
+from spec_core import Backend, local_socket, plugins
 from spec_core.config import first_line, validate
 from spec_core.errors import DeadlineExceeded, EngineError, PeerLost, ProtocolError, SpecError
 from spec_core.records import FeatureSample, FeatureSchema
@@ -165,10 +165,10 @@ class CaptureOutlet(Resource):
 
 
 def _connect(name: str, timeout_s: float) -> ControlChannel:
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        end.connect(f"\0{name}")
+        end = local_socket.connect(name, socket.SOCK_STREAM, timeout_s)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"the capture desk is not heard: {error}") from error
     except OSError as error:
-        end.close()
         raise PeerLost(f"no capture desk listens at {name}: {error}") from error
     return ControlChannel(end, timeout_s)

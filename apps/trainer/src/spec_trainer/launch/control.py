@@ -13,6 +13,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from spec_core import local_socket
 from spec_core.config import first_line
 from spec_core.errors import DeadlineExceeded, PeerLost, UsageError
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-_LENGTH = struct.Struct("!I")
-_TIMEVAL = struct.Struct("@ll")
+LENGTH = struct.Struct("!I")
+"""Bytes of the record that follows."""
 BEATS_PER_TIMEOUT = 8
 """How often a process tells that it lives, within the silence after which it counts as lost."""
 
@@ -36,14 +37,14 @@ class ControlChannel:
         self._closed = threading.Event()
         self._send_timeout_s = send_timeout_s
         if send_timeout_s is not None:
-            self._limit(socket.SO_SNDTIMEO, send_timeout_s)
+            local_socket.limit_wait(end, socket.SO_SNDTIMEO, send_timeout_s)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Raises PeerLost if the other process is gone, DeadlineExceeded if it does not read."""
         payload = json.dumps({"kind": kind, **fields}).encode()
         try:
             with self._sending:
-                self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+                self._socket.sendall(LENGTH.pack(len(payload)) + payload)
         except BlockingIOError as error:
             raise DeadlineExceeded(
                 f"the control channel was not read within {self._send_timeout_s} s"
@@ -68,20 +69,10 @@ class ControlChannel:
         pause_s = peer_s / BEATS_PER_TIMEOUT
         threading.Thread(target=self._beat, args=(pause_s,), name="heartbeat", daemon=True).start()
 
-    def first(self, timeout_s: float) -> Record | None:
-        """The first record of a peer that may be a stranger; None where it says nothing in time, or no record."""
-        self._limit(socket.SO_RCVTIMEO, timeout_s)
-        try:
-            record = next(self.records(), None)
-        except (ValueError, RecursionError):  # of json
-            return None
-        self._limit(socket.SO_RCVTIMEO, 0.0)
-        return record if isinstance(record, dict) else None
-
     def records(self) -> Iterator[Record]:
         """Blocks for each record; ends when the other process has closed its end or died."""
-        while (head := self._read(_LENGTH.size)) is not None:
-            payload = self._read(_LENGTH.unpack(head)[0])
+        while (head := self._read(LENGTH.size)) is not None:
+            payload = self._read(LENGTH.unpack(head)[0])
             if payload is None:
                 return
             yield json.loads(payload)
@@ -92,11 +83,6 @@ class ControlChannel:
         with suppress(OSError):  # the other end went first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-    def _limit(self, direction: int, seconds: float) -> None:
-        """0: none. Python's own timeout would hold for both directions."""
-        limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
-        self._socket.setsockopt(socket.SOL_SOCKET, direction, limit)
 
     def _beat(self, pause_s: float) -> None:
         with suppress(PeerLost, DeadlineExceeded):

@@ -4,23 +4,25 @@ Both ends go on speaking to a Unix socket of their own host (``shared_memory_wir
 host passes every packet on, with its length in front, and the end of the connection. Descriptors do not travel, so it
 takes memory that needs none.
 
-Threat model: anybody who reaches the port may speak to the receiver, which asks for its token first; the token
-travels in clear. Use a network that is private.
+Threat model: a connection is passed on once its first packet has the receiver's token, within the bounds of a
+``Lobby``. Tokens and packets travel in clear: use a network that is private.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import select
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_core.cpu.shared_memory_wire import MAX_PACKET_BYTES
+from spec_core import local_socket
+from spec_core.cpu.shared_memory_wire import MAX_PACKET_BYTES, Welcome, decode_hello, encode_json
 from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError
+from spec_core.lobby import Lobby, same_token
 from spec_core.rendezvous import bind, format_address, parse_address
 from spec_core.transport import FeatureReceiver
 
@@ -46,13 +48,15 @@ class ReachableReceiver(FeatureReceiver):
         ConfigError if this host cannot listen there."""
         self._receiver = receiver
         try:
-            self._listener = bind(*parse_address(listen))
+            listener = bind(*parse_address(listen))
         except OSError as error:
             receiver.close()
             raise ConfigError(
                 f"no sender of another host can be heard at {listen}: {error.strerror}; name an address of this "
                 "host, with port 0 where several receivers listen"
             ) from error
+        self._where = format_address(*listener.getsockname()[:2])
+        self._lobby = Lobby(listener, _LENGTH)
         self._relays: set[_Relay] = set()
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
@@ -60,8 +64,7 @@ class ReachableReceiver(FeatureReceiver):
 
     @property
     def address(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        return f"{self._receiver.address}@{format_address(host, port)}"
+        return f"{self._receiver.address}@{self._where}"
 
     def receive(self, timeout_s: float) -> FeatureSample:
         return self._receiver.receive(timeout_s)
@@ -74,23 +77,33 @@ class ReachableReceiver(FeatureReceiver):
             return
         self._closed = True
         self._receiver.close()
-        _hang_up(self._listener)
+        self._lobby.close()
         self._thread.join()
-        self._listener.close()
         for relay in self._relays:
             relay.close()
 
     def _accept(self) -> None:
-        name = _name(self._receiver.address)
-        while True:
-            try:
-                far, _ = self._listener.accept()
-            except OSError:
-                return  # it was closed
-            near = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with contextlib.suppress(OSError):  # the receiver was closed: the relay will notice
-                near.connect(f"\0{name}")
-            self._relays = {relay for relay in self._relays if not relay.ended} | {_Relay(near, far)}
+        for far, hello in self._lobby.first_records():
+            with contextlib.suppress(OSError):  # the receiver was closed, or the sender has gone
+                if (near := self._introduced(far, hello)) is not None:
+                    self._relays = {relay for relay in self._relays if not relay.ended} | {_Relay(near, far)}
+                    continue
+            far.close()
+
+    def _introduced(self, far: socket.socket, hello: bytes) -> socket.socket | None:
+        """A connection to the receiver in the name of the sender, or None: who sent that knows no token."""
+        _, name, token = self._receiver.address.split(":", 2)
+        try:
+            known = same_token(decode_hello(hello).token, token)
+        except ProtocolError:
+            return None
+        if not known:
+            refusal = encode_json(Welcome(refusal=f"the receiver {name} does not know this sender's token"))
+            far.sendall(_LENGTH.pack(len(refusal)) + refusal)
+            return None
+        near = local_socket.connect(name, socket.SOCK_SEQPACKET, SILENCE_S)
+        near.send(hello)
+        return near
 
 
 def address_from_here(address: str, timeout_s: float) -> str:
@@ -109,20 +122,15 @@ def relayed(own: str, remote: str, timeout_s: float) -> str:
     except OSError as error:
         raise PeerLost(f"no receiver listens at {remote}: {error}") from error
     kind, _, token = own.split(":", 2)
-    name = f"spec-relay-{secrets.token_hex(8)}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(f"\0{name}")
-    listener.listen(1)
+    listener, name = local_socket.listen("spec-relay", socket.SOCK_SEQPACKET)
 
     def wait_for_sender() -> None:
         with listener:
-            listener.settimeout(max(1.0, timeout_s))
-            try:
-                near, _ = listener.accept()
-            except OSError:
-                far.close()
-                return
-        _Relay(near, far)
+            near = _first_of_this_user(listener, time.monotonic() + max(1.0, timeout_s))
+        if near is None:
+            far.close()
+        else:
+            _Relay(near, far)
 
     threading.Thread(target=wait_for_sender, name="relay", daemon=True).start()
     return f"{kind}:{name}:{token}"
@@ -201,6 +209,15 @@ class _Relay:
                 return b""
             chunks += chunk
         return bytes(chunks)
+
+
+def _first_of_this_user(listener: socket.socket, deadline: float) -> socket.socket | None:
+    heard = select.poll()
+    heard.register(listener, select.POLLIN)
+    while (left_s := deadline - time.monotonic()) > 0 and heard.poll(left_s * 1000):
+        if (near := local_socket.accept(listener)) is not None:
+            return near
+    return None
 
 
 def _is_here(own: str) -> bool:

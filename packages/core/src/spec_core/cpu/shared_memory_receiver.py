@@ -8,14 +8,13 @@ import os
 import secrets
 import selectors
 import socket
-import struct
 import threading
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from hmac import compare_digest
 from typing import TYPE_CHECKING
 
+from spec_core import local_socket
 from spec_core.cpu.shared_memory_wire import (
     MAX_PACKET_BYTES,
     Kind,
@@ -27,6 +26,7 @@ from spec_core.cpu.shared_memory_wire import (
     encode_json,
 )
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError
+from spec_core.lobby import same_token
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_core.transport import FeatureReceiver
 
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from spec_core.cpu.block_memory import Block, MemoryProvider, ReceiverMemory
 
 logger = logging.getLogger(__name__)
-
-_UCRED = struct.Struct("3i")
-"""struct ucred of unix(7): pid, uid, gid."""
 
 
 @dataclass(eq=False)
@@ -87,7 +84,6 @@ class SharedMemoryReceiver(FeatureReceiver):
         self._window_bytes = window_bytes
         self._used_bytes = 0
         self._memories = memories
-        self._name = f"spec-{secrets.token_hex(8)}"
         self._token = secrets.token_hex(16)
         self._peers: set[_Peer] = set()
         self._count = 0
@@ -96,9 +92,8 @@ class SharedMemoryReceiver(FeatureReceiver):
         self._held: dict[int, tuple[FeatureSample, _Arrival]] = {}
         self._closed = False
         self._changed = threading.Condition()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(f"\0{self._name}")  # abstract: no file, and gone with this process
-        self._listener.listen()
+        self._listener, self._name = local_socket.listen("spec", socket.SOCK_SEQPACKET)
+        self._listener.setblocking(False)
         self._waker, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
         self._thread.start()
@@ -190,14 +185,10 @@ class SharedMemoryReceiver(FeatureReceiver):
                         action(selector)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        connection, _ = self._listener.accept()
-        connection.setblocking(False)
-        pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        if uid != os.geteuid():
-            logger.warning("%s: refused a connection of user %d", self._name, uid)
-            connection.close()
+        if (connection := local_socket.accept(self._listener)) is None:
             return
-        peer = _Peer(connection, f"process {pid}")
+        connection.setblocking(False)
+        peer = _Peer(connection, f"process {local_socket.peer(connection)[0]}")
         self._peers.add(peer)
         selector.register(connection, selectors.EVENT_READ, partial(self._hear, peer))
 
@@ -239,7 +230,7 @@ class SharedMemoryReceiver(FeatureReceiver):
     def _greet(self, peer: _Peer, packet: bytes) -> None:
         """T1. Raises ProtocolError for anything but a hello with the token."""
         hello = decode_hello(packet)
-        if not compare_digest(hello.token.encode(errors="replace"), self._token.encode()):
+        if not same_token(hello.token, self._token):
             refusal = f"the receiver {self._name} does not know this sender's token"
             peer.socket.send(encode_json(Welcome(refusal=refusal)))
             raise ProtocolError("its first record has a wrong token")

@@ -17,6 +17,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from spec_core import local_socket
 from spec_core.cpu.host_memory import HostEnd, HostMemory
 from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
 from spec_core.cpu.shared_memory_wire import (
@@ -68,9 +69,11 @@ class SharedMemorySender(FeatureSender):
         self._turn = threading.Lock()
         self._number = 0
         self._closed = False
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        deadline = time.monotonic() + timeout_s
+        with self._mapped():
+            self._socket = local_socket.connect(self._name, socket.SOCK_SEQPACKET, timeout_s)
         try:
-            self._greet(token, time.monotonic() + timeout_s)
+            self._greet(token, deadline)
         except BaseException:
             self._socket.close()
             raise
@@ -146,11 +149,10 @@ class SharedMemorySender(FeatureSender):
             raise
 
     def _greet(self, token: str, deadline: float) -> None:
-        with self._mapped(deadline):
-            self._socket.connect(f"\0{self._name}")
+        with self._blocking(deadline):
             who = f"process {os.getpid()} of {socket.gethostname()}"
             self._socket.send(encode_json(Hello(token, self._schema, self._end.place, who=who)))
-        with self._mapped(deadline):
+        with self._blocking(deadline):
             packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 1)
         try:
             self._settle(packet, descriptors)
@@ -168,21 +170,25 @@ class SharedMemorySender(FeatureSender):
         self._memory = self._end.attach(welcome, descriptors[0] if descriptors else None, self._layout)
 
     def _tell(self, record: Record, deadline: float) -> None:
-        with self._mapped(deadline):
+        with self._blocking(deadline):
             self._socket.send(record.encode())
 
     def _hear(self, deadline: float) -> bytes:
-        with self._mapped(deadline):
+        with self._blocking(deadline):
             packet = self._socket.recv(MAX_PACKET_BYTES)
         if not packet:
             raise PeerLost(f"the receiver {self._name} has gone")
         return packet
 
     @contextlib.contextmanager
-    def _mapped(self, deadline: float) -> Generator[None]:
+    def _blocking(self, deadline: float) -> Generator[None]:
         """One blocking call on the socket, its deadline set and its errors made ours."""
-        left = deadline - time.monotonic()
-        self._socket.settimeout(max(1e-3, left))
+        self._socket.settimeout(max(1e-3, deadline - time.monotonic()))
+        with self._mapped():
+            yield
+
+    @contextlib.contextmanager
+    def _mapped(self) -> Generator[None]:
         try:
             yield
         except (TimeoutError, BlockingIOError) as error:

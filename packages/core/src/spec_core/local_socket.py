@@ -1,0 +1,97 @@
+"""Unix sockets between processes of one user: names that leave no file, and nobody else's processes.
+
+Every user of a host sees such a name (in ``/proc/net/unix``) and may connect to it. So both ends ask the kernel who
+is there before they believe a byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import secrets
+import socket
+import struct
+import time
+
+log = logging.getLogger(__name__)
+
+_UCRED = struct.Struct("3i")
+"""struct ucred of unix(7): pid, uid, gid."""
+_TIMEVAL = struct.Struct("@ll")
+_FULL_S = 0.01
+"""Between two attempts to accept while there is no descriptor for it."""
+_PASSING = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EAGAIN, errno.EINTR}
+)
+"""Errors of ``accept`` that say nothing about the listener."""
+
+
+def listen(prefix: str, kind: socket.SocketKind) -> tuple[socket.socket, str]:
+    """Return a listening socket and its name, ``prefix`` and something random."""
+    name = f"{prefix}-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX, kind)
+    listener.bind(f"\0{name}")  # abstract: no file, and gone with this process
+    listener.listen()
+    return listener, name
+
+
+def connect(name: str, kind: socket.SocketKind, timeout_s: float) -> socket.socket:
+    """Return a blocking connection to this user's socket of that name; raises OSError, TimeoutError for one.
+
+    A name that others crowd has a full queue. The kernel waits in it, as a socket with Python's timeout would not.
+    """
+    end = socket.socket(socket.AF_UNIX, kind)
+    try:
+        limit_wait(end, socket.SO_SNDTIMEO, max(1e-3, timeout_s))
+        try:
+            end.connect(f"\0{name}")
+        except BlockingIOError as error:
+            raise TimeoutError(f"{name} did not accept within {timeout_s:.3g} s") from error
+        limit_wait(end, socket.SO_SNDTIMEO, 0.0)
+        if (uid := peer(end)[1]) != os.geteuid():
+            raise PermissionError(f"the socket {name} belongs to user {uid}")
+    except OSError:
+        end.close()
+        raise
+    return end
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """Return the next connection, or None where another user's was refused or none could be had this time.
+
+    Raises OSError once the listener is closed. A TCP socket knows no users: there a token has to do.
+    """
+    try:
+        connection, _ = listener.accept()
+    except OSError as error:
+        if error.errno not in _PASSING:
+            raise
+        if error.errno != errno.EAGAIN:
+            log.warning("no connection could be accepted: %s", error.strerror)
+            time.sleep(_FULL_S)
+        return None
+    if connection.family == socket.AF_UNIX and (uid := peer(connection)[1]) != os.geteuid():
+        connection.close()
+        _warn_of(uid)
+        return None
+    return connection
+
+
+def peer(end: socket.socket) -> tuple[int, int]:
+    """Return process id and user id of the other end, as the kernel knows them."""
+    pid, uid, _ = _UCRED.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid
+
+
+def limit_wait(end: socket.socket, direction: int, seconds: float) -> None:
+    """Set the longest wait of one direction (SO_SNDTIMEO, SO_RCVTIMEO); 0: none. Python's own holds for both."""
+    limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+    end.setsockopt(socket.SOL_SOCKET, direction, limit)
+
+
+@functools.cache
+def _warn_of(uid: int) -> None:
+    """Once a user: who knocks a thousand times a second must not fill the log."""
+    log.warning("refused a connection of user %d, and will refuse others in silence", uid)
