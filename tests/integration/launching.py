@@ -32,6 +32,7 @@ MAX_TOKENS = 20
 _STRANGER = """\
 [spec_core.engines]
 moody = stranger:MoodyEngine
+desked = desked:DeskedEngine
 
 [spec_core.backends]
 limited = stranger:LimitedBackend

@@ -125,15 +125,15 @@ def test_after_all_of_it_the_same_command_ends_bitwise_as_if_undisturbed(
     assert_bitwise_equal(output, uninterrupted, STEPS)
 
 
-Address = tuple[str, int] | str
-
-
 def _send_wrong_first_records(run: Run, held: Belongings) -> None:
-    """A truncated one, a forged one, none at all."""
-    silent = [_connect(address) for address in _addresses(held)]
+    """A truncated one, a forged one, none at all. TCP's ports hear nobody any more."""
+    for port in held.ports:
+        with pytest.raises(TimeoutError):
+            socket.create_connection(("127.0.0.1", port), timeout=0.2)
+    silent = [_connect(name) for name in held.unix_names]
     for record in (b"\x00", b"GET / HTTP/1.1\r\n\r\n", b'{"version": 1, "token": "guess"}', b"\xff" * 4096):
-        for address in _addresses(held):
-            with _connect(address) as stranger, suppress(OSError):
+        for name in held.unix_names:
+            with _connect(name) as stranger, suppress(OSError):
                 stranger.sendall(record)
     run.train_on(3)
     for stranger in silent:
@@ -141,13 +141,7 @@ def _send_wrong_first_records(run: Run, held: Belongings) -> None:
     run.train_on(3)
 
 
-def _addresses(held: Belongings) -> list[Address]:
-    return [*(("127.0.0.1", port) for port in held.ports), *held.unix_names]
-
-
-def _connect(address: Address) -> socket.socket:
-    if isinstance(address, str):
-        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stranger.connect(address.replace("@", "\0", 1))
-        return stranger
-    return socket.create_connection(address, timeout=5)
+def _connect(name: str) -> socket.socket:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.connect(name.replace("@", "\0", 1))
+    return stranger

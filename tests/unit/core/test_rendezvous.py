@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
@@ -149,6 +152,64 @@ def test_a_silent_stranger_does_not_keep_members_out(waiting_rank_0):
         assert outcome == [rendezvous]
 
 
+def test_a_crowd_of_strangers_neither_fills_the_table_of_descriptors_nor_keeps_members_out():
+    """R2: connections that say nothing are bounded in number."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _CROWDED],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "both have joined\n", "")
+
+
+_CROWDED = """
+import resource, socket, threading
+from spec_core.rendezvous import Rendezvous, parse_address
+with Rendezvous("127.0.0.1:0", 0, 2, "t", 20.0) as first:
+    address, (_, hard) = parse_address(first.address), resource.getrlimit(resource.RLIMIT_NOFILE)
+    crowd = [socket.socket() for _ in range(250)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (crowd[-1].fileno() + 120, hard))
+    for stranger in crowd:
+        stranger.connect(address)
+    thread = threading.Thread(target=first.join)
+    thread.start()
+    with Rendezvous(first.address, 1, 2, "t", 20.0) as second:
+        second.join()
+        thread.join()
+        print("both have joined")
+"""
+
+
+def test_a_byte_now_and_then_does_not_extend_the_deadline(waiting_rank_0, monkeypatch):
+    """R2."""
+    monkeypatch.setattr("spec_core.rendezvous_relay.HELLO_S", 0.3)
+    rendezvous, outcome, _ = waiting_rank_0
+    with socket.create_connection(parse_address(rendezvous.address)) as stranger:
+        ended_s = time.monotonic() + LONG_S
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < ended_s:
+                stranger.sendall(b"\0")
+                time.sleep(0.05)
+        assert time.monotonic() < ended_s
+    assert outcome == []
+
+
+def test_nobody_listens_once_all_have_joined(waiting_rank_0):
+    """R3."""
+    rendezvous, outcome, thread = waiting_rank_0
+    with Rendezvous(rendezvous.address, 1, 2, TOKEN, LONG_S) as other:
+        other.join()
+        thread.join(LONG_S)
+        assert outcome == [rendezvous]
+        deadline = time.monotonic() + LONG_S
+        while listening_addresses(parse_address(rendezvous.address)[1]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(parse_address(rendezvous.address))
+
+
 @pytest.mark.parametrize(
     ("rank", "world_size", "token", "words"),
     [
@@ -263,6 +324,43 @@ def use_stores(me: Rank) -> tuple[bytes, bool]:
         apart = not second.check(["key"])
         rendezvous.barrier()
         return value, apart
+
+
+def look_for_the_store(me: Rank) -> int:
+    with meet(me) as rendezvous:
+        store = rendezvous.store("x")
+        store.set(f"of {me.rank}", "")
+        rendezvous.barrier()
+        return len(tcp_ports_of_this_process())
+
+
+def tcp_ports_of_this_process() -> set[int]:
+    connections = psutil.Process().net_connections("tcp")
+    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+
+
+def test_a_store_listens_nowhere():
+    """R7."""
+    assert run_ranks(look_for_the_store, 2) == [0, 0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_open_a_store():
+    """R7: it is a file of rank 0's memory, and rank 1 as another user is told so."""
+    assert run_ranks(store_of_another_user, 2) == ["", "rank 1 cannot open rank 0's store"]
+
+
+def store_of_another_user(me: Rank) -> str:
+    with meet(me) as rendezvous:
+        if me.rank == 0:
+            rendezvous.store("x")
+            rendezvous.barrier()
+            return ""
+        os.setuid(65534)
+        with pytest.raises(ProtocolError) as error:
+            rendezvous.store("x")
+        rendezvous.barrier()
+        return str(error.value).partition(" /proc")[0]
 
 
 def test_stores_are_namespaces_of_their_own():

@@ -172,14 +172,18 @@ def _default_group(plan: ResolvedRun, rank: int, store: Store) -> Iterator[None]
     """torch's default group, among the trainer's ranks only; no engine ever joins it."""
     import torch.distributed as dist
 
-    dist.init_process_group(
-        plan.backend.dist_backend,
-        store=store,
-        rank=rank,
-        world_size=plan.config.train.ranks,
-        # A rank may wait for another that waits for features; who is alive is the supervisor's to watch.
-        timeout=timedelta(seconds=plan.config.timeouts.step_s),
-    )
+    from spec_core.cpu.gloo_members import closed_afterwards, prove_default_group
+
+    with closed_afterwards():
+        dist.init_process_group(
+            plan.backend.dist_backend,
+            store=store,
+            rank=rank,
+            world_size=plan.config.train.ranks,
+            # A rank may wait for another that waits for features; who is alive is the supervisor's to watch.
+            timeout=timedelta(seconds=plan.config.timeouts.step_s),
+        )
+        prove_default_group(store, plan.config.timeouts.start_s)
     try:
         yield
     finally:

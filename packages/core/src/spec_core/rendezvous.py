@@ -8,8 +8,8 @@ R1  Rank 0 binds when it is constructed, on loopback unless told otherwise, and 
     port. Others connect in ``join``. IPv6 works: ``[::1]:0``.
 R2  A connection's first record carries the group's token. Without the right one it is refused before anything
     else happens: the caller's ``join`` raises ProtocolError, and the group does not notice.
-R3  ``join`` returns when all ranks have joined. A rank that is taken or out of range, or another world size,
-    raises ProtocolError in the rank that brings it.
+R3  ``join`` returns when all ranks have joined; from then on nobody listens at ``address``. A rank that is taken or
+    out of range, or another world size, raises ProtocolError in the rank that brings it.
 R4  ``barrier``, ``broadcast``, ``all_gather`` return when every rank has made the same call; calls that differ
     raise ProtocolError. Payloads are bytes or JSON, never pickle.
 R5  Every call ends within ``timeout_s``: DeadlineExceeded names the ranks that did not come, also when rank 0

@@ -90,6 +90,7 @@ class Relay:
         self._listener = listener
         self._token = token
         self._world_size = world_size
+        self._server: asyncio.Server | None = None
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._left: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,9 +110,9 @@ class Relay:
 
     async def _serve(self) -> None:
         asyncio.get_running_loop().set_exception_handler(_log_in_one_line)
-        server = await asyncio.start_server(self._attend, sock=self._listener, backlog=_BACKLOG)
+        self._server = await asyncio.start_server(self._attend, sock=self._listener, backlog=_BACKLOG)
         await self._stop.wait()
-        server.close()
+        self._server.close()
         await self._flush()
         for task in self._tasks:
             task.cancel()
@@ -194,6 +195,8 @@ class Relay:
             writer.write(Frame(LOST, 0, other).encode())
         self._writers[rank] = writer
         self._pass_on(rank, Frame(JOIN, 0, rank))
+        if self._server and len(self._writers) + len(self._left) == self._world_size:
+            self._server.close()  # nobody else is awaited
 
     def _pass_on(self, rank: int, frame: Frame) -> None:
         """To all in one go. The member that it comes from gets it back without the payload, and knows by it that

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from spec_core import lobby
 from spec_core.cpu.backend import CpuBackend
 from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
 from spec_core.engine import Site
@@ -141,8 +142,16 @@ def framed(payload: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "said",
-    [b"", framed(b"{]"), framed(b"null"), framed(b"[" * 4096), framed('{"token": "\u00e4"}'.encode())],
-    ids=["nothing", "no JSON", "no record", "too deep", "no ASCII"],
+    [
+        b"",
+        framed(b"{]"),
+        framed(b"null"),
+        framed(b"[" * 4096),
+        framed('{"token": "\u00e4"}'.encode()),
+        framed(b'{"token": "\\ud800"}'),
+        struct.pack("!I", (1 << 32) - 1) + bytes(4096),
+    ],
+    ids=["nothing", "no JSON", "no record", "too deep", "no ASCII", "surrogate", "4 GiB"],
 )
 def test_a_stranger_that_came_first_keeps_nobody_out(desk, monkeypatch, said) -> None:
     monkeypatch.setattr("spec_core.lobby.HELLO_S", 0.2)
@@ -151,6 +160,14 @@ def test_a_stranger_that_came_first_keeps_nobody_out(desk, monkeypatch, said) ->
         stranger.sendall(said)
         with CaptureOutlet(desk.address, LIMIT_S):
             assert desk.wait_connected(LIMIT_S)
+
+
+def test_a_stranger_that_says_nothing_delays_nobody(desk) -> None:
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect("\0" + desk.address.partition(":")[0])
+        started = time.monotonic()
+        with CaptureOutlet(desk.address, LIMIT_S):
+            assert time.monotonic() - started < lobby.HELLO_S / 2
 
 
 def test_a_closed_desk_ends_what_is_pending(desk, outlet) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import ProcessGroupGloo
 
+from spec_core.cpu.gloo_members import closed_afterwards, prove_membership
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.process_group import ProcessGroup
 
@@ -49,8 +50,9 @@ class GlooProcessGroup(ProcessGroup):
         self._unusable = ""
         self._gloo: Any = None  # torch's stubs leave its methods out
         store = rendezvous.store("gloo")
-        with self._mapped("build"):
+        with self._mapped("build"), closed_afterwards():
             self._gloo = ProcessGroupGloo(store, self.rank, self.world_size, _options(rendezvous))
+            prove_membership(self._gloo, store, self._timeout_s)
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
         raw = self._bytes(tensor)

@@ -1,0 +1,96 @@
+"""Another user of the host, who troubles every socket of a run: ``python intruder.py USER``, started by root.
+
+Takes that user's identity first. Each line of JSON on standard input says what the run has at that time: ``unix``
+names, ``tcp`` ports, ``pids``. When the input ends, a line of JSON says what came of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import struct
+import sys
+
+HUGE = 1 << 32
+SAYINGS = [
+    b"",
+    struct.pack("!I", HUGE - 1) + b"x" * 65536,
+    struct.pack("<I", HUGE - 1) + b"x" * 65536,
+    *(
+        struct.pack(order, len(said)) + said
+        for order in ("!I", "<I")
+        for said in (b'{"token":"\\ud800"}', b"[" * 4000)
+    ),
+    struct.pack("<Q", 0),
+    struct.pack("<Q", 1),
+    b"\x00\x3c\x85\xf3\xf3",  # the greeting of torch's TCPStore
+    b"GET / HTTP/1.1\r\n\r\n",
+]
+ROUNDS = 10
+KEPT = 200
+"""Connections that are held open; over each goes a byte for every line of input."""
+
+
+def main() -> None:
+    user = int(sys.argv[1])
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+    told = {"uid": os.getuid(), "connected": 0, "answered_bytes": 0, "files_opened": 0}
+    kept: list[socket.socket] = []
+    sayings = itertools.cycle(SAYINGS)
+    for line in sys.stdin:
+        seen = json.loads(line)
+        targets = [(socket.AF_UNIX, f"\0{name}") for name in seen["unix"]]
+        targets += [(socket.AF_INET, ("127.0.0.1", port)) for port in seen["tcp"]]
+        for _ in range(ROUNDS):
+            found = [knock(family, address, next(sayings)) for family, address in targets]
+            kept += [end for end in found if end is not None]
+            told["connected"] += sum(end is not None for end in found)
+        told["answered_bytes"] += sum(drip(end) for end in kept)
+        told["files_opened"] += sum(map(files_opened, seen["pids"]))
+        while len(kept) > KEPT:
+            kept.pop(0).close()
+    print(json.dumps(told))
+
+
+def knock(family: int, address: object, saying: bytes) -> socket.socket | None:
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)[: 2 if family == socket.AF_UNIX else 1]:
+        end = socket.socket(family, kind)
+        end.settimeout(0.05)
+        try:
+            end.connect(address)
+        except OSError:
+            end.close()
+            continue
+        end.setblocking(False)
+        with contextlib.suppress(OSError):
+            end.send(saying)
+        return end
+    return None
+
+
+def drip(end: socket.socket) -> int:
+    """Says one more byte; bytes that were answered."""
+    with contextlib.suppress(OSError):
+        end.send(b"\0", socket.MSG_NOSIGNAL)
+    with contextlib.suppress(OSError):
+        return len(end.recv(65536))
+    return 0
+
+
+def files_opened(pid: int) -> int:
+    """How many of a process's files he can open for writing, the ranks' store and its memory among them."""
+    opened = 0
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/fd/{descriptor}", "r+b"):
+                opened += 1
+    return opened
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""An engine whose features take the way of those of vLLM and SGLang: over the capture desk and the outlet."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from spec_core.cpu.backend import CpuBackend
+from spec_core.engine import Site
+from spec_trainer.engines.capture_desk import CaptureDesk
+from spec_trainer.engines.capture_outlet import CaptureOutlet
+from spec_trainer.engines.hf import HfEngine
+
+if TYPE_CHECKING:
+    from spec_core.records import CaptureRequest, FeatureSchema
+
+LIMIT_S = 60.0
+
+
+class DeskedEngine(HfEngine):
+    """Both ends are in this process; they know each other by the desk's address alone."""
+
+    name: ClassVar[str] = "desked"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._link = ExitStack()
+        self._desk: CaptureDesk | None = None
+        self._outlet: CaptureOutlet
+
+    def close(self) -> None:
+        super().close()
+        self._link.close()
+
+    def _capture(self, requests: list[CaptureRequest], schema: FeatureSchema) -> None:
+        desk = self._desk or self._open(schema)
+        for request in requests:
+            (states,) = self._model.states([request.input_ids], schema)
+            (key,), done = desk.expect([request])
+            self._outlet.deliver(key, request.input_ids, states)
+            done.result()
+
+    def _open(self, schema: FeatureSchema) -> CaptureDesk:
+        site = Site(backend=CpuBackend(CpuBackend.Config()), placement="disaggregated", peer_s=LIMIT_S)
+        self._desk = self._link.enter_context(CaptureDesk(site, schema, LIMIT_S))
+        self._outlet = self._link.enter_context(CaptureOutlet(self._desk.address, LIMIT_S))
+        assert self._desk.wait_connected(LIMIT_S)
+        return self._desk
