@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CommandLine = Callable[..., "Outcome"]
 
 HERE = Path(__file__).parent
-OF_THE_UNDISTURBED_RUN = ("test_faults", "test_resume", "test_topologies")
+OF_THE_UNDISTURBED_RUN = ("test_faults", "test_intruder", "test_resume", "test_topologies")
 
 
 @pytest.hookimpl(tryfirst=True)

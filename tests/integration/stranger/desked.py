@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.cpu.backend import CpuBackend
 from spec_core.engine import Site
+from spec_core.records import CaptureRequest
 from spec_trainer.engines.capture_desk import CaptureDesk
 from spec_trainer.engines.capture_outlet import CaptureOutlet
 from spec_trainer.engines.hf import HfEngine
 
 if TYPE_CHECKING:
-    from spec_core.records import CaptureRequest, FeatureSchema
+    from spec_core.records import FeatureSample, FeatureSchema
 
 LIMIT_S = 60.0
 
@@ -32,17 +33,18 @@ class DeskedEngine(HfEngine):
         super().close()
         self._link.close()
 
-    def _capture(self, requests: list[CaptureRequest], schema: FeatureSchema) -> None:
-        desk = self._desk or self._open(schema)
-        for request in requests:
-            (states,) = self._model.states([request.input_ids], schema)
-            (key,), done = desk.expect([request])
-            self._outlet.deliver(key, request.input_ids, states)
-            done.result()
+    def _sender(self, destination: str, schema: FeatureSchema) -> Any:
+        if self._desk is None:
+            site = Site(backend=CpuBackend(CpuBackend.Config()), placement="disaggregated", peer_s=LIMIT_S)
+            self._desk = self._link.enter_context(CaptureDesk(site, schema, LIMIT_S))
+            self._outlet = self._link.enter_context(CaptureOutlet(self._desk.address, LIMIT_S))
+            assert self._desk.wait_connected(LIMIT_S)
+        return destination
 
-    def _open(self, schema: FeatureSchema) -> CaptureDesk:
-        site = Site(backend=CpuBackend(CpuBackend.Config()), placement="disaggregated", peer_s=LIMIT_S)
-        self._desk = self._link.enter_context(CaptureDesk(site, schema, LIMIT_S))
-        self._outlet = self._link.enter_context(CaptureOutlet(self._desk.address, LIMIT_S))
-        assert self._desk.wait_connected(LIMIT_S)
-        return self._desk
+    def _send(self, sender: Any, sample: FeatureSample) -> None:
+        assert self._desk is not None
+        ids = tuple(sample.input_ids.tolist())
+        request = CaptureRequest(sample_id=sample.sample_id, input_ids=ids, destination=sender)
+        (key,), done = self._desk.expect([request])
+        self._outlet.deliver(key, ids, sample.hidden_TNH)
+        done.result(LIMIT_S)

@@ -169,8 +169,8 @@ import resource, socket, threading
 from spec_core.rendezvous import Rendezvous, parse_address
 with Rendezvous("127.0.0.1:0", 0, 2, "t", 20.0) as first:
     address, (_, hard) = parse_address(first.address), resource.getrlimit(resource.RLIMIT_NOFILE)
-    crowd = [socket.socket() for _ in range(250)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (crowd[-1].fileno() + 120, hard))
+    crowd = [socket.socket() for _ in range(200)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (crowd[-1].fileno() + 110, hard))
     for stranger in crowd:
         stranger.connect(address)
     thread = threading.Thread(target=first.join)
@@ -179,6 +179,8 @@ with Rendezvous("127.0.0.1:0", 0, 2, "t", 20.0) as first:
         second.join()
         thread.join()
         print("both have joined")
+for stranger in crowd:
+    stranger.close()
 """
 
 

@@ -27,7 +27,7 @@ MAX_RECORD_BYTES = 64 << 20
 FLUSH_S = 1.0
 """How long ``close`` waits for members that do not read."""
 
-_BACKLOG = 16
+_AT_ONCE = 4
 """Connections that are accepted in one go, before any of them is heard."""
 
 LOST, REFUSED, JOIN = "lost", "refused", "join"
@@ -110,7 +110,8 @@ class Relay:
 
     async def _serve(self) -> None:
         asyncio.get_running_loop().set_exception_handler(_log_in_one_line)
-        self._server = await asyncio.start_server(self._attend, sock=self._listener, backlog=_BACKLOG)
+        self._server = await asyncio.start_server(self._attend, sock=self._listener, backlog=_AT_ONCE)
+        self._listener.listen()  # more may queue than are accepted at once
         await self._stop.wait()
         self._server.close()
         await self._flush()
