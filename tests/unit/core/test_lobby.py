@@ -124,6 +124,7 @@ def is_open(end: socket.socket) -> bool:
 
 
 def test_a_full_table_of_descriptors_is_waited_out(doors, visitors, caplog):
+    assert_admitted(doors, visitors)
     with doors[1]() as member:
         member.sendall(framed(b"late"))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -154,6 +155,8 @@ def test_the_wait_ends_at_its_deadline_and_when_the_lobby_is_closed(doors):
 def test_nothing_is_left_of_a_lobby():
     counts = []
     for _ in range(2):
+        with bind("127.0.0.1", 0) as never_asked:
+            Lobby(never_asked, LENGTH).first_records().close()
         room = Lobby(bind("127.0.0.1", 0), LENGTH)
         room.close()
         assert list(room.first_records()) == []

@@ -48,16 +48,17 @@ class Lobby:
         self._listener, self._length = listener, length
         self._strangers: dict[socket.socket, _Stranger] = {}  # in the order in which they came
         self._closed = False
-        self._selector = selectors.DefaultSelector()
+        self._selector: selectors.BaseSelector
         listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
 
     def first_records(self, until: float = float("inf")) -> Generator[tuple[socket.socket, bytes]]:
         """Yield each connection, blocking, with its first record; it is then the caller's to close.
 
         Ends when the lobby is closed, or at ``until`` (``time.monotonic``).
         """
+        self._selector = selectors.DefaultSelector()
         try:
+            self._selector.register(self._listener, selectors.EVENT_READ)
             while not self._closed and (now := time.monotonic()) < until:
                 self._dismiss_late(now)
                 for key, _ in self._selector.select(self._patience(now, until)):
