@@ -60,7 +60,8 @@ def write_stranger(folder: Path) -> str:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(_STRANGER)
-    return os.pathsep.join([str(folder), str(Path(__file__).parent / "stranger")])
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    return os.pathsep.join([str(folder), str(Path(__file__).parent / "stranger"), *inherited])
 
 
 @dataclass
