@@ -60,8 +60,7 @@ def write_stranger(folder: Path) -> str:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(_STRANGER)
-    inherited = filter(None, [os.environ.get("PYTHONPATH")])
-    return os.pathsep.join([str(folder), str(Path(__file__).parent / "stranger"), *inherited])
+    return os.pathsep.join([str(folder), str(Path(__file__).parent / "stranger")])
 
 
 @dataclass
@@ -76,6 +75,10 @@ class Lab:
 
     one_and_two: ClassVar[dict[str, object]] = {"placement__kind": "disaggregated", "train__ranks": 2}
 
+    def _path(self) -> str:
+        """Where its runs look for packages: what the tests inherit counts, too."""
+        return os.pathsep.join(filter(None, [self.python_path, os.environ.get("PYTHONPATH")]))
+
     def command(self, output: Path, **keys: object) -> list[str]:
         words = {**self.keys, "output": output, **{key.replace("__", "."): v for key, v in keys.items()}}
         return [*_program(), "train", *(f"{key}={value}" for key, value in words.items())]
@@ -84,7 +87,7 @@ class Lab:
         """Starts a run; ``train__steps=5`` is ``train.steps=5``."""
         marker = uuid.uuid4().hex
         errors = self.folder / f"{marker}.stderr"
-        env = {**os.environ, "PYTHONPATH": self.python_path, _MARKER: marker}
+        env = {**os.environ, "PYTHONPATH": self._path(), _MARKER: marker}
         with errors.open("wb") as stderr:
             process = subprocess.Popen(
                 self.command(output, **keys),
@@ -107,7 +110,7 @@ class Lab:
         words = self.command(self.folder / "planned", **keys)
         words[words.index("train")] = "plan"
         words.append("--json")
-        env = {**os.environ, "PYTHONPATH": self.python_path}
+        env = {**os.environ, "PYTHONPATH": self._path()}
         return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
 
     def sample_bytes(self, num_tokens: int) -> int:
