@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 
-from spec_core.cpu.gloo_members import closed_afterwards, prove_membership
+from spec_core.cpu.gloo_members import closed_afterwards, prove_default_group, prove_membership
 from spec_core.errors import ProtocolError
 from spec_core.rendezvous import bind
 from spec_core.testing.processes import Rank, run_ranks
@@ -52,3 +52,16 @@ def test_members_know_the_secret_and_others_are_found_out(tmp_path):
     problem = "who took the place of rank {} does not know the group's secret; run it again"
     (tmp_path / "wrong").mkdir()
     assert run_ranks(prove, 3, str(tmp_path / "wrong"), 2) == [*[problem.format(2)] * 2, problem.format(0)]
+
+
+def prove_default(me: Rank, folder: str) -> None:
+    store = dist.FileStore(f"{folder}/store")
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size)
+    for _ in range(5):
+        prove_default_group(store, LIMIT_S)
+    dist.destroy_process_group()
+
+
+def test_a_backend_of_several_types_of_device_is_asked_as_one(tmp_path):
+    """Again and again: nobody draws a secret anew while another still reads it."""
+    run_ranks(prove_default, 2, str(tmp_path))

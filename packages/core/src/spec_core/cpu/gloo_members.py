@@ -55,9 +55,7 @@ def prove_membership(gloo: Any, store: Store, timeout_s: float) -> None:
     rank, world_size = gloo.rank(), gloo.size()
     if world_size == 1:
         return
-    if rank == 0:
-        store.set("secret", secrets.token_hex(_PROOF_BYTES))
-    secret = store.get("secret")
+    secret = store.compare_set("secret", "", secrets.token_hex(_PROOF_BYTES))  # whoever comes first draws it
     proofs = b"".join(_proof(secret, rank, peer) for peer in range(world_size))
     mine = torch.frombuffer(bytearray(proofs), dtype=torch.uint8)
     theirs = torch.empty_like(mine)
@@ -73,8 +71,8 @@ def prove_default_group(store: Store, timeout_s: float) -> None:
     """``prove_membership`` for torch's default group, where gloo carries it."""
     group = torch.distributed.group.WORLD
     assert group is not None
-    for device in group._device_types:
-        backend = group._get_backend(device)
+    # One backend may serve several types of device.
+    for backend in dict.fromkeys(map(group._get_backend, sorted(group._device_types, key=str))):
         if isinstance(backend, ProcessGroupGloo):
             prove_membership(backend, store, timeout_s)
 
