@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pydantic
 import pytest
 
-from spec_core.config import Config, DraftConfig, EngineConfig, dump_yaml, read_layers, validate
+from spec_core.config import Config, DraftConfig, EngineConfig, dump_yaml, read_layers, read_resolved, validate
 from spec_core.errors import ConfigError
 
 
@@ -127,7 +128,7 @@ def test_required_key_is_named(tmp_path):
         ("train.lr", "override 'train.lr' is not of the form section.key=value"),
         ("=5", "override '=5' is not of the form section.key=value"),
         ("train.betas=[1,", "override 'train.betas=[1,': the value is not YAML: "),
-        ("target=${nowhere}", "configuration does not merge: "),
+        ("target=${nowhere}", "${nowhere}: there is no key of that name"),
     ],
 )
 def test_malformed_override_is_quoted(tmp_path, word, expected):
@@ -157,9 +158,9 @@ def test_binary_file_is_not_yaml(tmp_path):
         read_layers(file, {}, [])
 
 
-@pytest.mark.parametrize(("name", "reason"), [("missing.yaml", "No such file"), (".", "Is a directory")])
+@pytest.mark.parametrize(("name", "reason"), [("missing.yaml", "cannot be read: No such file"), (".", "is not a regular file")])
 def test_file_that_cannot_be_read_is_named(tmp_path, name, reason):
-    with pytest.raises(ConfigError, match=f"config file .* cannot be read: {reason}"):
+    with pytest.raises(ConfigError, match=f"^{tmp_path / name} {reason}"):
         read_layers(tmp_path / name, {}, [])
 
 
@@ -183,3 +184,76 @@ def test_dumped_yaml_reads_back_equal(tmp_path):
 def test_bounds_of_the_engines_keys_hold():
     with pytest.raises(ConfigError, match=r"replicas=0: Input should be greater than or equal to 1"):
         validate(EngineConfig, {"replicas": 0}, "flags")
+
+
+# --- what must not reach a parser, and what a parser makes of it ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("[" * 50_000, "is nested in more than 32 levels"),
+        ("{a: " * 10_000, "is nested in more than 32 levels"),
+        ("x" * 100_000, "has 100009 characters, expected at most 65536"),
+        ("!!int x", "the value is not YAML: invalid literal"),
+        ("!!bool x", "the value is not YAML: KeyError: 'x'"),
+        ("9" * 5_000, "the value is not YAML: Exceeds the limit (4300 digits)"),
+        ("\udcff", "is not Unicode"),
+    ],
+    ids=["brackets", "braces", "long", "int tag", "bool tag", "digits", "surrogate"],
+)
+def test_a_word_that_would_break_a_parser_is_one_line(tmp_path, value, expected):
+    line = refusal(tmp_path, None, "target=t", f"train.lr={value}")
+    assert expected in line
+    assert len(line) < 1_000
+
+
+def test_a_key_of_endless_depth_is_refused(tmp_path):
+    assert "nested in more than 32 levels" in refusal(tmp_path, None, "a" + ".a" * 5_000 + "=1")
+
+
+def test_a_number_that_json_cannot_write_is_refused(tmp_path):
+    assert "Exceeds the limit (4300" in refusal(tmp_path, None, "target=t", "train.steps=0x" + "f" * 5_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: " + "[" * 20_000, "is nested in more than 32 levels"),
+        ("".join("  " * level + "a:\n" for level in range(100)), "is nested in more than 32 levels"),
+        ("target: " + "x" * (1 << 20), "bytes, expected at most 1048576"),
+        ("train: {lr: !!int x}", "is not YAML: invalid literal"),
+    ],
+    ids=["brackets", "indents", "long", "int tag"],
+)
+def test_a_file_that_would_break_a_parser_is_one_line(tmp_path, text, expected):
+    assert expected in refusal(tmp_path, text)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_no_configuration(tmp_path):
+    os.mkfifo(tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match=r"run\.yaml is not a regular file"):
+        read_layers(tmp_path / "run.yaml", {}, [])
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_value_is_a_variable_that_was_not_set(tmp_path, text):
+    assert refusal(tmp_path, None, f"draft.init_from={text}") == (
+        "draft.init_from= is empty; leave the word out, or write null"
+    )
+    assert resolve(tmp_path, None, "target=t", "draft.init_from=null").draft.init_from is None
+
+
+def test_long_values_are_shortened_in_messages(tmp_path):
+    line = refusal(tmp_path, None, "target=t", "train.lr=" + "x" * 60_000)
+    assert line.startswith("run.yaml: train.lr='xxx")
+    assert line.endswith("xxx': Input should be a valid number, unable to parse string as a number") or len(line) < 400
+
+
+def test_a_resolved_configuration_is_read_as_it_stands(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_yaml(Run(target="${oc.env:HOME} ${train.lr}", train=Train(lr=1e-7))))
+    values = read_resolved(file)
+    assert values["target"] == "${oc.env:HOME} ${train.lr}"
+    assert validate(Run, values, "config.yaml").train.lr == 1e-7

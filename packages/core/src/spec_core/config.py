@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import io
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import pydantic
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from spec_core.errors import ConfigError
+from spec_core.foreign import foreign_errors, read_bytes
+from spec_core.references import check_references, resolve_references
+from spec_core.wording import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
 C = TypeVar("C", bound="Config")
+
+_FILE_BYTES = 1 << 20
+_WORD_CHARACTERS = 1 << 16
+_LEVELS = 32
+"""Of nesting; a plugin's options have three or four."""
+_EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Config(pydantic.BaseModel):
@@ -60,30 +70,39 @@ class EngineConfig(Config):
 def read_layers(file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> dict[str, Any]:
     """Merges a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` words.
 
-    Later layers win. Raises ConfigError with the file, line or word that is wrong.
+    Later layers win; ``${section.key}`` stands for another key's value. Raises ConfigError with the file, line or word
+    that is wrong.
     """
-    layers = [_read_yaml(file)] if file is not None else []
+    layers = [_parse_file(file)] if file is not None else []
     layers.append(OmegaConf.create())
     for key, value in flags.items():
-        _assign(layers[-1], key, value, word=f"{key}={value}")
+        word = f"{key}={value}"
+        _check_word(word, f"override {shown(word)}")
+        check_references(str(value), f"override {shown(word)}")
+        _assign(layers[-1], key, value, word)
     for word in overrides:
-        key, separator, text = word.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"override {word!r} is not of the form section.key=value")
-        _assign(layers[-1], key, _parse_value(word, text), word)
-    try:
-        merged = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"configuration does not merge: {first_line(error)}") from error
-    assert isinstance(merged, dict)
-    return {str(key): value for key, value in merged.items()}
+        _assign(layers[-1], *_parse_word(word), word)
+    with foreign_errors(ConfigError, "configuration does not merge"):
+        merged = cast("dict[Any, Any]", OmegaConf.to_container(OmegaConf.merge(*layers)))
+    return resolve_references({str(key): value for key, value in merged.items()})
+
+
+def read_resolved(file: Path) -> dict[str, Any]:
+    """The values of a ``config.yaml`` that ``dump_yaml`` wrote: as they stand, nothing in them is a reference."""
+    with foreign_errors(ConfigError, f"config file {file} is not YAML"):
+        values: object = yaml.safe_load(_read_text(file))
+    if not isinstance(values, dict):
+        raise ConfigError(f"config file {file} holds no mapping of sections")
+    return {str(key): value for key, value in cast("dict[Any, Any]", values).items()}
 
 
 def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
     """Checks ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
-    try:
+    with foreign_errors(ConfigError, source):
         # JSON mode keeps strictness where YAML can say the type and still takes "a/b" for a path, [1] for a tuple.
-        return model.model_validate_json(json.dumps(_with_off(model, values), default=str))
+        text = json.dumps(_with_off(model, values), default=str)
+    try:
+        return model.model_validate_json(text)
     except pydantic.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(model, error)}") from None
 
@@ -104,33 +123,76 @@ def suggestion(word: str, known: Sequence[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(sorted(known))})"
 
 
-def _read_yaml(file: Path) -> DictConfig:
-    try:
-        layer = OmegaConf.load(file)
-    except OSError as error:
-        raise ConfigError(f"config file {file} cannot be read: {error.strerror or error}") from error
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {file} is not YAML: {' '.join(str(error).split())}") from error
+def _parse_file(file: Path) -> DictConfig:
+    where = f"config file {file}"
+    text = _read_text(file)
+    _check_yaml(text, where)
+    with _yaml_errors(f"{where} is not YAML"):
+        layer = OmegaConf.load(io.StringIO(text))
     if not isinstance(layer, DictConfig):
-        raise ConfigError(f"config file {file} holds no mapping of sections")
+        raise ConfigError(f"{where} holds no mapping of sections")
     return layer
 
 
-def _parse_value(word: str, text: str) -> object:
+def _read_text(file: Path) -> str:
+    content = read_bytes(file, ConfigError, _FILE_BYTES)
+    with foreign_errors(ConfigError, f"config file {file} is not YAML"):
+        return content.decode()
+
+
+def _parse_word(word: str) -> tuple[str, object]:
+    """Key and value of ``section.key=value``."""
+    where = f"override {shown(word)}"
+    key, separator, text = word.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"{where} is not of the form section.key=value")
+    if not text.strip():
+        raise ConfigError(f"{shown(key)[1:-1]}= is empty; leave the word out, or write null")
+    _check_word(word, where)
+    _check_yaml(text, where)
+    # OmegaConf's YAML rules, so that 1e-4 is a number on the command line as in a file.
+    with foreign_errors(ConfigError, f"{where}: the value is not YAML"):
+        parsed = cast("dict[Any, Any]", OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"])))
+    return key, parsed["value"]
+
+
+def _check_word(word: str, where: str) -> None:
+    if len(word) > _WORD_CHARACTERS:
+        raise ConfigError(f"{where} has {len(word)} characters, expected at most {_WORD_CHARACTERS}")
+    with foreign_errors(ConfigError, f"{where} is not Unicode"):
+        word.encode()
+
+
+def _check_yaml(text: str, where: str) -> None:
+    """Refuses what no configuration needs before it is loaded. The loader calls itself for each level, in C too, and
+    what is nested without end must not reach it; here one event follows the other."""
+    depth = 0
     try:
-        # OmegaConf's YAML rules, so that 1e-4 is a number on the command line as in a file.
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"override {word!r}: the value is not YAML: {first_line(error)}") from error
-    assert isinstance(parsed, dict)
-    return parsed["value"]
+        for event in yaml.parse(text, Loader=_EVENTS):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _LEVELS:
+                raise ConfigError(f"{where} is nested in more than {_LEVELS} levels")
+            if isinstance(event, yaml.ScalarEvent):
+                check_references(event.value, where)
+    except yaml.YAMLError:
+        return  # the loader finds it too, and says it better
+
+
+@contextmanager
+def _yaml_errors(problem: str) -> Generator[None]:
+    """As ``foreign_errors``; the lines of YAML's own errors, which tell the place, become one."""
+    with foreign_errors(ConfigError, problem):
+        try:
+            yield
+        except yaml.YAMLError as error:
+            raise ValueError(" ".join(str(error).split())) from error
 
 
 def _assign(layer: DictConfig, key: str, value: object, word: str) -> None:
-    try:
+    if key.count(".") > _LEVELS or key.count("[") > _LEVELS:
+        raise ConfigError(f"override {shown(word)} is nested in more than {_LEVELS} levels")
+    with foreign_errors(ConfigError, f"override {shown(word)} cannot be applied"):
         OmegaConf.update(layer, key, value, force_add=True)
-    except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"override {word!r} cannot be applied: {first_line(error)}") from error
 
 
 def _with_off(model: type[pydantic.BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,16 +222,16 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         kind = "section or key" if len(path) == 1 else "key"
         homes = _sections_with(model, path[0]) if len(path) == 1 else []
         hint = f" (did you mean {' or '.join(homes)}?)" if homes else ""
-        return f"unknown {kind} {key!r}" + (hint or suggestion(path[-1], _keys_beside(model, path)))
+        return f"unknown {kind} {shown(key)}" + (hint or suggestion(path[-1], _keys_beside(model, path)))
     if problem["type"] == "missing":
         return f"{key} is required"
     if problem["type"] == "model_type":
         first = next(iter(_keys_beside(model, [*path, ""])), "key")
-        return f"{key}={problem['input']!r}: expected a section, with keys such as {key}.{first}"
+        return f"{key}={shown(problem['input'])}: expected a section, with keys such as {key}.{first}"
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
         return f"{key}: {message}" if path else message
-    return f"{key}={problem['input']!r}: {problem['msg']}"
+    return f"{key}={shown(problem['input'])}: {problem['msg']}"
 
 
 def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:

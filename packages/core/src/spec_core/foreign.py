@@ -46,12 +46,18 @@ def cause(error: BaseException) -> str:
 def read_bytes(file: Path, error_type: type[SpecError], max_bytes: int = _MAX_JSON_BYTES) -> bytes:
     """Return the content of a regular file of at most ``max_bytes``; a pipe, a device or a larger file is refused."""
     with foreign_errors(error_type, f"{file} cannot be read"):
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise error_type(f"{file} is not a regular file")
-        if status.st_size > max_bytes:
-            raise error_type(f"{file} has {status.st_size} bytes, expected at most {max_bytes}")
+        check_regular(file, error_type, max_bytes)
         return file.read_bytes()
+
+
+def check_regular(file: Path, error_type: type[SpecError], max_bytes: int | None = None) -> None:
+    """Raise ``error_type`` for a pipe, a device or a folder, whose content may never end, and for a larger file."""
+    with foreign_errors(error_type, f"{file} cannot be read"):
+        status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise error_type(f"{file} is not a regular file")
+    if max_bytes is not None and status.st_size > max_bytes:
+        raise error_type(f"{file} has {status.st_size} bytes, expected at most {max_bytes}")
 
 
 def parse_json_object(text: bytes | str, where: object, error_type: type[SpecError]) -> dict[str, Any]:

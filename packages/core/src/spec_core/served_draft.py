@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from spec_core.errors import ArtifactError, ConfigError
+from spec_core.foreign import check_regular, foreign_errors, read_json_object
+from spec_core.wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -30,9 +31,9 @@ Shapes = dict[str, tuple[int, ...]]
 
 _FILE = "model.safetensors"
 _SERVED_DTYPES = ("float32", "bfloat16", "float16")
-_STORED_DTYPES = {"d2t": {"I64": 8, "I32": 4}, "t2d": {"BOOL": 1, "U8": 1}}
-"""By a tensor's name: safetensors' dtypes and their bytes. Every other tensor is one of ``_STORED_FLOATS``."""
-_STORED_FLOATS = {"F32": 4, "BF16": 2, "F16": 2}
+_STORED_DTYPES = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8")}
+"""By a tensor's name, safetensors' dtypes. Every other tensor is one of ``_STORED_FLOATS``."""
+_STORED_FLOATS = ("F32", "BF16", "F16")
 
 
 class Artifact(Protocol):
@@ -69,26 +70,26 @@ class ConfigReader:
         if not value:
             return None
         if not isinstance(value, list):
-            raise self.error(f"{key}={value!r}, expected a list of integers")
+            raise self.error(f"{key}={shown(value)}, expected a list of integers")
         return tuple(self._integer(key, entry, 0, "integers from 0 on") for entry in value)
 
     def positive(self, key: str, default: float) -> float:
         value = self.fields.get(key)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise self.error(f"{key}={value!r}, expected a positive number")
+            raise self.error(f"{key}={shown(value)}, expected a positive number")
         return value
 
     def section(self, key: str) -> Json:
         """A nested object; empty where it is absent."""
         value: Any = self.fields.get(key)
         if value is not None and not isinstance(value, dict):
-            raise self.error(f"{key}={value!r}, expected an object")
+            raise self.error(f"{key}={shown(value)}, expected an object")
         return value or {}
 
     def _integer(self, key: str, value: object, least: int, expected: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.error(f"{key}={value!r}, expected {expected}")
+            raise self.error(f"{key}={shown(value)}, expected {expected}")
         return value
 
     def error(self, problem: str) -> ArtifactError:
@@ -96,15 +97,9 @@ class ConfigReader:
 
 
 def read_config(folder: Path) -> Json | None:
-    """None where there is no config.json, or none that is an object."""
+    """The draft's config.json; None where there is none. Raises ArtifactError for one that is no JSON object."""
     file = folder / "config.json"
-    try:
-        fields: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{file} cannot be read as JSON: {error}") from None
-    return fields if isinstance(fields, dict) else None
+    return read_json_object(file, ArtifactError) if file.exists() else None
 
 
 def architectures(fields: Json) -> set[str]:
@@ -153,39 +148,25 @@ def head_problem(target: TargetSpec) -> str | None:
 
 def read_shapes(folder: Path) -> Shapes:
     """Shape of every tensor; ArtifactError where the file is not complete, or a tensor's dtype is none that engines
-    load (quantised weights have another, and further tensors besides). A safetensors file starts with 8 bytes of
-    length and that much JSON."""
+    load (quantised weights have another, and further tensors besides)."""
+    from safetensors import safe_open
+
     file = folder / _FILE
-    try:
-        with file.open("rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(size) if size <= file.stat().st_size else b"")
-        header.pop("__metadata__", None)
-        end = 8 + size + max(entry["data_offsets"][1] for entry in header.values())
-        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
-    except OSError as error:
-        raise ArtifactError(f"draft tensors {file} cannot be read: {error.strerror}") from None
-    except (ValueError, struct.error, AttributeError, KeyError, TypeError):
-        raise ArtifactError(f"draft tensors {file} are no safetensors file") from None
-    if end != file.stat().st_size:
-        raise ArtifactError(
-            f"draft tensors {file} have {file.stat().st_size} bytes, expected {end}: not complete"
-        )
-    for name, entry in header.items():
-        _check_stored(f"draft {folder}: {_FILE}: {name}", name, entry)
+    check_regular(file, ArtifactError)
+    shapes: Shapes = {}
+    with (
+        foreign_errors(ArtifactError, f"draft tensors {file} are no complete safetensors file"),
+        safe_open(file, framework="np") as tensors,
+    ):
+        for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+            stored = tensors.get_slice(name)
+            allowed = _STORED_DTYPES.get(name.rpartition(".")[2], _STORED_FLOATS)
+            if stored.get_dtype() not in allowed:
+                raise ArtifactError(
+                    f"draft {folder}: {_FILE}: {name} has dtype {stored.get_dtype()}, expected {' or '.join(allowed)}"
+                )
+            shapes[name] = tuple(stored.get_shape())
     return shapes
-
-
-def _check_stored(where: str, name: str, entry: Json) -> None:
-    """The dtype of one tensor, and that it has as many bytes as its shape needs."""
-    allowed = _STORED_DTYPES.get(name.rpartition(".")[2], _STORED_FLOATS)
-    if entry.get("dtype") not in allowed:
-        raise ArtifactError(f"{where} has dtype {entry.get('dtype')}, expected {' or '.join(allowed)}")
-    begin, end = entry["data_offsets"]
-    if end - begin != math.prod(entry["shape"]) * allowed[entry["dtype"]]:
-        raise ArtifactError(
-            f"{where} has {end - begin} bytes, which is not what its shape {entry['shape']} needs"
-        )
 
 
 def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes | None = None) -> None:
@@ -224,14 +205,15 @@ def check_embedding(folder: Path, stored_name: str, target: TargetSpec, scale: f
 
 def load_tensors(folder: Path, stored_names: Mapping[str, str]) -> dict[str, Tensor]:
     """Tensors as stored; ``stored_names``: name in the result -> name in the file."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     path = folder / _FILE
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(stored) for name, stored in stored_names.items()}
-    except SafetensorError as error:
-        raise ArtifactError(f"draft tensors {path} cannot be read: {error}") from None
+    check_regular(path, ArtifactError)
+    with (
+        foreign_errors(ArtifactError, f"draft tensors {path} cannot be read"),
+        safe_open(path, framework="pt") as file,
+    ):
+        return {name: file.get_tensor(stored) for name, stored in stored_names.items()}
 
 
 def served_dtype(target: TargetSpec) -> str:

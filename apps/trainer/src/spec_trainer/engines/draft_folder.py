@@ -106,8 +106,7 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
 def _what_it_is(folder: Path) -> str:
     fields = read_config(folder)
     if fields is None:
-        there = (folder / "config.json").exists()
-        return "its config.json holds no JSON object" if there else "it has no config.json"
+        return "it has no config.json"
     if kind := fields.get("speculators_model_type"):
         return f"it is in the speculators format ({kind}), which only vLLM loads; convert it"
     if not (named := architectures(fields)):

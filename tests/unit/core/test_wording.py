@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from spec_core.wording import one_line, printable, shown
+
+
+def test_a_value_is_cut_in_the_middle():
+    assert shown("abc") == "'abc'"
+    cut = shown("a" * 500 + "z" * 500)
+    assert len(cut) == 200
+    assert cut.startswith("'aaa")
+    assert cut.endswith("zzz'")
+
+
+def test_nothing_is_left_that_a_terminal_obeys():
+    assert printable("a\x1b[31m\x07\u202e\udcff\n日本 ü") == "a\\x1b[31m\\x07\\u202e\\udcff\n日本 ü"
+
+
+def test_a_message_is_one_line_and_keeps_its_end():
+    line = one_line("what\nhappened " + "\x1b" * 5_000 + " do this")
+    assert line.startswith("what happened \\x1b")
+    assert line.endswith(" do this")
+    assert len(line) == 2_000
