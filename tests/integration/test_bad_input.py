@@ -74,7 +74,10 @@ def file(place) -> Callable[[str, str | bytes], Path]:
         ("trian.lr=1", "unknown section or key 'trian' (did you mean 'train'?)"),
         ("train.lr=fast", "train.lr='fast': Input should be a valid number"),
         ("train.lr=.nan", "train.lr=nan: Input should be a finite number"),
-        ("train.lr=", "train.lr=None: Input should be a valid number"),
+        ("train.lr=", "train.lr= is empty; leave the word out, or write null"),
+        ("data.features=", "data.features= is empty; leave the word out, or write null"),
+        ("data.eval_path=", "data.eval_path= is empty; leave the word out, or write null"),
+        ("data.features=''", "data.features='': String should have at least 1 character"),
         ("train.steps=1.5", "train.steps=1.5: Input should be a valid integer"),
         ("train.steps=true", "train.steps=True: Input should be a valid integer"),
         ("train.steps=-1", "train.steps=-1: Input should be greater than 0"),
@@ -92,7 +95,7 @@ def file(place) -> Callable[[str, str | bytes], Path]:
         ),
         ("engine.send_timeout_s=1e12", "Input should be less than or equal to 1000000"),
         ("target.x=1", "target={'x': 1}: Input should be a valid string"),
-        ("target=", "target=None: Input should be a valid string"),
+        ("target=", "target= is empty; leave the word out, or write null"),
         ("output=''", "output: is empty, expected a folder"),
         ("seed=99999999999999999999", "seed=99999999999999999999: Input should be less than"),
         ("seed=-1", "seed=-1: Input should be greater than or equal to 0"),
@@ -104,7 +107,11 @@ def file(place) -> Callable[[str, str | bytes], Path]:
         ("track.wandb=''", "track.wandb='': String should have at least 1 character"),
         ("train.lr=[1", "override 'train.lr=[1': the value is not YAML"),
         ("=3", "override '=3' is not of the form section.key=value"),
-        ("target=${nowhere}", "Interpolation key 'nowhere' not found"),
+        ("target=${nowhere}", "${nowhere}: there is no key of that name"),
+        ("target=${oc.env:HOME}", "configuration does not read the environment"),
+        pytest.param("train.lr=" + "[" * 50_000, "is nested in more than 32 levels", id="brackets"),
+        pytest.param("train.lr=" + "x" * 60_000, "train.lr='xxx", id="long"),
+        ("output=\udcff", "is not Unicode"),
     ],
 )
 def test_wrong_word(refused, word, line):
@@ -174,12 +181,10 @@ def test_wrong_config_file(command_line, place, file, content, line):
     assert tree(place) == before
 
 
-@pytest.mark.parametrize(("name", "why"), [("nowhere.yaml", "No such file"), (".", "Is a directory")])
+@pytest.mark.parametrize(("name", "why"), [("nowhere.yaml", "cannot be read: No such file or directory"), (".", "is not a regular file")])
 def test_config_file_that_cannot_be_read(command_line, place, name, why):
     path = place / name
-    assert command_line("--config", path).error == f"config file {path} cannot be read: {why}" + (
-        " or directory" if why == "No such file" else ""
-    )
+    assert command_line("--config", path).error == f"{path} {why}"
 
 
 # --- combinations -----------------------------------------------------------------------------------------------
@@ -426,7 +431,9 @@ def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):
         (("--num-draft-tokens", "two"), 'unable to convert "two" into int'),
         (("--temperature", "nan"), "--temperature=nan: expected 0 or more"),
         (("--max-new-tokens", "-3"), "--max-new-tokens=-3: expected 1 or more"),
-        (("--concurrency", "1,many"), "--concurrency=1,many: expected positive integers, such as 1,8,32"),
+        (("--concurrency", "1,many"), "--concurrency=1,many: expected positive integers below 100000, such as"),
+        (("--concurrency", "9" * 5_000), ": expected positive integers below 100000, such as 1,8,32"),
+        (("--seed", "9" * 21), "--seed=999999999999999999999: expected an integer of at most 64 bits"),
     ],
 )
 def test_wrong_evaluation(command_line, place, peaked_target, rows_file, words, line):

@@ -19,4 +19,4 @@ def test_a_message_is_one_line_and_keeps_its_end():
     line = one_line("what\nhappened " + "\x1b" * 5_000 + " do this")
     assert line.startswith("what happened \\x1b")
     assert line.endswith(" do this")
-    assert len(line) == 2_000
+    assert len(line) == 1_950

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from spec_core.errors import ConfigError, EngineError
+from spec_core.errors import ConfigError, EngineError, RunError
 from spec_trainer.cli import RunFlags, run
 from spec_trainer.interrupted import Interrupted
+from spec_trainer.last_resort import unforeseen_errors
 
 
 @pytest.mark.parametrize(
@@ -34,10 +35,50 @@ def test_every_end_has_its_code_and_one_line(monkeypatch, capsys, error, code, l
     assert capsys.readouterr() == ("", line + "\n")
 
 
-def test_a_bug_is_not_hidden(monkeypatch):
-    monkeypatch.setattr("spec_trainer.resolve.resolve", lambda *args: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run(["train"])
+class Panic(BaseException):
+    """As compiled libraries raise."""
+
+
+@pytest.mark.parametrize(
+    ("bug", "line"),
+    [
+        (ZeroDivisionError("division\nby zero"), "unforeseen ZeroDivisionError: division"),
+        (ValueError("x"), "unforeseen ValueError: x"),
+        (Panic("at 0"), "unforeseen Panic: at 0"),
+        (RecursionError(), "unforeseen RecursionError: it is nested too deeply"),
+    ],
+)
+def test_a_bug_is_one_line_and_its_traceback_is_kept(monkeypatch, capsys, tmp_path, bug, line):
+    def fail(*args):
+        raise bug
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("spec_trainer.resolve.resolve", fail)
+    assert run(["train"]) == 1
+    (file,) = (tmp_path / "spec-trainer").iterdir()
+    assert capsys.readouterr() == ("", f"spec-trainer: error: {line}; its traceback is in {file}\n")
+    assert "Traceback (most recent call last)" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_bug_of_a_run_is_kept_with_its_logs_and_elsewhere_without(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for logs, place in ((tmp_path, tmp_path), (tmp_path / "nowhere", tmp_path / "cache")):
+        expected = rf"^unforeseen KeyError: 'x'; its traceback is in {place}"
+        with pytest.raises(RunError, match=expected), unforeseen_errors(logs):
+            raise KeyError("x")
+
+
+def test_a_line_holds_nothing_that_a_terminal_obeys_and_is_short(monkeypatch, capsys):
+    def fail(*args):
+        raise ConfigError("a\x1b[31m" + "x" * 10_000 + ": do this")
+
+    monkeypatch.setattr("spec_trainer.resolve.resolve", fail)
+    assert run(["train"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("spec-trainer: error: a\\x1b[31mxxx")
+    assert line.endswith(": do this\n")
+    assert len(line) <= 2_000
 
 
 def test_flags_are_short_forms_of_keys():

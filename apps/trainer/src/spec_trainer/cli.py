@@ -16,7 +16,9 @@ from cyclopts import App, Parameter
 from cyclopts.exceptions import CycloptsError
 
 from spec_core.errors import ConfigError, SpecError
+from spec_core.wording import one_line, printable, shown
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
+from spec_trainer.last_resort import unforeseen_errors
 from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
 from spec_trainer.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
 
@@ -91,8 +93,9 @@ def train(*overrides: str, flags: RunFlags = _NO_FLAGS) -> None:
     run = _resolve(overrides, flags)
     from spec_trainer.job import run_training
 
-    summary = run_training(run)
-    print(f"draft: {summary['draft']}\nreport: {run.directory.report}")
+    with unforeseen_errors(run.directory.logs):
+        summary = run_training(run)
+    _print(f"draft: {summary['draft']}\nreport: {run.directory.report}")
 
 
 app.default(train)
@@ -197,7 +200,7 @@ def export(*, checkpoint: Path, output: Path, target: str | None = None) -> None
     """
     from spec_trainer.export import export_checkpoint
 
-    print(f"draft: {export_checkpoint(checkpoint, output, target)}")
+    _print(f"draft: {export_checkpoint(checkpoint, output, target)}")
 
 
 @app.command
@@ -254,11 +257,10 @@ def run(words: Sequence[str]) -> int:
     """Exit code of a command line: 0 done, 1 run failed, 2 bad usage or configuration, 130 interrupted."""
     from spec_trainer.interrupted import Interrupted
 
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
-    for package in ("spec_trainer", "spec_core"):
-        logging.getLogger(package).setLevel(logging.INFO)
+    _log_to_stderr()
     try:
-        app(list(words), exit_on_error=False, print_error=False, result_action="return_value")
+        with unforeseen_errors(None, CycloptsError):
+            app(list(words), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         return _fail(f"{error} See {_help_of(error)}", 2)
     except SpecError as error:
@@ -272,6 +274,19 @@ def run(words: Sequence[str]) -> int:
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else 1
     return 0
+
+
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
+    for package in ("spec_trainer", "spec_core"):
+        logging.getLogger(package).setLevel(logging.INFO)
 
 
 def _help_of(error: CycloptsError) -> str:
@@ -290,10 +305,10 @@ def _check_words(overrides: Sequence[str]) -> None:
     if overrides and "=" not in overrides[0]:
         if os.path.isfile(overrides[0]):
             raise ConfigError(
-                f"{overrides[0]!r} is a file: write --config before a configuration, --data before data"
+                f"{shown(overrides[0])} is a file: write --config before a configuration, --data before data"
             )
         raise ConfigError(
-            f"{overrides[0]!r} is neither a command ({', '.join(commands)}) nor section.key=value"
+            f"{shown(overrides[0])} is neither a command ({', '.join(commands)}) nor section.key=value"
         )
 
 
@@ -306,10 +321,13 @@ def _print_document(document: Mapping[str, Any], as_json: bool) -> None:
         "allow_unicode": True,
         "width": math.inf,
     }  # no message is broken into lines
-    print(text if as_json else yaml.safe_dump(json.loads(text), **options).rstrip())
+    _print(text if as_json else yaml.safe_dump(json.loads(text), **options).rstrip())
+
+
+def _print(text: str) -> None:
+    print(printable(text))
 
 
 def _fail(message: str, code: int) -> int:
-    line = " ".join(message.split())  # of other people's messages too
-    print(f"spec-trainer: {'' if code == 130 else 'error: '}{line}", file=sys.stderr)
+    print(f"spec-trainer: {'' if code == 130 else 'error: '}{one_line(message)}", file=sys.stderr)
     return code

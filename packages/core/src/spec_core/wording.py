@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _VALUE = 200
-_LINE = 2000
+_LINE = 1950  # with the command's name before it, less than 2,000
 _TAIL = 300  # what to do comes last in a message, and stays
 
 
@@ -29,7 +29,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a message as a terminal gets it: one line of at most 2,000 characters, all printable."""
+    """Return a message as a terminal gets it: one line, not too long, all of it printable."""
     return shortened(printable(" ".join(text.split())), _LINE)
 
 

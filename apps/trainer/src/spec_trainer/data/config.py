@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import pydantic
 
@@ -16,7 +16,7 @@ class DataConfig(Config):
     """Held-out data, in the forms that ``path`` takes; with it nothing is held out from ``path``."""
     eval_samples: int | None = pydantic.Field(None, ge=0)
     """Samples of ``path`` held out where there is no ``eval_path``: by default 64, never more than a tenth of all."""
-    features: str | None = None
+    features: Annotated[str, pydantic.Field(min_length=1)] | None = None
     """Folder that ``spec-trainer capture`` wrote: its features are read, and no engine starts."""
     max_length: int = pydantic.Field(2048, ge=2)
     """Tokens that a sample keeps; what comes after them is cut off."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
 
 from spec_core.errors import ConfigError
+from spec_core.wording import shortened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,16 @@ class EvaluationRequest:
             value = getattr(self, name)
             if value is not None and not least <= value < float("inf"):
                 raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"--seed={self.seed}: expected an integer of at most 64 bits")
         _ = self.concurrencies
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
         words = [word.strip() for word in self.concurrency.split(",")] if self.concurrency else []
-        if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise ConfigError(f"--concurrency={self.concurrency}: expected positive integers, such as 1,8,32")
+        if not all(word.isdecimal() and len(word) < 6 and int(word) > 0 for word in words):
+            raise ConfigError(
+                f"--concurrency={shortened(self.concurrency, 200)}: expected positive integers below 100000, such as "
+                "1,8,32"
+            )
         return tuple(dict.fromkeys(map(int, words)))
