@@ -85,7 +85,7 @@ class WorkPlan:
         """Optimizer steps of the whole run."""
         if self.settings.total_steps is not None:
             return self.settings.total_steps
-        return sum(self._train.steps_in_epoch(epoch) for epoch in range(self.settings.epochs))
+        return self._train.steps_in_epochs(self.settings.epochs)
 
     def items(self, done_steps: int) -> Iterator[WorkItem]:
         """All that is left to do after ``done_steps`` optimizer steps, in order."""

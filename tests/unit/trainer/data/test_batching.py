@@ -46,6 +46,23 @@ def test_an_epoch_visits_every_sample_once_within_the_budget(seed):
                 assert used + len(samples[following.sample_ids[0]]) > 256
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("longest", [2, 40, 100])
+def test_steps_of_many_epochs_are_those_of_each(longest, shuffle):
+    samples = items(37, longest=longest)
+    plan = batches(samples, shuffle=shuffle)
+    for epochs in (1, 7, 150):
+        assert plan.steps_in_epochs(epochs) == sum(plan.steps_in_epoch(epoch) for epoch in range(epochs))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("longest", [2, 100])
+def test_steps_of_a_number_of_epochs_that_nobody_trains_are_told_at_once(longest):
+    plan = batches(items(30, longest=longest))
+    mean = plan.steps_in_epochs(1_000) / 1_000
+    assert plan.steps_in_epochs(10**12) == pytest.approx(mean * 10**12, rel=0.02)
+
+
 def test_a_sample_beyond_the_budget_is_a_batch_of_its_own():
     samples = [Item(0, 10), Item(1, 500), Item(2, 10), Item(3, 10)]
     plan = batches(samples, tokens=20, shuffle=False)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import random
+
 import numpy as np
 import pytest
 
 from spec_core.errors import DataError
+from spec_trainer.data import rendering_limits, turns
+from spec_trainer.data.config import DataConfig
+from spec_trainer.data.dataset import load_dataset
 
 TURNS = ["Hi there", "The quick fox.", "And then?", " Four,  I think\n"]
 
 
-def conversation(*turns, **extra):
+def conversation(*contents, **extra):
     roles = ("user", "assistant")
-    return {"messages": [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)], **extra}
+    return {"messages": [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(contents)], **extra}
 
 
 CHATML = (
@@ -180,7 +186,7 @@ def test_what_the_template_refuses_is_a_bad_row_with_its_reason(load):
         + CHATML
     )
     row = {"messages": [{"role": "system", "content": "x"}, *conversation("a", "b")["messages"]]}
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: refused by the chat template: no system role here"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: refused by the chat template: TemplateError: no system role here"):
         load(conversation("a", "b"), row, template=strict)
 
 
@@ -203,3 +209,98 @@ def test_a_template_that_writes_the_date_gives_the_same_samples_every_day(load, 
     fixed = load(conversation("a", "b"), template=dated)
     written = load(conversation("a", "b"), template="2024-07-26" + CHATML)
     assert fixed.digest == written.digest
+
+
+# --- long conversations and templates without end -------------------------------------------------------------------
+
+TEMPLATES = {
+    "chatml": CHATML,
+    "forgets": forgets_reasoning(),
+    "forgets, opened": forgets_reasoning("<think>\n"),
+    "endings": ENDINGS_DIFFER,
+    "trailing": TRAILING_EOS,
+    "no prompt": NO_PROMPT,
+    "always": ALWAYS_PROMPTS,
+    "no end": NO_END_OF_TURN,
+    "no specials": NO_SPECIALS,
+    "mangles": CHATML.replace("m.content +", "(m.content if m.content|length < 9 else m.content | upper) +"),
+}
+
+
+def random_conversation(draw):
+    words = ["a", " b ", "fox\n", "<|im_end|>", "<|im_end|> ", "", "<think>\nx\n</think>\n\ny", "Four,  I think"]
+    roles = ["user", "assistant"] if draw.random() < 0.7 else ["user", "assistant", "assistant", "user"]
+    spoken = [(roles[i % len(roles)], "".join(draw.choices(words, k=draw.randint(0, 3)))) for i in range(20)]
+    return {"messages": [{"role": role, "content": content} for role, content in spoken]}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_turns_of_one_frame_lie_where_each_would_be_found_by_itself(load, monkeypatch, template):
+    draw = random.Random(0)
+    rows = [random_conversation(draw) for _ in range(12)]
+    together = load(*rows, template=template, on_bad_row="skip")
+    monkeypatch.setattr(turns, "_FEW", 10**6)
+    alone = load(*rows, template=template, on_bad_row="skip")
+    assert together.digest == alone.digest
+    assert str(together.report) == str(alone.report)
+
+
+def test_the_renderings_of_a_conversation_do_not_grow_with_it(load, supervised, monkeypatch):
+    from transformers.utils import chat_template_utils
+
+    calls = []
+    render = chat_template_utils.render_jinja_template
+    monkeypatch.setattr(
+        chat_template_utils, "render_jinja_template", lambda **given: calls.append(1) or render(**given)
+    )
+    dataset = load(conversation(*["a", "b"] * 2_000), max_length=10**6)
+    assert len(calls) < 12
+    assert supervised(dataset.sample(0)) == " | ".join(["b<|im_end|>"] * 2_000)
+
+
+def test_very_many_turns_that_must_be_found_one_by_one_are_refused(load, supervised):
+    mangles = CHATML.replace("m.content +", "(m.content | upper) +")
+    with pytest.raises(DataError, match=r"turn not found .* a chat template with {% generation %} marks would tell"):
+        load(conversation(*["a", "B"] * 300), template=mangles, max_length=10**6)
+
+
+@pytest.mark.timeout(30)
+def test_an_answer_of_end_tokens_takes_no_longer_than_another(load, supervised):
+    row = conversation("a", "<|im_end|> " * 40_000)
+    assert supervised(load(row, max_length=10**6).sample(0)) == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ range(10**9) | list }}", "OverflowError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested too deeply"),
+        ("{{ 'a' * 10**11 }}", "MemoryError"),
+        ("{% set x = namespace(y='ab') %}{% for i in range(60) %}{% set x.y = x.y ~ x.y %}{% endfor %}", "MemoryError"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "it takes more than"),
+    ],
+    ids=["range", "macro", "string", "doubling", "loops"],
+)
+def test_a_template_without_end_is_refused(load, monkeypatch, template, why):
+    monkeypatch.setattr(rendering_limits, "SECONDS", 0.5)
+    monkeypatch.setattr(rendering_limits, "BYTES", 64 << 20)
+    with pytest.raises(DataError, match=f"refused by the chat template: .*{why}"):
+        load(conversation("a", "b"), template=template)
+
+
+def test_a_row_that_is_nested_too_deeply_for_the_template_is_a_bad_row(load):
+    calls = json.loads("[" * 900 + "]" * 900)
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [calls]}]}
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: refused by the chat template: it is nested too deeply"):
+        load(row)
+
+
+@pytest.mark.parametrize("template", [5, [], {"x": "y"}])
+def test_a_chat_template_that_is_none_is_refused(load, tmp_path, template):
+    load(conversation("a", "b"))
+    settings = tmp_path / "target" / "tokenizer_config.json"
+    (tmp_path / "target" / "chat_template.jinja").unlink(missing_ok=True)
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
+    data = DataConfig(path=str(tmp_path / "rows.jsonl"), eval_samples=0)
+    with pytest.raises(DataError, match=r"tokenizer in '.*target' (cannot be|has no chat template)"):
+        load_dataset(data, tmp_path / "target", 400)

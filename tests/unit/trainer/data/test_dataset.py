@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 
 import numpy as np
@@ -12,6 +13,7 @@ from datasets import Dataset as Table
 from spec_core.errors import DataError
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
+from spec_trainer.data.sources import read_rows
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The fox"}]}
 SHARED = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "The fox"}]}
@@ -327,3 +329,102 @@ def test_the_digest_changes_with_ids_masks_order_and_split_only(write):
         assert read(write(*changed)).digest != base
     assert read(write(*rows), eval_samples=2).digest != base
     assert read(write(*rows), max_length=3).digest != base
+
+
+# --- bounds, odd files and odd rows ---------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
+def test_a_pipe_or_a_device_is_no_data(tmp_path, tokenizer_folder, name):
+    pipe, device = tmp_path / "pipe" / name, tmp_path / "device" / name
+    for file in (pipe, device):
+        file.parent.mkdir()
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    for file in (pipe, device):
+        with pytest.raises(DataError, match=rf"{name} is not a regular file"):
+            read(file, tokenizer_folder())
+
+
+def test_a_line_and_a_file_beyond_their_bounds_are_refused(tmp_path, tokenizer_folder):
+    lines, array = tmp_path / "a.jsonl", tmp_path / "a.json"
+    for file, size in ((lines, 17 << 20), (array, 4 << 30)):
+        with file.open("wb") as stream:
+            stream.truncate(size)
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the line has more than 16777216 bytes"):
+        read(lines, tokenizer_folder())
+    with pytest.raises(DataError, match=r"a\.json has 4294967296 bytes, expected at most 1073741824"):
+        read(array, tokenizer_folder())
+
+
+def test_numbers_of_too_many_digits_have_a_place_and_can_be_skipped(tmp_path, tokenizer_folder, write):
+    good, bad = '{"input_ids": [1, 2], "loss_mask": [1, 1]}', f'{{"input_ids": [{"9" * 5_000}], "loss_mask": [1]}}'
+    path = write(good, bad)
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: not JSON: Exceeds the limit \(4300 digits\)"):
+        read(path, tokenizer_folder())
+    assert len(read(path, tokenizer_folder(), on_bad_row="skip").train) == 1
+    array = tmp_path / "a.json"
+    for wrong, why in ((bad, r"Exceeds the limit \(4300 digits\)"), ('{"a":' * 100_000, "nested too deeply")):
+        array.write_text(f"[{good},\n{wrong}]")
+        with pytest.raises(DataError, match=rf"a\.json:2: .*{why}"):
+            read(array, tokenizer_folder())
+
+
+def test_true_is_no_token_id(tokenizer_folder, write):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: bad tokens: input_ids holds true or false"):
+        read(write({"input_ids": [5, True, 7], "loss_mask": [True, False, True]}), tokenizer_folder())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "r" * 10**6, "content": "x"}]},
+        {"k" * 10**6: 1},
+        {f"key {number}": 1 for number in range(20_000)},
+        {"text": "x", "last_turn_only": "y" * 10**6},
+    ],
+    ids=["role", "key", "keys", "flag"],
+)
+def test_messages_about_rows_are_short(tokenizer_folder, write, row):
+    with pytest.raises(DataError) as caught:
+        read(write(row), tokenizer_folder())
+    assert len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize("name", ["a[1].parquet", "x::y.parquet", "s3:a?b*.parquet", "a b.parquet"])
+def test_a_parquet_file_may_have_any_name_and_leaves_nothing(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    file = tmp_path / name
+    Table.from_list([{"input_ids": [1, n // 300, n % 300], "loss_mask": [1, 1, 1]} for n in range(600)]).to_parquet(file)
+    before = set(tmp_path.iterdir())
+    dataset = read(file)
+    ids = [sample.input_ids.tolist() for sample in dataset.train]
+    assert ids == [[1, n // 300, n % 300] for n in range(600)]
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_damaged_parquet_file_is_one_line(tmp_path, tokenizer_folder):
+    file = tmp_path / "a.parquet"
+    Table.from_list([{"text": "x"}]).to_parquet(file)
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"data '.*a\.parquet' cannot be read: "):
+        read(file, tokenizer_folder())
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_called_empty(tmp_path, tokenizer_folder, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(DataError, match=r"cannot be read: Permission denied"):
+        list(read_rows(str(tmp_path)))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": 5}', '{"model": {"type": "BPE", "vocab": 1, "merges": 2}}'])
+def test_a_damaged_tokenizer_is_one_line(tokenizer_folder, write, content):
+    folder = tokenizer_folder()
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(DataError, match=r"the tokenizer in '.*' cannot be read: ") as caught:
+        read(write({"text": "hi"}), folder)
+    assert "\n" not in str(caught.value)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]
 
+_COUNTED_EPOCHS, _COUNTED_SAMPLES, _EPOCH_SAMPLES = 100, 10**7, 300
+"""Each order has to be drawn and cut to know its steps. Always counted: so many epochs, and so many samples in all; an
+epoch by itself costs as much as some samples."""
+
 
 class Sized(Protocol):
     """A sample, as far as batches are concerned."""
@@ -67,6 +71,21 @@ class GlobalBatches:
     def steps_in_epoch(self, epoch: int) -> int:
         with self._lock:
             return len(self._batches(epoch))
+
+    def steps_in_epochs(self, epochs: int) -> int:
+        """Steps of the first ``epochs`` epochs: counted, but for a number that nobody trains (see ``_COUNTED``). From
+        there on it is the mean of those that were counted."""
+        if not self._shuffle or self._uniform:
+            return epochs * self.steps_in_epoch(0)
+        counted = min(epochs, max(_COUNTED_EPOCHS, _COUNTED_SAMPLES // (len(self._ids) + _EPOCH_SAMPLES)))
+        steps = sum(self.steps_in_epoch(epoch) for epoch in range(counted))
+        return steps + (epochs - counted) * steps // counted
+
+    @property
+    def _uniform(self) -> bool:
+        """Whatever the order, an epoch has as many batches."""
+        one_batch = int(self._lengths.sum()) <= self._budget
+        return one_batch or len(np.unique(self._lengths)) == 1
 
     def _batches(self, epoch: int) -> list[Ids]:
         if self._latest[0] != epoch:

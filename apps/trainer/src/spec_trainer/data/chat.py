@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from spec_core.config import first_line
 from spec_core.errors import DataError
+from spec_core.foreign import foreign_errors
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.rendering_limits import rendering_limits
 from spec_trainer.data.rows import Chat
 from spec_trainer.data.turns import EndTokens, Render, TurnFinder
 
@@ -76,8 +78,7 @@ class ChatRenderer:
     def _found(self, chat: Chat, text: str, turns: Sequence[int]) -> Spans:
         finder = TurnFinder(chat.messages, text, self._try_render(chat), self._has_prompt, self._end_tokens)
         spans = []
-        for index in turns:
-            span = finder.span(index)
+        for index, span in zip(turns, finder.spans(turns), strict=False):
             if span is None:
                 raise BadRow("assistant turn not found in the rendered conversation", _way_out(chat, index))
             spans.append(span)
@@ -101,31 +102,31 @@ class ChatRenderer:
     def _render(
         self, chat: Chat, messages: Sequence[dict[str, Any]], *, prompt: bool = False, marked: bool = False
     ) -> tuple[str, Spans]:
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        try:
+        template = self._template(chat)
+        # What a template's own raise_exception and its operations on odd values raise, and what the limits do.
+        with foreign_errors(BadRow, "refused by the chat template"), rendering_limits():
             texts, marks = render_jinja_template(
                 conversations=[list(messages)],
                 tools=chat.tools,
-                chat_template=self._template(chat),
+                chat_template=template,
                 return_assistant_tokens_mask=marked,
                 add_generation_prompt=prompt,
                 **self._tokenizer.special_tokens_map,
             )
-        # What a template's own raise_exception and its operations on odd values raise.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise BadRow("refused by the chat template", first_line(error)) from error
         return texts[0], [(start, stop) for start, stop in marks[0]] if marked else []
 
     def _template(self, chat: Chat) -> str:
-        try:
+        template = None
+        # ValueError: there is none. Anything else: what is there is no template.
+        with suppress(Exception):
             template = self._tokenizer.get_chat_template(tools=chat.tools)
-        except ValueError:
+        if not isinstance(template, str):
             raise DataError(
                 f"the tokenizer in '{self._tokenizer.name_or_path}' has no chat template, which conversations need: "
                 "put its chat_template.jinja there, or give rows of text or of input_ids with loss_mask"
-            ) from None
+            )
         return _TODAY.sub(lambda match: repr(_FIXED_DATE.strftime(match[2])), template)
 
 

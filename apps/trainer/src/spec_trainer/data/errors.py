@@ -14,5 +14,8 @@ class BadRow(DataError):
 
     def __init__(self, reason: str, detail: str = "", *, harmless: bool = False) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
         self.harmless = harmless
+
+    @property
+    def reason(self) -> str:
+        return str(self).partition(": ")[0]

@@ -6,11 +6,13 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from spec_core.foreign import cause
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_decode = json.JSONDecoder().raw_decode
+_raw_decode = json.JSONDecoder().raw_decode
 
 
 def json_elements(text: str) -> Iterator[tuple[int, object]]:
@@ -30,6 +32,15 @@ def json_elements(text: str) -> Iterator[tuple[int, object]]:
         closed = mark == "]"
     if (end := _skip_space(text, position)) != len(text) and text.lstrip()[0] == "[":
         raise json.JSONDecodeError("text after the end of the list", text, end)
+
+
+def _decode(text: str, start: int) -> tuple[object, int]:
+    try:
+        return _raw_decode(text, start)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:  # a number of too many digits, a value nested too deeply
+        raise json.JSONDecodeError(cause(error), text, start) from error
 
 
 def _list_start(text: str) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from spec_core.wording import shortened, shown
 from spec_trainer.data.errors import BadRow
 
 # ShareGPT's names for who speaks, in the words of chat templates; OpenAI's own names stand for themselves.
@@ -55,7 +56,7 @@ def parse_row(row: object) -> Chat | Text | Tokens:
     fields = {key: value for key, value in row.items() if value is not None}
     flag = fields.get("last_turn_only")
     if not isinstance(flag, bool | None):
-        raise BadRow("bad last_turn_only", f"expected true or false, got {flag!r}")
+        raise BadRow("bad last_turn_only", f"expected true or false, got {shown(flag)}")
     if "input_ids" in fields:
         return _tokens(fields, flag)
     for key in ("messages", "conversations"):
@@ -63,7 +64,8 @@ def parse_row(row: object) -> Chat | Text | Tokens:
             return Chat(_messages(key, fields[key]), _tools(fields.get("tools")), flag)
     if "text" in fields:
         return Text(_text(fields["text"]))
-    raise BadRow("unknown shape", f"expected {_SHAPES}; got {', '.join(map(str, fields)) or 'nothing'}")
+    keys = shortened(", ".join(map(str, fields)), 200)
+    raise BadRow("unknown shape", f"expected {_SHAPES}; got {keys or 'nothing'}")
 
 
 def _tokens(fields: Mapping[str, Any], last_turn_only: bool | None) -> Tokens:
@@ -82,10 +84,12 @@ def _integers(name: str, values: object) -> np.ndarray:
     kinds = "iub" if name == "loss_mask" else "iu"
     try:
         array = np.asarray(values)
-    except ValueError:  # lists of different lengths
+    except (ValueError, RecursionError):  # lists of different lengths, or without end
         array = np.empty((0, 0))
     if not isinstance(values, list) or array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
         raise BadRow("bad tokens", f"{name} is not a list of integers")
+    if name == "input_ids" and bool in set(map(type, values)):  # beside integers, numpy takes them for 1 and 0
+        raise BadRow("bad tokens", f"{name} holds true or false, expected integers")
     return array.astype(np.int64)
 
 
@@ -103,7 +107,7 @@ def _message(name: str, turn: object) -> dict[str, Any]:
     speaker = message.pop("from", None)
     role = message.get("role", speaker)
     if not isinstance(role, str) or role not in _ROLES:
-        raise BadRow("bad conversation", f"{name} has the role {role!r}, expected one of {', '.join(_ROLES)}")
+        raise BadRow("bad conversation", f"{name} has the role {shown(role)}, expected one of {', '.join(_ROLES)}")
     value = message.pop("value", None)
     content = message.get("content", value)
     if content is None and not message.get("tool_calls"):

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from spec_core.config import first_line
 from spec_core.errors import DataError
+from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.json_array import json_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
+_LINE_BYTES = 16 << 20
+"""Of one row: some millions of tokens. Lists of Python's integers take 20 times as much."""
+_JSON_BYTES = 1 << 30
+"""Of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
+_PARQUET_ROWS = 256
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
 
@@ -48,23 +55,36 @@ def read_rows(path: str) -> Iterator[Row]:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    files = sorted(file for file in folder.rglob("*") if file.suffix in _READERS and file.is_file())
+    """Files below ``folder`` by name; other things than files are left alone."""
+    names = (Path(place) / name for place, _, names in os.walk(folder, onerror=_raise) for name in names)
+    with _readable(str(folder)):
+        files = sorted(file for file in names if file.suffix in _READERS and file.is_file())
     if not files:
         raise DataError(f"data folder '{folder}' holds no {', '.join(_READERS)} file")
     return files
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _file_rows(file: Path) -> Iterator[Row]:
     reader = _READERS.get(file.suffix)
     if reader is None:
         raise DataError(f"data file '{file}' is of no known kind: expected {_EXPECTED}")
+    check_regular(file, DataError)
     with _readable(str(file)):
         yield from reader(file)
 
 
 def _jsonl_rows(file: Path) -> Iterator[Row]:
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number in itertools.count(1):
+            line = lines.readline(_LINE_BYTES + 1)
+            if len(line) > _LINE_BYTES:
+                raise DataError(f"{file}:{number}: the line has more than {_LINE_BYTES} bytes; cut the row into several")
+            if not line:
+                return
             if line.strip():
                 yield Row(f"{file}:{number}", _decode_line(line))
 
@@ -74,52 +94,45 @@ def _decode_line(line: bytes) -> object:
         return json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         return BadRow("not JSON", f"{error.msg} at column {error.colno}")
-    except (UnicodeDecodeError, RecursionError) as error:
-        return BadRow("not JSON", first_line(error))
+    except (ValueError, RecursionError) as error:  # bytes, a number of too many digits, a row nested too deeply
+        return BadRow("not JSON", cause(error))
 
 
 def _json_rows(file: Path) -> Iterator[Row]:
+    text = read_bytes(file, DataError, _JSON_BYTES).decode("utf-8-sig")
     try:
-        for line, element in json_elements(file.read_text("utf-8-sig")):
+        for line, element in json_elements(text):
             yield Row(f"{file}:{line}", element)
     except json.JSONDecodeError as error:
         raise DataError(f'{file}:{error.lineno}: {error.msg} (a list of rows or {{"data": [...]}})') from None
-    except RecursionError as error:
-        raise DataError(f"{file}: nested too deeply to be read") from error
 
 
-def _load(*names: str, **options: Any) -> Any:
+def _parquet_rows(file: Path) -> Iterator[Row]:
+    from pyarrow import OSFile, parquet
+
+    # Opened here: pyarrow takes some names for addresses of stores.
+    with OSFile(str(file)) as source, parquet.ParquetFile(source) as table:
+        number = 0
+        for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
+            for row in batch.to_pylist():
+                number += 1
+                yield Row(f"{file}:{number}", row)
+
+
+def _hub_rows(name: str, split: str) -> Iterator[Row]:
     from datasets import load_dataset
     from datasets.utils import logging as datasets_logging
 
     # What goes wrong comes back as our one line.
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)
-    return load_dataset(*names, **options)
-
-
-def _parquet_rows(file: Path) -> Iterator[Row]:
-    # Streaming reads the file where it lies; otherwise a copy of it would be written to the user's cache.
-    rows = _load("parquet", data_files=str(file), split="train", streaming=True)
-    for number, row in enumerate(rows, start=1):
-        yield Row(f"{file}:{number}", row)
-
-
-def _hub_rows(name: str, split: str) -> Iterator[Row]:
     with _readable(f"{name}:{split}"):
-        for number, row in enumerate(_load(name, split=split), start=1):
+        for number, row in enumerate(load_dataset(name, split=split), start=1):
             yield Row(f"{name}:{split}:{number}", row)
 
 
-@contextmanager
-def _readable(source: str) -> Generator[None]:
+def _readable(source: str) -> AbstractContextManager[None]:
     """Turns the failures of the file system, the hub and the Parquet reader into one line."""
-    try:
-        yield
-    except DataError:
-        raise
-    # datasets: ConnectionError and FileNotFoundError for the hub, ValueError for splits and damaged Parquet files.
-    except (OSError, ValueError) as error:
-        raise DataError(f"data '{source}' cannot be read: {first_line(error)}") from error
+    return foreign_errors(DataError, f"data '{source}' cannot be read")
 
 
 _READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}

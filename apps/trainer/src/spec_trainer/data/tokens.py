@@ -64,7 +64,7 @@ class Encoder:
             ids, _ = self._text(row)
         elif isinstance(row, Chat):
             text = _unicode(self._renderer.prompt(row))
-            ids = np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            ids = np.asarray(self._tokenize(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
         else:
             start = int(last_run(row.loss_mask).argmax())
             ids = row.input_ids[: start or None]
@@ -73,13 +73,18 @@ class Encoder:
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
         """``messages`` of a conversation like ``chat``, with the header of the answer to come. Raises BadRow."""
         text = _unicode(self._renderer.opening(chat, messages))
-        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoding = self._tokenize(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = self._checked(np.asarray(encoding["input_ids"], dtype=np.int64))
         return Opening(text, ids.tolist(), np.asarray(encoding["offset_mapping"]).reshape(-1, 2))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
         return self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+
+    def _tokenize(self, text: str, **options: bool) -> Any:
+        tokenizer = self._tokenizer
+        with foreign_errors(BadRow, "refused by the tokenizer"):
+            return tokenizer(text, verbose=False, **options)
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         outside = (ids < 0) | (ids >= self._vocab_size)
@@ -90,15 +95,14 @@ class Encoder:
 
     def _text(self, row: Text) -> tuple[np.ndarray, np.ndarray]:
         """With the special tokens that the tokenizer puts around a text; all of it is supervised."""
-        ids = np.asarray(self._tokenizer(_unicode(row.text), verbose=False)["input_ids"], dtype=np.int64)
+        ids = np.asarray(self._tokenize(_unicode(row.text))["input_ids"], dtype=np.int64)
         return ids, np.ones(len(ids), dtype=bool)
 
     def _chat(self, row: Chat, last_turn_only: bool) -> tuple[np.ndarray, np.ndarray]:
         rendering = self._renderer.render(row, last_turn_only)
         # A template writes the special tokens of the sequence itself.
-        encoding = self._tokenizer(
-            _unicode(rendering.text), add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
+        text = _unicode(rendering.text)
+        encoding = self._tokenize(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.asarray(encoding["input_ids"], dtype=np.int64)
         offsets = np.asarray(encoding["offset_mapping"]).reshape(-1, 2)
         mask = np.zeros(len(ids), dtype=bool)
@@ -138,7 +142,8 @@ class Encoder:
                 f"the tokenizer in '{self._folder}' cannot tell where in a text its tokens lie, which conversations "
                 "need: save it with a tokenizer.json, or give rows of input_ids with loss_mask"
             )
-        return ChatRenderer(self._tokenizer)
+        with foreign_errors(DataError, f"the tokenizer in '{self._folder}' cannot be used"):
+            return ChatRenderer(self._tokenizer)
 
 
 def token_range(offsets: np.ndarray, start: int, stop: int) -> slice:

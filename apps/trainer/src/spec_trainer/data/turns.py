@@ -6,6 +6,9 @@ one. Templates that render a turn differently once others follow it (reasoning t
 another end-of-turn token) fail that test; then the turn's content is replaced by a placeholder, and what the
 template put around the placeholder must be found, literally, around the content. Nothing is guessed: a border
 that neither way confirms is None.
+
+A long conversation has few kinds of turns: where a rendering with placeholders for all contents shows that the
+template writes the same around two of them, the borders of the one are those of the other.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 Message = dict[str, Any]
 Render = Callable[["Sequence[Message]", bool], "str | None"]
@@ -24,6 +28,14 @@ Render = Callable[["Sequence[Message]", bool], "str | None"]
 
 # Plain ASCII letters: no template trims or escapes them, no text contains them by accident.
 _PLACEHOLDER = "QPLACEHOLDERQXJZKVWQ"
+_NUMBERED = re.compile(rf"{_PLACEHOLDER}(\d+)Q")
+
+_FEW = 4
+"""Turns of which each is found by itself: it takes two renderings of all that is before it."""
+_MOST = 200
+"""Turns of one conversation that may be found so; beyond, time grows with the square of a conversation's length."""
+
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -37,8 +49,27 @@ class TurnFinder:
     """The template knows generation prompts. Without, what precedes an answer is known by its placeholder only."""
     end_tokens: EndTokens = field(repr=False)
 
-    def span(self, index: int) -> tuple[int, int] | None:
-        """Characters that the assistant emits in message ``index``: content and end of turn, without the header."""
+    def spans(self, turns: Sequence[int]) -> Iterator[Span | None]:
+        """For each of the messages ``turns``: the characters that the assistant emits, content and end of turn without
+        the header. Ends with None at the first that cannot be told."""
+        frames = self._frames() if len(turns) > _FEW else {}
+        known: dict[tuple[str, str], Span] = {}
+        searched = 0
+        for index in turns:
+            frame = frames.get(index)
+            borders = frame.place(known) if frame else None
+            if borders is None:
+                searched += 1
+                borders = self._borders(index) if searched <= _MOST else None
+                if frame and borders:
+                    frame.learn(known, borders)
+            if borders is None:
+                yield None
+                return
+            yield borders[0], self.end_tokens.close(self.text, *borders)
+
+    def _borders(self, index: int) -> Span | None:
+        """Of the turn with the layout behind it."""
         start, stop = self._start(index), self._stop(index)
         if start is None or stop is None:
             content = self._around_placeholder(index)
@@ -46,7 +77,32 @@ class TurnFinder:
                 return None
             start = content[0] if start is None else start
             stop = content[1] if stop is None else stop
-        return (start, self.end_tokens.close(self.text, start, stop)) if start <= stop else None
+        return (start, stop) if start <= stop else None
+
+    def _frames(self) -> dict[int, Frame]:
+        """Where each message's content stands, and what the template wrote before and behind it, from one rendering
+        with placeholders for all contents. Nothing where the whole text is not exactly that with the contents in."""
+        numbered = [
+            {**message, "content": f"{_PLACEHOLDER}{index}Q"} if message.get("content") is not None else message
+            for index, message in enumerate(self.messages)
+        ]
+        text = self.render(numbered, False)
+        if text is None:
+            return {}
+        first, *rest = _NUMBERED.split(text)
+        indices, between = list(map(int, rest[::2])), [first, *rest[1::2]]
+        frames: dict[int, Frame] = {}
+        position = len(first)
+        if indices != sorted(set(indices)) or not self.text.startswith(first):
+            return {}
+        for index, (before, after) in zip(indices, pairwise(between), strict=True):
+            content = self.messages[index]["content"]
+            written = next((c for c in (content, content.strip()) if self.text.startswith(c + after, position)), None)
+            if written is None:
+                return {}
+            frames[index] = Frame(position, position + len(written), before, after)
+            position += len(written) + len(after)
+        return frames if position == len(self.text) else {}
 
     def _start(self, index: int) -> int | None:
         before = self.render(self.messages[:index], True) if self.has_prompt and index > 0 else None
@@ -72,14 +128,39 @@ class TurnFinder:
         return (start, stop) if literal and self.text[start:stop] in content else None
 
 
+@dataclass(frozen=True)
+class Frame:
+    """A content at ``start`` to ``stop`` of a text, between what the template wrote before and behind it.
+
+    Two turns in the same frame have their borders at the same places of it.
+    """
+
+    start: int
+    stop: int
+    before: str
+    after: str
+
+    def learn(self, known: dict[tuple[str, str], Span], borders: Span) -> None:
+        lead, tail = self.start - borders[0], borders[1] - self.stop
+        if 0 <= lead <= len(self.before) and 0 <= tail <= len(self.after):
+            known[self.before, self.after] = lead, tail
+
+    def place(self, known: Mapping[tuple[str, str], Span]) -> Span | None:
+        found = known.get((self.before, self.after))
+        return (self.start - found[0], self.stop + found[1]) if found else None
+
+
 class EndTokens:
     """Ends a turn with its end-of-turn token, which is one of the tokenizer's special tokens."""
 
     def __init__(self, specials: Collection[str]) -> None:
         longest_first = sorted(specials, key=len, reverse=True)
         special = "|".join(map(re.escape, longest_first)) or "(?!)"
-        self._last = re.compile(rf"({special})(?:\s+(?:{special}))*\s*\Z")
+        backwards = "|".join(re.escape(token[::-1]) for token in longest_first) or "(?!)"
+        self._special = re.compile(special)
         self._next = re.compile(rf"\s*(?:{special})")
+        # Read from the end, where the text ends in special tokens: one pass, however many there are.
+        self._last = re.compile(rf"\s*(?:{backwards})(?:\s+(?:{backwards}))*")
 
     def close(self, text: str, start: int, stop: int) -> int:
         """The end of the turn whose content and layout are ``text[start:stop]``.
@@ -89,7 +170,9 @@ class EndTokens:
         a special token is ended by the one that follows it at once, if there is one: targets without an end-of-turn
         token stop by emitting the next header's first token.
         """
-        if last := self._last.search(text, start, stop):
-            return last.end(1)
+        if last := self._last.match(text[start:stop][::-1]):
+            first = self._special.match(text, stop - last.end())
+            assert first is not None
+            return first.end()
         following = self._next.match(text, stop)
         return following.end() if following else stop
