@@ -181,7 +181,10 @@ def test_wrong_config_file(command_line, place, file, content, line):
     assert tree(place) == before
 
 
-@pytest.mark.parametrize(("name", "why"), [("nowhere.yaml", "cannot be read: No such file or directory"), (".", "is not a regular file")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("nowhere.yaml", "cannot be read: No such file or directory"), (".", "is not a regular file")],
+)
 def test_config_file_that_cannot_be_read(command_line, place, name, why):
     path = place / name
     assert command_line("--config", path).error == f"{path} {why}"
@@ -431,7 +434,10 @@ def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):
         (("--num-draft-tokens", "two"), 'unable to convert "two" into int'),
         (("--temperature", "nan"), "--temperature=nan: expected 0 or more"),
         (("--max-new-tokens", "-3"), "--max-new-tokens=-3: expected 1 or more"),
-        (("--concurrency", "1,many"), "--concurrency=1,many: expected positive integers below 100000, such as"),
+        (
+            ("--concurrency", "1,many"),
+            "--concurrency=1,many: expected positive integers below 100000, such as",
+        ),
         (("--concurrency", "9" * 5_000), ": expected positive integers below 100000, such as 1,8,32"),
         (("--seed", "9" * 21), "--seed=999999999999999999999: expected an integer of at most 64 bits"),
     ],

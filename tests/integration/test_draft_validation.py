@@ -166,7 +166,11 @@ def test_files(refused, flawed, algorithm):
     stored, fields = weights.read_bytes(), config.read_text()
     lines = []
     for file, content, line in (
-        (weights, stored[:-1], "no complete safetensors file: SafetensorError: Error while deserializing header: incom"),
+        (
+            weights,
+            stored[:-1],
+            "no complete safetensors file: SafetensorError: Error while deserializing header: incom",
+        ),
         (weights, b"PK", "no complete safetensors file"),
         (config, fields[:-9], "is not JSON"),
         (config, "[]", "config.json holds no JSON object"),

@@ -8,7 +8,15 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from spec_core.config import Config, DraftConfig, EngineConfig, dump_yaml, read_layers, read_resolved, validate
+from spec_core.config import (
+    Config,
+    DraftConfig,
+    EngineConfig,
+    dump_yaml,
+    read_layers,
+    read_resolved,
+    validate,
+)
 from spec_core.errors import ConfigError
 
 
@@ -158,7 +166,9 @@ def test_binary_file_is_not_yaml(tmp_path):
         read_layers(file, {}, [])
 
 
-@pytest.mark.parametrize(("name", "reason"), [("missing.yaml", "cannot be read: No such file"), (".", "is not a regular file")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("missing.yaml", "cannot be read: No such file"), (".", "is not a regular file")]
+)
 def test_file_that_cannot_be_read_is_named(tmp_path, name, reason):
     with pytest.raises(ConfigError, match=f"^{tmp_path / name} {reason}"):
         read_layers(tmp_path / name, {}, [])
@@ -248,7 +258,10 @@ def test_an_empty_value_is_a_variable_that_was_not_set(tmp_path, text):
 def test_long_values_are_shortened_in_messages(tmp_path):
     line = refusal(tmp_path, None, "target=t", "train.lr=" + "x" * 60_000)
     assert line.startswith("run.yaml: train.lr='xxx")
-    assert line.endswith("xxx': Input should be a valid number, unable to parse string as a number") or len(line) < 400
+    assert (
+        line.endswith("xxx': Input should be a valid number, unable to parse string as a number")
+        or len(line) < 400
+    )
 
 
 def test_a_resolved_configuration_is_read_as_it_stands(tmp_path):

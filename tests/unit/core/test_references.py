@@ -28,7 +28,17 @@ def test_a_backslash_keeps_the_text():
 
 @pytest.mark.parametrize(
     "value",
-    ["${oc.env:HOME}", "${oc.decode:x}", "x${oc.deprecated:a}", "${${a}}", "${a", "${}", "${a.}", "${.a}", "${a b}"],
+    [
+        "${oc.env:HOME}",
+        "${oc.decode:x}",
+        "x${oc.deprecated:a}",
+        "${${a}}",
+        "${a",
+        "${}",
+        "${a.}",
+        "${.a}",
+        "${a b}",
+    ],
 )
 @pytest.mark.parametrize("layer", ["file", "flag", "word"])
 def test_anything_but_a_key_is_refused(tmp_path, monkeypatch, value, layer):
@@ -37,7 +47,9 @@ def test_anything_but_a_key_is_refused(tmp_path, monkeypatch, value, layer):
     file.write_text(f"a: 1\nt: '{value}'\n" if layer == "file" else "a: 1\n")
     flags = {"t": value} if layer == "flag" else {}
     words = [f"t={value}"] if layer == "word" else []
-    with pytest.raises(ConfigError, match=r"does not read the environment: .* such as target=\$NAME") as caught:
+    with pytest.raises(
+        ConfigError, match=r"does not read the environment: .* such as target=\$NAME"
+    ) as caught:
         read_layers(file, flags, words)
     assert "secret" not in str(caught.value)
 

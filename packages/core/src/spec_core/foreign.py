@@ -12,6 +12,8 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import pydantic
+
 from spec_core.errors import SpecError
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ def cause(error: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, pydantic.ValidationError):
+        problem = error.errors(include_url=False, include_input=False)[0]
+        return ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"])))
     text = next(iter(str(error).strip().splitlines()), "")
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
 

@@ -186,7 +186,9 @@ def test_what_the_template_refuses_is_a_bad_row_with_its_reason(load):
         + CHATML
     )
     row = {"messages": [{"role": "system", "content": "x"}, *conversation("a", "b")["messages"]]}
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: refused by the chat template: TemplateError: no system role here"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:2: refused by the chat template: TemplateError: no system role here"
+    ):
         load(conversation("a", "b"), row, template=strict)
 
 
@@ -228,7 +230,16 @@ TEMPLATES = {
 
 
 def random_conversation(draw):
-    words = ["a", " b ", "fox\n", "<|im_end|>", "<|im_end|> ", "", "<think>\nx\n</think>\n\ny", "Four,  I think"]
+    words = [
+        "a",
+        " b ",
+        "fox\n",
+        "<|im_end|>",
+        "<|im_end|> ",
+        "",
+        "<think>\nx\n</think>\n\ny",
+        "Four,  I think",
+    ]
     roles = ["user", "assistant"] if draw.random() < 0.7 else ["user", "assistant", "assistant", "user"]
     spoken = [(roles[i % len(roles)], "".join(draw.choices(words, k=draw.randint(0, 3)))) for i in range(20)]
     return {"messages": [{"role": role, "content": content} for role, content in spoken]}
@@ -260,7 +271,9 @@ def test_the_renderings_of_a_conversation_do_not_grow_with_it(load, supervised, 
 
 def test_very_many_turns_that_must_be_found_one_by_one_are_refused(load, supervised):
     mangles = CHATML.replace("m.content +", "(m.content | upper) +")
-    with pytest.raises(DataError, match=r"turn not found .* a chat template with {% generation %} marks would tell"):
+    with pytest.raises(
+        DataError, match=r"turn not found .* a chat template with {% generation %} marks would tell"
+    ):
         load(conversation(*["a", "B"] * 300), template=mangles, max_length=10**6)
 
 
@@ -276,8 +289,14 @@ def test_an_answer_of_end_tokens_takes_no_longer_than_another(load, supervised):
         ("{{ range(10**9) | list }}", "OverflowError"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested too deeply"),
         ("{{ 'a' * 10**11 }}", "MemoryError"),
-        ("{% set x = namespace(y='ab') %}{% for i in range(60) %}{% set x.y = x.y ~ x.y %}{% endfor %}", "MemoryError"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "it takes more than"),
+        (
+            "{% set x = namespace(y='ab') %}{% for i in range(60) %}{% set x.y = x.y ~ x.y %}{% endfor %}",
+            "MemoryError",
+        ),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "it takes more than",
+        ),
     ],
     ids=["range", "macro", "string", "doubling", "loops"],
 )
@@ -291,7 +310,9 @@ def test_a_template_without_end_is_refused(load, monkeypatch, template, why):
 def test_a_row_that_is_nested_too_deeply_for_the_template_is_a_bad_row(load):
     calls = json.loads("[" * 900 + "]" * 900)
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [calls]}]}
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: refused by the chat template: it is nested too deeply"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: refused by the chat template: it is nested too deeply"
+    ):
         load(row)
 
 

@@ -359,7 +359,10 @@ def test_a_line_and_a_file_beyond_their_bounds_are_refused(tmp_path, tokenizer_f
 
 
 def test_numbers_of_too_many_digits_have_a_place_and_can_be_skipped(tmp_path, tokenizer_folder, write):
-    good, bad = '{"input_ids": [1, 2], "loss_mask": [1, 1]}', f'{{"input_ids": [{"9" * 5_000}], "loss_mask": [1]}}'
+    good, bad = (
+        '{"input_ids": [1, 2], "loss_mask": [1, 1]}',
+        f'{{"input_ids": [{"9" * 5_000}], "loss_mask": [1]}}',
+    )
     path = write(good, bad)
     with pytest.raises(DataError, match=r"rows\.jsonl:2: not JSON: Exceeds the limit \(4300 digits\)"):
         read(path, tokenizer_folder())
@@ -395,8 +398,11 @@ def test_messages_about_rows_are_short(tokenizer_folder, write, row):
 @pytest.mark.parametrize("name", ["a[1].parquet", "x::y.parquet", "s3:a?b*.parquet", "a b.parquet"])
 def test_a_parquet_file_may_have_any_name_and_leaves_nothing(tmp_path, monkeypatch, name):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    file = tmp_path / name
-    Table.from_list([{"input_ids": [1, n // 300, n % 300], "loss_mask": [1, 1, 1]} for n in range(600)]).to_parquet(file)
+    file, plain = tmp_path / name, tmp_path / "plain.parquet"
+    Table.from_list(
+        [{"input_ids": [1, n // 300, n % 300], "loss_mask": [1, 1, 1]} for n in range(600)]
+    ).to_parquet(plain)
+    plain.rename(file)
     before = set(tmp_path.iterdir())
     dataset = read(file)
     ids = [sample.input_ids.tolist() for sample in dataset.train]
@@ -421,7 +427,9 @@ def test_a_folder_that_cannot_be_looked_into_is_not_called_empty(tmp_path, token
         list(read_rows(str(tmp_path)))
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"model": 5}', '{"model": {"type": "BPE", "vocab": 1, "merges": 2}}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"model": 5}', '{"model": {"type": "BPE", "vocab": 1, "merges": 2}}']
+)
 def test_a_damaged_tokenizer_is_one_line(tokenizer_folder, write, content):
     folder = tokenizer_folder()
     (folder / "tokenizer.json").write_text(content)

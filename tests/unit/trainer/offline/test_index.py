@@ -9,7 +9,7 @@ import pytest
 
 from spec_core.errors import ArtifactError
 from spec_core.records import FeatureSchema
-from spec_trainer.offline.index import INDEX_FILE, read_index, token_digest, write_index
+from spec_trainer.offline.index import INDEX_FILE, digest, read_index, token_digest, write_index
 
 
 def test_what_was_written_comes_back(made):
@@ -80,3 +80,58 @@ def test_token_digests_tell_ids_and_lengths_apart(made):
     some = np.array([1, 2, 3], dtype=np.int32)
     assert token_digest(some) == token_digest(some.astype(np.int64))
     assert len({token_digest(ids) for ids in (some, some[:2], some[::-1], some + 1)}) == 4
+
+
+def forged(root, **changes):
+    """An index with other values and the checksum that goes with them; a key "shard.x" is of the first shard."""
+    body = json.loads((root / INDEX_FILE).read_text())
+    del body["checksum"]
+    for key, value in changes.items():
+        section, _, name = key.rpartition("__")
+        {"": body, "shard": body["shards"][0], "schema": body["schema"]}[section][name] = value
+    text = json.dumps(body, sort_keys=True)
+    (root / INDEX_FILE).write_text(json.dumps({"checksum": digest(text.encode()), **body}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shard__file": 5},
+        {"shard__file": None},
+        {"shard__file": "../features-00000.safetensors"},
+        {"shard__file": "/etc/passwd"},
+        {"shard__file": "features-00001.safetensors"},
+        {"shard__offset": ["0", "3"]},
+        {"shard__offset": [0.0, 3.0]},
+        {"shard__offset": [0, None]},
+        {"shard__offset": [0, 4]},
+        {"shard__offset": [0]},
+        {"shard__num_tokens": [3, -5]},
+        {"shard__num_tokens": [3, 10**400]},
+        {"shard__checksum": [1, 2]},
+        {"shard__token_digest": {}},
+        {"complete": "no"},
+        {"num_samples": "x"},
+        {"shards": 5},
+        {"target_digest": 5},
+        {"schema__layers": [3, 1]},
+        {"schema__dtype": "x"},
+        {"schema__hidden_size": 4.5},
+        {"extra": 1},
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_an_index_of_wrong_types_with_the_right_checksum_is_refused(made, changes):
+    forged(made.folder.root)
+    read_index(made.folder.root)
+    forged(made.folder.root, **changes)
+    with pytest.raises(ArtifactError, match=r"index\.json is damaged; delete it .*: ") as caught:
+        read_index(made.folder.root)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_an_index_that_is_nested_without_end_is_damaged(made):
+    (made.folder.root / INDEX_FILE).write_text('{"a":' * 200_000)
+    with pytest.raises(ArtifactError, match="is damaged; .*: it is nested too deeply"):
+        read_index(made.folder.root)

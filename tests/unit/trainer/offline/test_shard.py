@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from spec_core.errors import ArtifactError, RunError, SpecError
 from spec_trainer.offline.index import read_index
-from spec_trainer.offline.shard import Shard, write_shard
+from spec_trainer.offline.shard import Shard, read_entry, write_shard
 
 
 def shards(made) -> list[Shard]:
@@ -109,3 +110,41 @@ def test_a_shard_follows_the_umask(made, umask, mode):
     finally:
         os.umask(before)
     assert file.stat().st_mode & 0o777 == mode
+
+
+def rewrite_header(file, change):
+    """The shard with another header; ``change`` edits its parsed JSON."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    text = json.dumps(change(header) or header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header["input_ids"].update(data_offsets=[1, 2, 3]),
+        lambda header: header["input_ids"].update(data_offsets=["0", "8"]),
+        lambda header: header["input_ids"].update(shape=5),
+        lambda header: header["hidden_states"].update(dtype=["BF16"]),
+        lambda header: header["__metadata__"].update(spec_trainer="{}"),
+        lambda header: header["__metadata__"].update(spec_trainer="[" * 100_000),
+        lambda header: header.pop("__metadata__"),
+        lambda header: json.loads("[" * 900 + "]" * 900),
+    ],
+)
+def test_a_header_of_wrong_types_is_refused(made, change):
+    file = made.folder.shard(0)
+    rewrite_header(file, change)
+    with pytest.raises(ArtifactError, match=r"features-00000\.safetensors is damaged; delete .*: ") as caught:
+        read_entry(file, made.identity)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_no_shard(made):
+    made.folder.shard(0).unlink()
+    os.mkfifo(made.folder.shard(0))
+    with pytest.raises(ArtifactError, match="is not a regular file"):
+        shards(made)

@@ -88,7 +88,9 @@ def _integers(name: str, values: object) -> np.ndarray:
         array = np.empty((0, 0))
     if not isinstance(values, list) or array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
         raise BadRow("bad tokens", f"{name} is not a list of integers")
-    if name == "input_ids" and bool in set(map(type, values)):  # beside integers, numpy takes them for 1 and 0
+    if name == "input_ids" and bool in set(
+        map(type, values)
+    ):  # beside integers, numpy takes them for 1 and 0
         raise BadRow("bad tokens", f"{name} holds true or false, expected integers")
     return array.astype(np.int64)
 
@@ -107,7 +109,9 @@ def _message(name: str, turn: object) -> dict[str, Any]:
     speaker = message.pop("from", None)
     role = message.get("role", speaker)
     if not isinstance(role, str) or role not in _ROLES:
-        raise BadRow("bad conversation", f"{name} has the role {shown(role)}, expected one of {', '.join(_ROLES)}")
+        raise BadRow(
+            "bad conversation", f"{name} has the role {shown(role)}, expected one of {', '.join(_ROLES)}"
+        )
     value = message.pop("value", None)
     content = message.get("content", value)
     if content is None and not message.get("tool_calls"):

@@ -82,7 +82,9 @@ def _jsonl_rows(file: Path) -> Iterator[Row]:
         for number in itertools.count(1):
             line = lines.readline(_LINE_BYTES + 1)
             if len(line) > _LINE_BYTES:
-                raise DataError(f"{file}:{number}: the line has more than {_LINE_BYTES} bytes; cut the row into several")
+                raise DataError(
+                    f"{file}:{number}: the line has more than {_LINE_BYTES} bytes; cut the row into several"
+                )
             if not line:
                 return
             if line.strip():
@@ -94,7 +96,10 @@ def _decode_line(line: bytes) -> object:
         return json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         return BadRow("not JSON", f"{error.msg} at column {error.colno}")
-    except (ValueError, RecursionError) as error:  # bytes, a number of too many digits, a row nested too deeply
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # bytes, a number of too many digits, a row nested too deeply
         return BadRow("not JSON", cause(error))
 
 

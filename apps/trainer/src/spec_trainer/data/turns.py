@@ -83,7 +83,9 @@ class TurnFinder:
         """Where each message's content stands, and what the template wrote before and behind it, from one rendering
         with placeholders for all contents. Nothing where the whole text is not exactly that with the contents in."""
         numbered = [
-            {**message, "content": f"{_PLACEHOLDER}{index}Q"} if message.get("content") is not None else message
+            {**message, "content": f"{_PLACEHOLDER}{index}Q"}
+            if message.get("content") is not None
+            else message
             for index, message in enumerate(self.messages)
         ]
         text = self.render(numbered, False)
@@ -97,7 +99,9 @@ class TurnFinder:
             return {}
         for index, (before, after) in zip(indices, pairwise(between), strict=True):
             content = self.messages[index]["content"]
-            written = next((c for c in (content, content.strip()) if self.text.startswith(c + after, position)), None)
+            written = next(
+                (c for c in (content, content.strip()) if self.text.startswith(c + after, position)), None
+            )
             if written is None:
                 return {}
             frames[index] = Frame(position, position + len(written), before, after)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import pydantic
 
 from spec_core.errors import ArtifactError
+from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.records import FeatureSchema
 from spec_trainer.run_directory import write_atomically
 
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 INDEX_FILE = "index.json"
 FORMAT = "spec-trainer features 1"
 
+_MAX_INDEX_BYTES = 1 << 30  # some 100 bytes a sample
+_REMEDY = "delete it and run the capture again, which keeps every complete shard"
 _COLUMNS = ("sample_id", "offset", "num_tokens", "checksum", "token_digest")
 
 
@@ -110,17 +116,12 @@ def read_index(root: Path) -> FeatureIndex:
     file = root / INDEX_FILE
     if not file.is_file():
         raise ArtifactError(f"{root} holds no {INDEX_FILE}: it is no folder that spec-trainer capture wrote")
-    try:
-        body = json.loads(file.read_bytes())
-        sound = body.pop("checksum") == _checksum(body) and body["format"] == FORMAT
-        index = _parse(body) if sound else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        index = None
-    if index is None:
-        raise ArtifactError(
-            f"{file} is damaged; delete it and run the capture again, which keeps every complete shard"
-        )
-    return index
+    text = read_bytes(file, ArtifactError, _MAX_INDEX_BYTES)
+    with foreign_errors(ArtifactError, f"{file} is damaged; {_REMEDY}"):
+        body = json.loads(text)
+        if body.pop("checksum") != _checksum(body):
+            raise ValueError("its checksum differs")
+        return _Document.model_validate_json(json.dumps(body)).index()
 
 
 def columns(samples: Iterable[StoredSample]) -> dict[str, list[Any]]:
@@ -129,20 +130,76 @@ def columns(samples: Iterable[StoredSample]) -> dict[str, list[Any]]:
     return {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
 
 
-def rows(stored: dict[str, Any]) -> tuple[StoredSample, ...]:
-    return tuple(StoredSample(*values) for values in zip(*(stored[name] for name in _COLUMNS), strict=True))
+def rows(stored: Columns) -> tuple[StoredSample, ...]:
+    return tuple(
+        StoredSample(*values) for values in zip(*(getattr(stored, name) for name in _COLUMNS), strict=True)
+    )
 
 
-def _parse(body: dict[str, Any]) -> FeatureIndex:
-    schema = FeatureSchema(**{**body["schema"], "layers": tuple(body["schema"]["layers"])})
-    identity = FeatureIdentity(
-        schema=schema,
-        **{key: body[key] for key in ("target_digest", "data_digest", "num_samples", "shard_bytes")},
-    )
-    shards = tuple(
-        ShardEntry(shard["file"], shard["header_checksum"], rows(shard)) for shard in body["shards"]
-    )
-    return FeatureIndex(identity, shards, body["complete"])
+Number = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+
+
+class Columns(pydantic.BaseModel):
+    """Samples as ``columns`` writes them, which lie one after the other."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+
+    sample_id: list[Number]
+    offset: list[Number]
+    num_tokens: list[Annotated[Number, pydantic.Field(gt=0)]]
+    checksum: list[str]
+    token_digest: list[str]
+
+    @pydantic.model_validator(mode="after")
+    def _one_after_the_other(self) -> Self:
+        if len({len(getattr(self, name)) for name in _COLUMNS}) != 1:
+            raise ValueError("the columns of its samples have different lengths")
+        ends = list(itertools.accumulate(self.num_tokens, initial=0))
+        if self.offset != ends[:-1]:
+            raise ValueError("its samples do not lie one after the other")
+        return self
+
+
+class _Schema(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+
+    layers: tuple[int, ...]
+    hidden_size: Number
+    dtype: Annotated[str, pydantic.Field(pattern=r"^(bfloat|float)\d{1,2}\w{0,10}$")]
+
+
+class _Shard(Columns):
+    file: Annotated[str, pydantic.Field(pattern=r"^features-\d{5,9}\.safetensors$")]
+    header_checksum: str
+
+
+class _Document(pydantic.BaseModel):
+    """``index.json``, its checksum taken away."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+
+    format: Literal["spec-trainer features 1"]
+    complete: bool
+    stored: Annotated[_Schema, pydantic.Field(alias="schema")]
+    target_digest: str
+    data_digest: str
+    num_samples: Number
+    shard_bytes: Number
+    shards: list[_Shard]
+
+    def index(self) -> FeatureIndex:
+        """Raises ValueError where its parts contradict each other."""
+        if len({shard.file for shard in self.shards}) != len(self.shards):
+            raise ValueError("it lists a shard twice")
+        identity = FeatureIdentity(
+            schema=FeatureSchema(**self.stored.model_dump()),
+            target_digest=self.target_digest,
+            data_digest=self.data_digest,
+            num_samples=self.num_samples,
+            shard_bytes=self.shard_bytes,
+        )
+        shards = tuple(ShardEntry(shard.file, shard.header_checksum, rows(shard)) for shard in self.shards)
+        return FeatureIndex(identity, shards, self.complete)
 
 
 def _checksum(body: dict[str, Any]) -> str:

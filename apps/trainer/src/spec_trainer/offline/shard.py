@@ -11,15 +11,25 @@ import json
 import os
 import shutil
 from functools import cached_property
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pydantic
 from safetensors import SafetensorError
 
 from spec_core.errors import ArtifactError, RunError
+from spec_core.foreign import check_regular, foreign_errors
 from spec_trainer.disk import follow_umask, new_folder, not_written
-from spec_trainer.offline.index import ShardEntry, StoredSample, columns, digest, rows, token_digest
+from spec_trainer.offline.index import (
+    Columns,
+    Number,
+    ShardEntry,
+    StoredSample,
+    columns,
+    digest,
+    rows,
+    token_digest,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +42,7 @@ SCRATCH = ".partial-"
 _HIDDEN, _IDS, _METADATA = "hidden_states", "input_ids", "spec_trainer"
 _LENGTH_BYTES = 8
 _ID_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own bound
 
 
 def remedy(file: Path) -> str:
@@ -78,14 +89,12 @@ def _checksum(hidden: np.ndarray, ids: np.ndarray) -> str:
 
 def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
     """What a shard says of itself. Raises ArtifactError where it is damaged or of another capture."""
-    header, metadata, _ = _read_header(file)
-    try:
-        same, samples = metadata["identity"] == identity.digest, rows(metadata["samples"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{file} is damaged: its header makes no sense; {remedy(file)}") from error
-    if not same:
+    header = _read_header(file)
+    with foreign_errors(ArtifactError, f"{file} is damaged; {remedy(file)}"):
+        said = _Metadata.model_validate_json(header.said.spec_trainer)
+    if said.identity != identity.digest:
         raise ArtifactError(f"{file} is of another capture (target, data, layers or dtype); {remedy(file)}")
-    return ShardEntry(file.name, digest(header), samples)
+    return ShardEntry(file.name, digest(header.content), rows(said.samples))
 
 
 class Shard:
@@ -95,15 +104,20 @@ class Shard:
         """Reads the header alone. Raises ArtifactError where file and index disagree."""
         self.file = root / entry.file
         self._row_bytes = schema.bytes_per_token()
-        header, _, tensors = _read_header(self.file)
-        if digest(header) != entry.header_checksum:
+        header = _read_header(self.file)
+        if digest(header.content) != entry.header_checksum:
             raise ArtifactError(f"{self.file} is damaged: its header's checksum differs; {remedy(self.file)}")
         shape = [entry.num_tokens, len(schema.layers), schema.hidden_size]
-        if tensors[_HIDDEN]["shape"] != shape or tensors[_IDS]["shape"] != shape[:1]:
+        if header.hidden_states.shape != shape or header.input_ids.shape != shape[:1]:
             raise ArtifactError(f"{self.file} holds other shapes than the index says; {remedy(self.file)}")
-        start = _LENGTH_BYTES + len(header)
-        self._hidden_at = start + tensors[_HIDDEN]["data_offsets"][0]
-        self._ids_at = start + tensors[_IDS]["data_offsets"][0]
+        places = (header.hidden_states, self._row_bytes), (header.input_ids, _ID_BYTES)
+        if any(tensor.num_bytes != entry.num_tokens * row_bytes for tensor, row_bytes in places):
+            raise ArtifactError(
+                f"{self.file} is damaged: a tensor has other bytes than its shape; {remedy(self.file)}"
+            )
+        start = _LENGTH_BYTES + len(header.content)
+        self._hidden_at = start + header.hidden_states.data_offsets[0]
+        self._ids_at = start + header.input_ids.data_offsets[0]
 
     def read(self, sample: StoredSample) -> tuple[np.ndarray, np.ndarray]:
         """Bytes of the hidden states, uint8 [T · N · H · itemsize], and ids, int64 [T]; views of the file. Raises
@@ -127,22 +141,57 @@ class Shard:
         return np.memmap(self.file, dtype=np.uint8, mode="c").view(np.ndarray)
 
 
-def _read_header(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
-    """The JSON header as stored, its metadata, and its tensors; ArtifactError where the file is no whole shard."""
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-            header = stream.read(min(length, file.stat().st_size))
-        tensors = json.loads(header)
-        metadata = json.loads(tensors.pop("__metadata__")[_METADATA])
-        ends = [_LENGTH_BYTES + length + tensors[name]["data_offsets"][1] for name in (_HIDDEN, _IDS)]
-        whole = max(ends) == file.stat().st_size and prod(tensors[_HIDDEN]["shape"]) > 0
-    except FileNotFoundError:
-        raise ArtifactError(
-            f"{file} is missing; run the capture again, which captures that shard only"
-        ) from None
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ArtifactError(f"{file} is damaged: its header does not parse; {remedy(file)}") from error
-    if not whole:
-        raise ArtifactError(f"{file} is damaged: it does not end where its header says; {remedy(file)}")
-    return header, metadata, tensors
+class _Tensor(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+
+    dtype: str
+    shape: list[Number]
+    data_offsets: tuple[Number, Number]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data_offsets[1] - self.data_offsets[0]
+
+
+class _Said(pydantic.BaseModel):
+    spec_trainer: str
+    """``_Metadata`` as JSON: safetensors' metadata are strings."""
+
+
+class _Metadata(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+
+    identity: str
+    samples: Columns
+
+
+class _Header(pydantic.BaseModel):
+    """The header of a shard's safetensors file: 8 bytes of length, and that much JSON."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    said: _Said = pydantic.Field(alias="__metadata__")
+    hidden_states: _Tensor
+    input_ids: _Tensor
+    _content: bytes = pydantic.PrivateAttr(b"")
+
+    @property
+    def content(self) -> bytes:
+        """As stored."""
+        return self._content
+
+
+def _read_header(file: Path) -> _Header:
+    """ArtifactError where the file is no whole shard."""
+    if not file.exists():
+        raise ArtifactError(f"{file} is missing; run the capture again, which captures that shard only")
+    check_regular(file, ArtifactError)
+    with foreign_errors(ArtifactError, f"{file} is damaged; {remedy(file)}"), file.open("rb") as stream:
+        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        content = stream.read(min(length, _MAX_HEADER_BYTES))
+        header = _Header.model_validate_json(content)
+        ends = (header.hidden_states.data_offsets[1], header.input_ids.data_offsets[1])
+        if _LENGTH_BYTES + len(content) + max(ends) != os.fstat(stream.fileno()).st_size:
+            raise ValueError("it does not end where its header says")
+    header._content = content
+    return header
