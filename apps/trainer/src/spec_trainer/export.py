@@ -11,7 +11,7 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.checkpoint.folder import check_whole
 from spec_trainer.checkpoint.store import read_model_state
 from spec_trainer.draft_trainer import export_draft
-from spec_trainer.resolve import resolve_config, resolve_target
+from spec_trainer.resolve import resolve_target, resolved_config
 from spec_trainer.run_directory import check_writable
 
 if TYPE_CHECKING:
@@ -27,14 +27,13 @@ def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None 
     if os.path.exists(output):
         raise ArtifactError(f"output {output} exists; choose a new folder")
     check_writable(output)
-    moved = {} if target_folder is None else {"target": target_folder}
     try:
-        config, types = resolve_config(checkpoint / "config.yaml", moved, [])
+        config, types = resolved_config(checkpoint / "config.yaml")
     except (ConfigError, yaml.YAMLError) as error:
         raise ArtifactError(f"{checkpoint} is not a usable checkpoint: {error}") from error
-    target = read_target(resolve_target(config.target))
+    target = read_target(resolve_target(target_folder or config.target))
     if target.digest != meta.target_digest:
-        raise ArtifactError(f"target {config.target} has changed since {checkpoint} was trained on it")
+        raise ArtifactError(f"target {target.folder} has changed since {checkpoint} was trained on it")
     draft = types["draft"](config.draft)
     draft.check_target(target)
     export_draft(draft, read_model_state(checkpoint), target, output)

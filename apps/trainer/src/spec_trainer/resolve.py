@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend, Draft, Engine, Strategy, plugins
-from spec_core.config import read_layers, validate
+from spec_core.config import read_layers, read_resolved, validate
 from spec_core.errors import ConfigError, TargetError
 from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.dispatch import check_sizes, sample_bytes
@@ -183,6 +183,11 @@ def resolve_config(
     values.setdefault("output", str(_default_output(config_file, values)))
     _anchor(values)
     return _validated(values, f"config {config_file}" if config_file else "configuration")
+
+
+def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
+    """As ``resolve_config``, of the ``config.yaml`` of a run or checkpoint: whatever stands in it is a value."""
+    return _validated(read_resolved(file), f"config {file}")
 
 
 def _anchor(values: dict[str, Any]) -> None:

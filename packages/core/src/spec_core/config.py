@@ -70,8 +70,8 @@ class EngineConfig(Config):
 def read_layers(file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> dict[str, Any]:
     """Merges a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` words.
 
-    Later layers win; ``${section.key}`` stands for another key's value. Raises ConfigError with the file, line or word
-    that is wrong.
+    Later layers win; ``${section.key}`` stands for another key's value. Raises ConfigError with the file, line or
+    word that is wrong.
     """
     layers = [_parse_file(file)] if file is not None else []
     layers.append(OmegaConf.create())

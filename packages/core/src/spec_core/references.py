@@ -1,7 +1,7 @@
 """References between keys of a configuration: ``${section.key}`` stands for that key's value.
 
-Nothing else is allowed between ``${`` and ``}``: a configuration says all that it says by itself, so what runs does not
-depend on the environment, and no variable's content is copied into run directories, checkpoints and requests.
+Nothing else is allowed between ``${`` and ``}``: a configuration says all that it says by itself, so what runs does
+not depend on the environment, and no variable's content is copied into run directories, checkpoints and requests.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def check_references(text: str, where: str) -> None:
     for reference in _ANY.finditer(text):
         if not (_KEY.fullmatch(reference[1]) and reference[0].endswith("}")):
             raise ConfigError(
-                f"{where}: {shown(reference[0])} is no reference to another key, such as ${{train.lr}}; configuration "
-                "does not read the environment: give the value on the command line instead, such as target=$NAME"
+                f"{where}: {shown(reference[0])} is no reference to another key, such as ${{train.lr}}; "
+                "configuration does not read the environment: give the value on the command line instead, "
+                "such as target=$NAME"
             )
 
 

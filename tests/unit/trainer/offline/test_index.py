@@ -133,5 +133,5 @@ def test_an_index_of_wrong_types_with_the_right_checksum_is_refused(made, change
 
 def test_an_index_that_is_nested_without_end_is_damaged(made):
     (made.folder.root / INDEX_FILE).write_text('{"a":' * 200_000)
-    with pytest.raises(ArtifactError, match="is damaged; .*: it is nested too deeply"):
+    with pytest.raises(ArtifactError, match=r"is damaged; .*: it is nested too deeply"):
         read_index(made.folder.root)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 
 _COUNTED_EPOCHS, _COUNTED_SAMPLES, _EPOCH_SAMPLES = 100, 10**7, 300
-"""Each order has to be drawn and cut to know its steps. Always counted: so many epochs, and so many samples in all; an
-epoch by itself costs as much as some samples."""
+"""Each order has to be drawn and cut to know its steps. Always counted: so many epochs, and samples in all.
+An epoch by itself costs as much as some samples."""
 
 
 class Sized(Protocol):

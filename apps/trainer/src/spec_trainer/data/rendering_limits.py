@@ -1,4 +1,4 @@
-"""Limits for a chat template: it is a program that came with the target, and its sandbox bounds neither time nor memory."""
+"""Limits for a chat template, a program that came with the target: its sandbox bounds neither time nor memory."""
 
 from __future__ import annotations
 

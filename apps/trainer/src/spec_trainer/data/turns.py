@@ -50,8 +50,8 @@ class TurnFinder:
     end_tokens: EndTokens = field(repr=False)
 
     def spans(self, turns: Sequence[int]) -> Iterator[Span | None]:
-        """For each of the messages ``turns``: the characters that the assistant emits, content and end of turn without
-        the header. Ends with None at the first that cannot be told."""
+        """For each of the messages ``turns``: the characters that the assistant emits, content and end of turn
+        without the header. Ends with None at the first that cannot be told."""
         frames = self._frames() if len(turns) > _FEW else {}
         known: dict[tuple[str, str], Span] = {}
         searched = 0

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from spec_core.errors import ArtifactError
+from spec_core.foreign import foreign_errors, read_json_object
 from spec_core.resource import Resource
 from spec_trainer.run_directory import check_writable, write_atomically
 
@@ -96,11 +97,9 @@ def _meta(path: Path) -> dict[str, dict[str, Any]]:
         raise ArtifactError(
             f"output {path} exists and has no {file.name}: it is not this command's; choose another"
         )
-    try:
-        document = json.loads(file.read_bytes())
+    with foreign_errors(ArtifactError, f"{file} is damaged; choose another output"):
+        document = read_json_object(file, ArtifactError)
         return {key: dict(document[key]) for key in ("settings", "result")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{file} is damaged; choose another output") from error
 
 
 def _size(path: Path) -> int:
@@ -142,9 +141,6 @@ def _last_line(file: BinaryIO) -> bytes | None:
 
 
 def _row_of(path: Path, line: bytes) -> int:
-    try:
+    problem = f"output {path}: its last line is no answer; remove it, or choose another file"
+    with foreign_errors(ArtifactError, problem):
         return int(json.loads(line)["row"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(
-            f"output {path}: its last line is no answer; remove it, or choose another file"
-        ) from error

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError, DataError
+from spec_core.foreign import foreign_errors
 from spec_core.records import SamplingParams
 from spec_trainer.data.errors import BadRow
 from spec_trainer.engine_options import read_engine_options
@@ -124,7 +125,8 @@ def _read_rows(work: Regeneration) -> Regeneration:
     rows, num_rows, digest = [], 0, hashlib.blake2b(digest_size=16)
     for number, source in enumerate(read_rows(work.request.data)):
         num_rows += 1
-        digest.update(json.dumps(source.content, sort_keys=True, default=str).encode())
+        with foreign_errors(DataError, f"{source.where}: the row cannot be written as JSON"):
+            digest.update(json.dumps(source.content, sort_keys=True, default=str).encode())
         try:
             work.open(source.content)
         except BadRow as bad:

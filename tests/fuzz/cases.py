@@ -1,0 +1,182 @@
+"""Cases: something of the material damaged, and a command that reads it; and what every command promises."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from . import damage, material
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+    from pathlib import Path
+
+LONGEST_LINE = 2_000
+LONGEST_S = 60
+_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [DIWEC] ")
+
+_KEYS = [
+    "target", "output", "seed", "backend", "backend.name", "data.path", "data.eval_path", "data.eval_samples",
+    "data.features", "data.max_length", "data.packing", "data.on_bad_row", "draft", "draft.name", "draft.init_from",
+    "draft.num_steps", "draft.layers", "draft.vocab_size", "train", "train.lr", "train.steps", "train.epochs",
+    "train.betas", "train.schedule", "train.ranks", "train.global_batch_tokens", "engine.name", "engine.batch_tokens",
+    "engine.replicas", "placement.kind", "placement.window_bytes", "timeouts.peer_s", "capture.shard_bytes",
+    "profile.steps", "track.wandb", "x", "x.y.z", "a..b", "data[path]", "",
+]  # fmt: skip
+_TEXTS = [
+    "", " ",
+    "null", "~", "true", "off", "0", "1", "-1", "1e-4", ".nan", "1e400", "9" * 25, "9" * 5_000, "0x" + "f" * 5_000,
+    "[", "[]", "{}", "[1,2]", "{a: 1}", "[" * 50_000, "{a: " * 9_000, "- " * 9_000, "!!int x", "!!bool x",
+    "!!python/object/apply:os.system [id]", "&a [*a]", "*a", "x" * 70_000, "\x1b[31m", "\udcff", "a\nb", "\x00",
+    "${seed}", "${nowhere}", "${oc.env:HOME}", "${oc.decode:x}", "${${seed}}", "${", "${train}", "???", "/dev/zero",
+    "/etc/passwd",
+    "../..", ".", "nowhere", "nobody/nothing", "a" * 300, "eagle3", "dflash", "hf", "inline", "10000000",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """``words`` of a command line, to be run in ``folder``, which has to stay as it is."""
+
+    group: str
+    what: str
+    words: list[str]
+    folder: Path
+
+
+def make_case(root: Path, folder: Path, draw: random.Random) -> Case:
+    """Draws one. ``folder`` must not exist."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    group = draw.choice(list(_GROUPS))
+    what, words = _GROUPS[group](root, folder, draw)
+    return Case(group, what, list(map(str, words)), folder)
+
+
+def violations(code: int, out: str, err: str, plans: bool) -> list[str]:
+    """What a command line promised and did not keep."""
+    lines = [line for line in err.splitlines() if not _LOG_LINE.match(line)]
+    found = []
+    if code not in ((0, 2) if plans else (0, 1, 2)):
+        found.append(f"exit code {code}")
+    if code != 0 and (len(lines) != 1 or not lines[0].startswith("spec-trainer: error: ")):
+        found.append(f"{len(lines)} lines instead of one")
+    if "Traceback" in err or "Traceback" in out:
+        found.append("a traceback")
+    if "unforeseen" in err:
+        found.append("an error that nobody foresaw")
+    if any(len(line) > LONGEST_LINE for line in lines):
+        found.append("a long line")
+    if "\x1b" in err + out:
+        found.append("an escape code")
+    return found
+
+
+def contents(folder: Path) -> list[tuple[str, int]]:
+    return sorted((str(path), path.lstat().st_size) for path in folder.rglob("*"))
+
+
+def _plan(root: Path, folder: Path, **keys: object) -> list[object]:
+    given = {"target": root / "target", "data": root / "tokens.jsonl", "output": folder / "out"} | keys
+    return ["plan", *(word for key, value in given.items() for word in (f"--{key}", value))]
+
+
+def _data(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
+    name = draw.choice(["rows.jsonl", "tokens.jsonl", "tokens.jsonl", "rows.json", "rows.parquet"])
+    file = material.copy(root, name, folder)
+    structured = {".jsonl": [damage.damage_rows], ".json": [damage.damage_json_file], ".parquet": []}[
+        file.suffix
+    ]
+    what = damage.choose(file, draw, *structured)
+    words = ["data.on_bad_row=skip"] if draw.random() < 0.3 else []
+    return what, [*_plan(root, folder, data=file), *words]
+
+
+def _target(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
+    target = material.copy(root, "target", folder)
+    file = draw.choice(
+        sorted(target.glob("*.json")) + [target / "config.json"] * 4 + sorted(target.glob("*.safetensors"))
+    )
+    structured = damage.damage_header if file.suffix == ".safetensors" else damage.damage_json_file
+    what = damage.choose(file, draw, structured)
+    reads_tokenizer = file.name.startswith("token") or draw.random() < 0.2
+    data = root / ("rows.jsonl" if reads_tokenizer else "tokens.jsonl")
+    return what, _plan(root, folder, target=target, data=data)
+
+
+def _template(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
+    target = material.copy(root, "target", folder)
+    file = target / "chat_template.jinja"
+    text, part = file.read_text(), draw.choice(_TEMPLATE_PARTS)
+    place = draw.choice([0, len(text), text.index("{{"), text.index("{% endfor")])
+    file.write_text(text[:place] + part + text[place:])
+    return f"template: {part[:60]} at {place}", _plan(root, folder, target=target, data=root / "rows.jsonl")
+
+
+def _draft(algorithm: str, root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
+    draft = material.copy(root, algorithm, folder)
+    file = draw.choice([draft / "config.json", draft / "model.safetensors"])
+    structured = damage.damage_header if file.suffix == ".safetensors" else damage.damage_json_file
+    what = damage.choose(file, draw, structured)
+    if draw.random() < 0.7:
+        return what, [*_plan(root, folder, draft=algorithm), f"draft.init_from={draft}"]
+    words = ["--target", root / "target", "--draft-model", draft, "--prompts", root / "tokens.jsonl"]
+    return what, ["evaluate", *words, "--max-new-tokens", 1, "--temperature", 0, "--no-untrained"]
+
+
+def _features(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
+    features = material.copy(root, "features", folder)
+    file = draw.choice([features / "index.json", *sorted(features.glob("*.safetensors"))])
+    structured = damage.damage_header if file.suffix == ".safetensors" else damage.forge_index
+    what = damage.choose(file, draw, structured)
+    if draw.random() < 0.3:
+        return what, ["capture", "--verify", features]
+    return what, [*_plan(root, folder), "data.eval_samples=2", f"data.features={features}"]
+
+
+def _yaml(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
+    file = material.copy(root, "run.yaml", folder)
+    if draw.random() < 0.4:
+        return damage.choose(file, draw), ["plan", "--config", file]
+    lines = file.read_text().splitlines()
+    number = draw.randrange(len(lines))
+    text = draw.choice(_TEXTS)
+    lines[number] = lines[number].partition(":")[0] + ": " + text
+    file.write_text("\n".join(lines), errors="surrogateescape")
+    return f"run.yaml:{number + 1}: {text[:40]}", ["plan", "--config", file]
+
+
+def _words(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
+    words = [f"{draw.choice(_KEYS)}={draw.choice(_TEXTS)}" for _ in range(draw.choice([1, 1, 2]))]
+    if draw.random() < 0.2:
+        words = [
+            draw.choice(["--target", "--data", "--output", "--config", "--lr", "--draft"]),
+            draw.choice(_TEXTS),
+        ]
+    return " ".join(word[:50] for word in words), [*_plan(root, folder), *words]
+
+
+_TEMPLATE_PARTS = [
+    "{{ range(10**9) }}",
+    "{{ 'a' * 10**11 }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ 1/0 }}", "{{ x.y }}",
+    "{% if",
+    "{{ messages[9].content }}", "{{ raise_exception('no') }}", "{{ messages.append(1) }}", "{{ ''.__class__ }}",
+    "{{ namespace(a=1).a }}", "{{ lipsum(n=3) }}", "{% generation %}x{% endgeneration %}", "{{ '\x1b[31m' }}",
+    "{{ messages|tojson }}",
+    "{{ 5 + 'x' }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 10**10**6 }}", "{% break %}", "{{ '%s' * 9 % 1 }}",
+]  # fmt: skip
+_GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[str, list[object]]]] = {
+    "data": _data,
+    "target": _target,
+    "template": _template,
+    "draft eagle3": partial(_draft, "eagle3"),
+    "draft dflash": partial(_draft, "dflash"),
+    "features": _features,
+    "yaml": _yaml,
+    "words": _words,
+}

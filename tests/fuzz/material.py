@@ -1,0 +1,102 @@
+"""What is damaged: a tiny target with its tokenizer, data, drafts, features and a configuration, all of them sound."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+VOCAB = 300
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+
+
+def build(root: Path) -> None:
+    """Writes ``target``, ``rows.jsonl`` (conversations), ``rows.json``, ``rows.parquet``, ``tokens.jsonl``, ``eagle3``,
+    ``dflash``, ``features`` and ``run.yaml`` into ``root``."""
+    _target(root / "target")
+    _data(root)
+    _drafts(root)
+    _features(root)
+    (root / "run.yaml").write_text(
+        f"target: {root}/target\ndata:\n  path: {root}/tokens.jsonl\n  eval_samples: 2\noutput: out-${{seed}}\n"
+        "draft: {name: eagle3, num_steps: 2}\ntrain:\n  lr: 1e-3\n  betas: [0.9, 0.95]\n  steps: 4\nseed: 3\n"
+    )
+
+
+def copy(root: Path, name: str, scratch: Path) -> Path:
+    """A copy of one of them that a case may damage."""
+    source, there = root / name, scratch / name
+    shutil.copytree(source, there) if source.is_dir() else shutil.copy(source, there)
+    return there
+
+
+def _target(folder: Path) -> None:
+    import torch
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=256, tie_word_embeddings=False,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="60KB")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in ("<|im_start|>", "<|im_end|>")]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE).save_pretrained(folder)
+
+
+def _data(root: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    draw = random.Random(0)
+    chats = [
+        {
+            "messages": [
+                {"role": role, "content": " ".join(draw.choices(WORDS, k=3))}
+                for role in ("user", "assistant") * 2
+            ]
+        }
+        for _ in range(8)
+    ]
+    tokens = [
+        {"input_ids": [draw.randrange(3, VOCAB) for _ in range(12)], "loss_mask": [0] * 4 + [1] * 8}
+        for _ in range(12)
+    ]
+    for name, rows in (("rows.jsonl", chats), ("tokens.jsonl", tokens)):
+        (root / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "rows.json").write_text(json.dumps(chats, indent=1))
+    parquet.write_table(pyarrow.Table.from_pylist(tokens), root / "rows.parquet")
+
+
+def _drafts(root: Path) -> None:
+    from spec_core import Draft, plugins
+    from spec_core.target_reader import read_target
+    from spec_trainer.evaluation.command import export_untrained
+
+    target = read_target(root / "target")
+    options = {"eagle3": {}, "dflash": {"num_layers": 1, "block_size": 4}}
+    for name, given in options.items():
+        plugin = plugins.load(Draft, name)
+        draft = plugin(plugin.Config(name=name, **given))
+        draft.check_target(target)
+        export_untrained(draft, target, root / name)
+
+
+def _features(root: Path) -> None:
+    from spec_trainer.cli import run
+
+    words = ["--target", root / "target", "--data", root / "tokens.jsonl", "--output", root / "features"]
+    assert run(["capture", *map(str, words), "capture.shard_bytes=20000", "data.eval_samples=2"]) == 0
