@@ -19,8 +19,11 @@ HEAD = """\
 # Configuration
 
 Made by `docs/generate_configuration.py` from the classes that validate it. A run's configuration is a YAML file, the
-command's flags, and `section.key=value` words; later wins, unknown keys are errors. The first table holds what every
-run has; sections `backend`, `draft` and `engine` have further keys, those of the plugins that they name.
+command's flags, and `section.key=value` words; later wins, unknown keys are errors. `${section.key}` stands for the
+value of another key. Nothing else is replaced, and the environment is not read: write `target=$NAME` on the command
+line. `section.key=null` is no value; `section.key=` is refused. [data.md](data.md) lists the bounds of what is read.
+The first table holds what every run has; sections `backend`, `draft` and `engine` have further keys, those of the
+plugins that they name.
 """
 OURS = "spec-"
 """Distributions of this repository; a stranger's plugins document themselves."""

@@ -1,11 +1,14 @@
-"""What is damaged: a tiny target with its tokenizer, data, drafts, features and a configuration, all of them sound."""
+"""What is damaged: a tiny target with its tokenizer, data, drafts, features and a configuration, all sound."""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -16,8 +19,8 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 
 
 def build(root: Path) -> None:
-    """Writes ``target``, ``rows.jsonl`` (conversations), ``rows.json``, ``rows.parquet``, ``tokens.jsonl``, ``eagle3``,
-    ``dflash``, ``features`` and ``run.yaml`` into ``root``."""
+    """Writes ``target``, ``rows.jsonl`` (conversations), ``rows.json``, ``rows.parquet``, ``tokens.jsonl``,
+    ``eagle3``, ``dflash``, ``features`` and ``run.yaml`` into ``root``."""
     _target(root / "target")
     _data(root)
     _drafts(root)
@@ -58,7 +61,7 @@ def _target(folder: Path) -> None:
 
 
 def _data(root: Path) -> None:
-    import pyarrow
+    import pyarrow as pa
     from pyarrow import parquet
 
     draw = random.Random(0)
@@ -78,7 +81,7 @@ def _data(root: Path) -> None:
     for name, rows in (("rows.jsonl", chats), ("tokens.jsonl", tokens)):
         (root / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     (root / "rows.json").write_text(json.dumps(chats, indent=1))
-    parquet.write_table(pyarrow.Table.from_pylist(tokens), root / "rows.parquet")
+    parquet.write_table(pa.Table.from_pylist(tokens), root / "rows.parquet")
 
 
 def _drafts(root: Path) -> None:

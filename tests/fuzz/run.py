@@ -1,7 +1,7 @@
 """Thousands of damaged inputs, each read by a process of its own: ``python -m tests.fuzz.run --cases 2000 --seed 1``.
 
-Prints every case in which a command did not keep its promise, and a table. A process may take 60 s and 2 GB beyond what
-it has when it begins; exits with 1 where a promise was broken.
+Prints every case in which a command did not keep its promise, and a table. A process may take 60 s, and 2 GB beyond
+what it has when it begins. Exits with 1 where a promise was broken.
 """
 
 from __future__ import annotations

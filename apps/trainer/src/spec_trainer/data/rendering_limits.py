@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SECONDS = 5
+SECONDS = 3
 """Of the process's own time, for one rendering; a long conversation takes some milliseconds."""
 BYTES = 1 << 30
 """That one rendering may add to the memory of the process."""
