@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spec_core.kernels import Kernels
 
 INIT_STD = 0.02
-"""As Llama starts. The loss of a first hundred steps hardly depends on it, so the custom stays."""
+"""As Llama starts. A draft that starts better otherwise scales what was drawn."""
 
 
 class RMSNorm(nn.Module):

@@ -79,14 +79,15 @@ class Eagle3Draft(Draft):
         return sum(counts, torch.zeros(steps, dtype=torch.int64)).to("cpu", torch.float64)
 
     def build(self, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None) -> nn.Module:
-        from spec_draft_eagle3.model import Eagle3Model, initial_weights
+        from spec_draft_eagle3.initial_weights import initialize
+        from spec_draft_eagle3.model import Eagle3Model
 
         self.check_target(target)
         module = Eagle3Model(self._shape(target), self._options)
         if self._artifact is not None:
             module.load_state_dict(self._artifact.read())
         else:
-            module.load_state_dict(initial_weights(module.shape, target, tensors, token_counts), strict=False)
+            initialize(module, target, tensors, token_counts)
         return module
 
     def export(self, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:

@@ -13,7 +13,6 @@ from spec_core.plain_kernels import PLAIN
 from spec_core.rope import Rope
 from spec_draft_eagle3.attention import unrolled_attention
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
-from spec_draft_eagle3.vocabulary import mapping, select_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from spec_core.kernels import Kernels
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
-    from spec_core.target import TargetSpec, TargetTensors
     from spec_draft_eagle3.config import Eagle3Config
     from spec_draft_eagle3.shape import DraftShape
 
@@ -162,14 +160,3 @@ class Eagle3Model(nn.Module):
         decay = self.config.step_decay ** torch.arange(len(count), device=like.device, dtype=count.dtype)
         weight = torch.where(count > 0, decay / count.clamp(min=1), 0)
         return weight.to(torch.promote_types(like.dtype, torch.float32))
-
-
-def initial_weights(
-    shape: DraftShape, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
-) -> dict[str, Tensor]:
-    """What does not start at random: the head and its norm start as the target's, and the vocabulary is chosen."""
-    always = target.eos_token_ids
-    ids_V = select_tokens(token_counts, shape.target_vocab_size, shape.vocab_size, always)
-    head_VH = tensors.head_VH[ids_V].float() * target.logit_scale
-    weights = {"lm_head.weight": head_VH, "norm.weight": tensors.norm_H.float()}
-    return weights | (mapping(ids_V, shape.target_vocab_size) if shape.reduced else {})
