@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.exceptions import CycloptsError
+from cyclopts.validators import Number
 
 from spec_core.errors import ConfigError, SpecError
 from spec_core.wording import one_line, printable, shown
@@ -226,6 +227,7 @@ def quickstart(
     engine: str = "hf",
     backend: str = "cpu",
     output: Path = Path("runs/quickstart"),
+    seed: Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))] = 0,
     as_json: Json = False,
 ) -> None:
     """The main job end to end on this machine, nothing else needed: a tiny target, a draft, its speed-up, a report.
@@ -240,11 +242,13 @@ def quickstart(
         Hardware: cpu, cuda, ascend or a plugin's.
     output
         Run directory.
+    seed
+        Of the draft's initial weights and data order; how far results differ by chance alone.
     """
     hide_broken_extensions()
-    from spec_trainer.quickstart.run import highlights, run_quickstart
+    from spec_trainer.quickstart.run import QuickstartSize, highlights, run_quickstart
 
-    summary = run_quickstart(draft=draft, engine=engine, output=output, backend=backend)
+    summary = run_quickstart(draft, engine, output, QuickstartSize(seed=seed), backend)
     _print_document(summary if as_json else highlights(summary, output), as_json)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from spec_core.errors import ArtifactError, PluginNotFound
 from spec_core.records import SamplingParams
+from spec_trainer.cli import run
 from spec_trainer.quickstart import run as quickstart
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig
 
@@ -51,7 +53,8 @@ def cache(tmp_path_factory):
 
 
 def test_it_measures_and_reports(cache, tmp_path):
-    summary = quickstart.run_quickstart("eagle3", "hf", tmp_path / "out", TOY)
+    summary = quickstart.run_quickstart("eagle3", "hf", tmp_path / "out", replace(TOY, seed=3))
+    assert "\nseed: 3\n" in (tmp_path / "out/config.yaml").read_text()
     assert [key for key in CONTRACT if key not in summary] == []
     assert summary == json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["outputs_equal"] is True
@@ -88,3 +91,10 @@ def test_an_output_that_is_no_run_directory_fails_before_anything_is_trained(tmp
     with pytest.raises(ArtifactError, match="is not empty and is no run directory; choose another"):
         quickstart.run_quickstart("eagle3", "hf", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_seed_that_is_none_fails_before_anything_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run(["quickstart", "--seed", "-1", "--output", str(tmp_path / "out")]) == 2
+    assert "--seed" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

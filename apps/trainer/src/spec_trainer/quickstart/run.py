@@ -56,10 +56,14 @@ class QuickstartSize:
         "train.lr=5e-3",
         "train.global_batch_tokens=4096",
         "train.warmup_steps=20",
+        # So few steps cannot wait for a slow mean (docs/decisions/014-initial-weights.md).
+        "train.betas=[0.8,0.95]",
         "train.eval_every=50",
         "train.save_every=100",
         "data.max_length=256",
     )
+    seed: int = 0
+    """Of the draft's training; the target's is its own."""
     num_prompts: int = 41
     sampling: SamplingParams = field(
         default_factory=lambda: SamplingParams(
@@ -106,13 +110,14 @@ def run_quickstart(
         "draft.name": draft,
         "engine.name": engine,
         "output": str(output),
+        "seed": size.seed,
         **{f"draft.{key}": value for key, value in draft_type.small_run.items()},
     }
     run = resolve(None, flags, size.training)
     summary = run_training(run)
     _link(run.directory.root / "inputs", files.folder)
     log.info("measuring acceptance on held-out prompts")
-    summary |= _measure_all(run, _prompts(run, size.num_prompts), size.sampling)
+    summary |= _measure_all(run, held_out_prompts(run, size.num_prompts), size.sampling)
     summary["description"] = (
         f"{draft} draft for a tiny target; sampling at temperature {size.sampling.temperature}, "
         f"{size.sampling.num_draft_tokens} draft tokens"
@@ -183,7 +188,7 @@ def _acceptance_length(engine: Engine, prompts: Prompts, sampling: SamplingParam
     return decode(engine, prompts, sampling).counters.acceptance_length
 
 
-def _prompts(run: ResolvedRun, num_prompts: int) -> Prompts:
+def held_out_prompts(run: ResolvedRun, num_prompts: int) -> Prompts:
     """The openings of held-out pieces: no file of theirs was trained on."""
     long_enough = [sample for sample in run.dataset.held_out if len(sample) >= PROMPT_TOKENS]
     return [sample.input_ids[:PROMPT_TOKENS].tolist() for sample in _evenly(long_enough, num_prompts)]
