@@ -338,7 +338,7 @@ def test_damaged_target(refused, place, peaked_target):
     damaged = shutil.copytree(peaked_target, place / "target")
     weights = damaged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    assert "the file was cut short" in refused(target=damaged)
+    assert "is not a safetensors file, or was cut short" in refused(target=damaged)
     (damaged / "config.json").write_text("{")
     assert "config.json is not JSON" in refused(target=damaged)
 
@@ -347,7 +347,7 @@ def test_target_that_the_engine_cannot_load_leaves_nothing(refused, place, peake
     """Found only when the engine starts, in the run's directory."""
     strange = shutil.copytree(peaked_target, place / "target")
     config = json.loads((strange / "config.json").read_text())
-    (strange / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))
+    (strange / "config.json").write_text(json.dumps(config | {"initializer_range": "wide"}))
     assert "transformers cannot load target" in refused(target=strange)
 
 
