@@ -1,7 +1,8 @@
 """Another user of the host, who troubles every socket of a run: ``python intruder.py USER``, started by root.
 
 Takes that user's identity first. Each line of JSON on standard input says what the run has at that time: ``unix``
-names, ``tcp`` ports, ``pids``. When the input ends, a line of JSON says what came of it.
+names, ``tcp`` ports, ``pids``; each is answered by an empty line. When the input ends, a line of JSON says what came
+of it all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ SAYINGS = [
     b"\x00\x3c\x85\xf3\xf3",  # the greeting of torch's TCPStore
     b"GET / HTTP/1.1\r\n\r\n",
 ]
-ROUNDS = 10
 KEPT = 200
 """Connections that are held open; over each goes a byte for every line of input."""
 
@@ -41,19 +41,19 @@ def main() -> None:
     os.setuid(user)
     told = {"uid": os.getuid(), "connected": 0, "answered_bytes": 0, "files_opened": 0}
     kept: list[socket.socket] = []
-    sayings = itertools.cycle(SAYINGS)
     for line in sys.stdin:
         seen = json.loads(line)
         targets = [(socket.AF_UNIX, f"\0{name}") for name in seen["unix"]]
         targets += [(socket.AF_INET, ("127.0.0.1", port)) for port in seen["tcp"]]
-        for _ in range(ROUNDS):
-            found = [knock(family, address, next(sayings)) for family, address in targets]
-            kept += [end for end in found if end is not None]
-            told["connected"] += sum(end is not None for end in found)
+        for saying, (family, address) in itertools.product(SAYINGS, targets):
+            if (end := knock(family, address, saying)) is not None:
+                kept.append(end)
+                told["connected"] += 1
         told["answered_bytes"] += sum(drip(end) for end in kept)
         told["files_opened"] += sum(map(files_opened, seen["pids"]))
         while len(kept) > KEPT:
             kept.pop(0).close()
+        print(flush=True)  # for this line he has done what he could
     print(json.dumps(told))
 
 

@@ -45,12 +45,18 @@ def largest(seen: dict[str, list[object]]) -> int:
 
 
 def test_a_run_ends_as_if_no_other_user_were_there(lab: Lab, uninterrupted: Path) -> None:
-    run = lab.start(lab.folder / "with-intruder", **lab.one_and_two, engine__name="desked")
+    been_there = lab.folder / "intruder-at-the-desk"
+    keys = {"engine__name": "desked", "engine__worker_comes_with": been_there}
+    run = lab.start(lab.folder / "with-intruder", **lab.one_and_two, **keys)
     words = [sys.executable, "-I", str(Path(__file__).with_name("intruder.py")), str(NOBODY)]
     peak = 0
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as intruder:
         for seen in watched(run):
             print(json.dumps(seen), file=intruder.stdin, flush=True)
+            assert intruder.stdout is not None
+            intruder.stdout.readline()
+            if any(str(name).startswith("spec-capture-") for name in seen["unix"]):
+                been_there.touch()
             peak = max(peak, largest(seen))
             held = belongings(run)
         told, _ = intruder.communicate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from pathlib import Path  # noqa: TC003 (pydantic reads DeskedConfig's annotations)
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.cpu.backend import CpuBackend
@@ -11,20 +12,24 @@ from spec_core.engine import Site
 from spec_core.records import CaptureRequest
 from spec_trainer.engines.capture_desk import CaptureDesk
 from spec_trainer.engines.capture_outlet import CaptureOutlet
-from spec_trainer.engines.hf import HfEngine
+from spec_trainer.engines.hf import HfConfig, HfEngine
 
 if TYPE_CHECKING:
     from spec_core.records import FeatureSample, FeatureSchema
 
 LIMIT_S = 60.0
-WORKER_STARTS_S = 2.0
-"""A real engine's worker takes longer; until it is there, the desk hears whoever comes."""
+
+
+class DeskedConfig(HfConfig):
+    worker_comes_with: Path
+    """Until this file is there, the desk hears whoever comes: a real engine's worker takes its time to start."""
 
 
 class DeskedEngine(HfEngine):
     """Both ends are in this process; they know each other by the desk's address alone."""
 
     name: ClassVar[str] = "desked"
+    Config: ClassVar = DeskedConfig
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -40,7 +45,7 @@ class DeskedEngine(HfEngine):
         if self._desk is None:
             site = Site(backend=CpuBackend(CpuBackend.Config()), placement="disaggregated", peer_s=LIMIT_S)
             self._desk = self._link.enter_context(CaptureDesk(site, schema, LIMIT_S))
-            time.sleep(WORKER_STARTS_S)
+            self._await_worker()
             self._outlet = self._link.enter_context(CaptureOutlet(self._desk.address, LIMIT_S))
             assert self._desk.wait_connected(LIMIT_S)
         return destination
@@ -52,3 +57,9 @@ class DeskedEngine(HfEngine):
         (key,), done = self._desk.expect([request])
         self._outlet.deliver(key, ids, sample.hidden_TNH)
         done.result(LIMIT_S)
+
+    def _await_worker(self) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not self.config.worker_comes_with.exists():
+            assert time.monotonic() < deadline, "nobody has come to the desk"
+            time.sleep(0.02)
