@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from spec_core.errors import ArtifactError
-from spec_core.foreign import foreign_errors, read_json_object
+from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.resource import Resource
 from spec_trainer.run_directory import check_writable, write_atomically
 
@@ -98,7 +98,7 @@ def _meta(path: Path) -> dict[str, dict[str, Any]]:
             f"output {path} exists and has no {file.name}: it is not this command's; choose another"
         )
     with foreign_errors(ArtifactError, f"{file} is damaged; choose another output"):
-        document = read_json_object(file, ArtifactError)
+        document = json.loads(read_bytes(file, ArtifactError))
         return {key: dict(document[key]) for key in ("settings", "result")}
 
 
