@@ -17,17 +17,17 @@ import sys
 
 HUGE = 1 << 32
 SAYINGS = [
+    # The first one is heard first: where it ends a thread, nobody hears the rest.
+    *(
+        struct.pack(order, len(said)) + said
+        for said in (b'{"token":"\\ud800"}', b"[" * 4000)
+        for order in ("!I", "<I")
+    ),
     b"",
     struct.pack("!I", HUGE - 1) + b"x" * 65536,
     struct.pack("<I", HUGE - 1) + b"x" * 65536,
-    *(
-        struct.pack(order, len(said)) + said
-        for order in ("!I", "<I")
-        for said in (b'{"token":"\\ud800"}', b"[" * 4000)
-    ),
     struct.pack("<Q", 0),
     struct.pack("<Q", 1),
-    b"\x00\x3c\x85\xf3\xf3",  # the greeting of torch's TCPStore
     b"GET / HTTP/1.1\r\n\r\n",
 ]
 KEPT = 200
