@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spec_core.records import AcceptanceCounters, SamplingParams
+    from spec_trainer.quickstart.run import QuickstartFiles
     from spec_trainer.resolve import ResolvedRun
 
 DEFAULT = (initial_weights.MATRIX_GAIN, initial_weights.FUSION_GAIN)
@@ -48,6 +49,7 @@ class Row:
 def main(arguments: Sequence[str]) -> None:
     options = _options(arguments)
     size = _size(options)
+    files = prepare_files(size.target)
     gains = [tuple(pair) for pair in options.gains] or [DEFAULT]
     rows = [
         Row(draft, pair, lr, seed)
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
         for lr in options.lr
         for seed in options.seed
     ]
-    results = [_result(row, size, options.word) for row in rows]
+    results = [_result(row, size, files, options.word) for row in rows]
     document = {
         "machine": machine(),
         "versions": versions("torch", "transformers", "spec-core", "spec-draft-eagle3", "spec-draft-dflash"),
@@ -67,19 +69,18 @@ def main(arguments: Sequence[str]) -> None:
     print(json.dumps(document, indent=1))
 
 
-def _result(row: Row, size: QuickstartSize, words: list[str]) -> dict[str, Any]:
+def _result(row: Row, size: QuickstartSize, files: QuickstartFiles, words: list[str]) -> dict[str, Any]:
     print(row, file=sys.stderr)
     initial_weights.MATRIX_GAIN, initial_weights.FUSION_GAIN = row.gains
     with tempfile.TemporaryDirectory() as folder:
-        run = _resolved(row, size, Path(folder) / "run", words)
+        run = _resolved(row, files, Path(folder) / "run", [*size.training, *words])
         summary = run_training(run)
         tau, error = _acceptance(run, size)
     figures = {"held_out_loss": summary["eval_loss"], "acceptance_length": tau, "standard_error": error}
     return {**vars(row), **figures}
 
 
-def _resolved(row: Row, size: QuickstartSize, output: Path, words: list[str]) -> ResolvedRun:
-    files = prepare_files(size.target)
+def _resolved(row: Row, files: QuickstartFiles, output: Path, words: list[str]) -> ResolvedRun:
     small = plugins.load_available(Draft, row.draft).small_run
     flags = {
         "target": str(files.target),
@@ -89,7 +90,7 @@ def _resolved(row: Row, size: QuickstartSize, output: Path, words: list[str]) ->
         "output": str(output),
         **{f"draft.{key}": value for key, value in small.items()},
     }
-    return resolve(None, flags, [*size.training, *words, f"train.lr={row.lr}", f"seed={row.seed}"])
+    return resolve(None, flags, [*words, f"train.lr={row.lr}", f"seed={row.seed}"])
 
 
 def _acceptance(run: ResolvedRun, size: QuickstartSize) -> tuple[float, float]:
