@@ -327,7 +327,7 @@ MUTATIONS = [
     Mutation(
         "R2",
         RELAY,
-        '        if not compare_digest(hello.token.encode(errors="replace"), self._token.encode()):\n',
+        "        if not same_token(hello.token, self._token):\n",
         "        if False:\n",
         RENDEZVOUS_TEST + "who_does_not_belong_is_told_why",
     ),
@@ -362,9 +362,9 @@ MUTATIONS = [
     Mutation(
         "R7",
         RENDEZVOUS,
-        "        self._stores += 1\n",
-        "",
-        RENDEZVOUS_TEST + "stores_are_namespaces_of_their_own_on_the_same_interface",
+        '        mine = f"{_store_file()}#{secrets.token_hex(8)}" if self.rank == 0 else None\n',
+        '        mine = f"{_store_file()}#" if self.rank == 0 else None\n',
+        RENDEZVOUS_TEST + "stores_are_namespaces_of_their_own",
     ),
     Mutation(
         "R8",
