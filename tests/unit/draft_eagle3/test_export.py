@@ -314,7 +314,7 @@ def test_unreadable_tensor_file_is_an_artifact_error(tmp_path, content):
 
 def test_config_that_is_not_json_is_an_artifact_error(tmp_path):
     (tmp_path / "config.json").write_text("{")
-    assert_damaged(tmp_path, "cannot be read as JSON")
+    assert_damaged(tmp_path, "is not JSON")
 
 
 def assert_same_angles(module, expected):
