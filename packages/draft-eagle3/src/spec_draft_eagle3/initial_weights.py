@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MATRIX_GAIN = 0.5
 """A matrix starts as normal draws of standard deviation gain / √inputs: at any width its output is then as large."""
-FUSION_GAIN = 0.03
+FUSION_GAIN = 0.1
 """Of ``fc``. Its output is the residual stream that every unrolled step passes on: the layer has to outvote it, and
 what is random in it stays there for good."""
 
