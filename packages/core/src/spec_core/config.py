@@ -84,6 +84,7 @@ def read_layers(file: Path | None, flags: Mapping[str, object], overrides: Seque
         _assign(layers[-1], *_parse_word(word), word)
     with foreign_errors(ConfigError, "configuration does not merge"):
         merged = cast("dict[Any, Any]", OmegaConf.to_container(OmegaConf.merge(*layers)))
+        json.dumps(merged, default=str)  # 0xfff… can be a number of more digits than Python writes
     return resolve_references({str(key): value for key, value in merged.items()})
 
 
