@@ -30,7 +30,7 @@ from random_target import SHAPES, write_random_target
 
 from spec_core import Backend, Draft, Engine, plugins
 from spec_core.config import read_layers, validate
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.target_reader import read_target
 
@@ -86,8 +86,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     fraction = arguments.memory_fraction
     if fraction is None and backend.capabilities().memory_limit:
         fraction = MEMORY_FRACTION
-    site = Site(backend=backend, placement=arguments.placement, memory_fraction=fraction)
-    with engine_type.at(config, target, site) as engine:
+    context = EngineContext(backend=backend, placement=arguments.placement, memory_fraction=fraction)
+    with engine_type.create(config, target, context) as engine:
         seconds = timed_runs(arguments, engine, schema)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

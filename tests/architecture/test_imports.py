@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -105,3 +106,15 @@ def test_interfaces_and_entry_points_import_without_torch_and_without_effects():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_the_application_imports_no_engine():
+    """It finds them by entry point, as it finds a third party's."""
+    application = ROOT / "apps/trainer/src/spec_trainer"
+    engines = re.compile(r"(import|from) spec_trainer\.engines(\.| import )(hf|vllm|sglang)\b")
+    found = [
+        str(file.relative_to(application))
+        for file in application.rglob("*.py")
+        if "engines" not in file.parts and engines.search(file.read_text(encoding="utf-8"))
+    ]
+    assert found == []

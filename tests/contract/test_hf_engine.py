@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from spec_core import Engine, TargetSpec, Transport
+    from spec_core import Engine, TargetSpec
+    from spec_core.engine import EngineContext
     from spec_core.testing.engine_suite import ReferenceTarget
 
 
@@ -52,10 +53,10 @@ class TestHfEngine(EngineSuite):
         return read_target(folder)
 
     @pytest.fixture
-    def new_engine(self, target: TargetSpec) -> Callable[[Transport], Engine]:
+    def new_engine(self, target: TargetSpec) -> Callable[[EngineContext], Engine]:
         # 64 tokens: a capture batch takes several forward passes.
         config = HfConfig(name="hf", batch_tokens=64)
-        return lambda transport: HfEngine(config, target, torch.device("cpu"), transport)
+        return lambda context: HfEngine.create(config, target, context)
 
     @pytest.fixture
     def reference(self, folder: Path) -> ReferenceTarget:

@@ -16,7 +16,7 @@ import transformers
 from spec_core import plugins
 from spec_core.cpu.backend import CpuBackend
 from spec_core.draft import Draft
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
 from spec_core.target_reader import read_target
 from spec_trainer.cli import run
@@ -98,8 +98,10 @@ def config() -> VllmConfig:
 
 
 @pytest.fixture(scope="session")
-def site() -> Site:
-    return Site(backend=CpuBackend(CpuBackend.Config()), placement="colocated", start_s=240.0, peer_s=60.0)
+def vllm_context() -> EngineContext:
+    return EngineContext(
+        backend=CpuBackend(CpuBackend.Config()), placement="colocated", start_s=240.0, peer_s=60.0
+    )
 
 
 @pytest.fixture(scope="session")
@@ -132,12 +134,14 @@ def pool(vllm_environment: None) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def sharing_engine(pool: Pool, config: VllmConfig, site: Site) -> Iterator[Callable[[Path], SharingEngine]]:
-    """``sharing_engine(target folder)``: an engine whose vLLM is there already if another test has used it."""
+def sharing_engine(
+    pool: Pool, config: VllmConfig, vllm_context: EngineContext
+) -> Iterator[Callable[..., SharingEngine]]:
+    """``sharing_engine(target folder, context)``: an engine whose vLLM is there if another test has used it."""
     engines: list[SharingEngine] = []
 
-    def make(folder: Path) -> SharingEngine:
-        engine = SharingEngine(config, read_target(folder), site)
+    def make(folder: Path, context: EngineContext = vllm_context) -> SharingEngine:
+        engine = SharingEngine.create(config, read_target(folder), context)
         engine.pool = pool
         engines.append(engine)
         return engine
@@ -181,7 +185,8 @@ def _answered_prompts(target: Path, file: Path) -> tuple[list[list[int]], Path]:
     draw = random.Random(0)
     prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(64)]
     sampling = SamplingParams(max_new_tokens=NEW_TOKENS, stop_at_eos=False)
-    with HfEngine(HfConfig(), read_target(target), torch.device("cpu")) as engine:
+    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
+    with HfEngine.create(HfConfig(), read_target(target), context) as engine:
         answers = engine.generate(prompts[::2], sampling)
     with file.open("w") as rows:
         for prompt, answer in zip(prompts[::2], answers, strict=True):

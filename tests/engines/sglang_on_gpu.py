@@ -23,7 +23,7 @@ import torch
 
 from spec_core import Backend, plugins
 from spec_core.cpu.inline_transport import InlineTransport
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.errors import PeerLost
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.target_reader import read_target
@@ -60,11 +60,11 @@ def main() -> None:
     schema = FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
     backend_type = plugins.load_available(Backend, "cuda")
     backend = backend_type(backend_type.Config(name="cuda"))
-    site = Site(backend=backend, placement="colocated", memory_fraction=0.8)
+    context = EngineContext(backend=backend, placement="colocated", memory_fraction=0.8)
     config = SglangConfig(name="sglang", batch_tokens=given.batch_tokens, args=GPU_BOX)
     report: dict[str, object] = {"target": str(target.folder), "layers": layers}
     backend.device(0)
-    with SglangEngine.at(config, target, site) as engine:
+    with SglangEngine.create(config, target, context) as engine:
         prompts = random_prompts(target.vocab_size, given.tokens // given.length, given.length)
         report["capture"] = measure_capture(engine, backend, schema, prompts, given.batch_tokens)
         if given.reference:
@@ -91,7 +91,7 @@ def measure_capture(engine, backend, schema, prompts, batch_tokens):
         batches = [requests[i : i + per_batch] for i in range(0, len(requests), per_batch)]
         threading.Thread(target=drain, args=(receiver,), daemon=True).start()
         start = time.perf_counter()
-        engine.capture([], schema).result(LIMIT_S)
+        engine.start(schema)
         start_s = time.perf_counter() - start
         engine.capture(batches[0], schema).result(LIMIT_S)  # kernels are compiled
         start = time.perf_counter()
@@ -132,7 +132,9 @@ def compare_states(engine, backend, schema):
     prompts = random_prompts(target.vocab_size, 1, 300) + random_prompts(target.vocab_size, 3, 17)
     ours = captured(engine, backend.transport("colocated"), schema, prompts)
     transport = InlineTransport()
-    with HfEngine(HfConfig(name="hf"), target, backend.device(0), transport) as hf:
+    with HfEngine.create(
+        HfConfig(name="hf"), target, EngineContext(backend=backend, transport=transport)
+    ) as hf:
         theirs = captured(hf, transport, schema, prompts)
     worst = {}
     for place, layer in enumerate(schema.layers):

@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from spec_core.records import AcceptanceCounters
-from spec_trainer.engines.modes import Drafting
-from spec_trainer.engines.running import Running
+from spec_trainer.engines.modes import SpeculativeMode
+from spec_trainer.engines.running import EngineSession
 from spec_trainer.engines.vllm.engine import VllmEngine
 from spec_trainer.engines.vllm.process import VllmProcess
 
 if TYPE_CHECKING:
     from spec_core import TargetSpec
-    from spec_core.engine import Site
+    from spec_core.engine import EngineContext
     from spec_trainer.engines.modes import Mode
     from spec_trainer.engines.vllm.config import VllmConfig
 
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 class Lease:
     """A running vLLM for one engine: counts from where it was taken over, and runs on when it is closed."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: EngineSession) -> None:
         self._running = running
-        self._before = running.acceptance() if isinstance(running.mode, Drafting) else AcceptanceCounters()
+        self._before = (
+            running.acceptance() if isinstance(running.mode, SpeculativeMode) else AcceptanceCounters()
+        )
 
     def __getattr__(self, name: str):
         return getattr(self._running, name)
@@ -50,14 +52,14 @@ class Lease:
 class Pool:
     """One vLLM for each target and mode. A thread of its own starts them: each ends with the thread that did."""
 
-    running: dict[object, Running] = field(default_factory=dict)
+    running: dict[object, EngineSession] = field(default_factory=dict)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
-    def lease(self, config: VllmConfig, target: TargetSpec, site: Site, mode: Mode) -> Lease:
+    def lease(self, config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> Lease:
         key = (target.folder, config.model_dump_json(), mode)
         if key not in self.running:
-            process = partial(VllmProcess, config, target, site, mode)
-            started = self.thread.submit(Running, mode, site, config.send_timeout_s, process)
+            process = partial(VllmProcess, config, target, context, mode)
+            started = self.thread.submit(EngineSession, mode, context, config.send_timeout_s, process)
             self.running[key] = started.result()
             self.running[key].wait_ready()
         return Lease(self.running[key])
@@ -67,7 +69,7 @@ class Pool:
 
     def __exit__(self, *exc: object) -> None:
         with ThreadPoolExecutor() as threads:
-            list(threads.map(Running.close, self.running.values()))
+            list(threads.map(EngineSession.close, self.running.values()))
         self.thread.shutdown()
 
 
@@ -77,5 +79,5 @@ class SharingEngine(VllmEngine):
     pool: Pool
 
     def _start(self, mode: Mode):
-        self._running = self.pool.lease(self.config, self.target, self._site, mode)
-        return self._running
+        self._session = self.pool.lease(self.config, self.target, self.context, mode)
+        return self._session

@@ -54,13 +54,13 @@ def test_states_of_a_llama_equal_those_of_transformers(llama, sharing_engine, sc
 
 
 def test_a_closed_engine_leaves_nothing_but_the_states_of_a_qwen3(
-    vllm_environment, qwen3, config, site, schema, receiver, empty_folder
+    vllm_environment, qwen3, config, vllm_context, schema, receiver, empty_folder
 ) -> None:
     """E3 and E6, of an engine whose vLLM really ends."""
     processes, threads = set(psutil.Process().children(recursive=True)), threading.active_count()
     requests = asked_of(receiver)
-    with VllmEngine(config, read_target(qwen3), site) as engine:
-        engine.capture(requests, schema).result(site.start_s)
+    with VllmEngine.create(config, read_target(qwen3), vllm_context) as engine:
+        engine.capture(requests, schema).result(vllm_context.start_s)
         started = set(psutil.Process().children(recursive=True)) - processes
         assert len(started) >= 2  # vLLM and its engine core
     assert not [process for process in started if lives(process)]
@@ -70,12 +70,12 @@ def test_a_closed_engine_leaves_nothing_but_the_states_of_a_qwen3(
 
 
 def test_a_vllm_that_would_run_on_other_hardware_than_the_runs_says_so(
-    vllm_environment, llama, config, site
+    vllm_environment, llama, config, vllm_context
 ) -> None:
     backend = OfCards(OfCards.Config())
-    there = dataclasses.replace(site, backend=backend)
+    there = dataclasses.replace(vllm_context, backend=backend)
     with (
-        VllmEngine(config, read_target(llama), there) as engine,
+        VllmEngine.create(config, read_target(llama), there) as engine,
         pytest.raises(
             EngineError, match=r"vLLM would run on 'cpu' here, .* 'npu': set backend.name, or install vLLM"
         ),

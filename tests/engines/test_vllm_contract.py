@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Engine, Transport
+    from spec_core.engine import EngineContext
     from spec_core.testing.engine_suite import ReferenceTarget
 
 pytestmark = needs_vllm
@@ -32,8 +33,12 @@ class TestVllmEngine(EngineSuite):
         return SharedMemoryTransport()
 
     @pytest.fixture
-    def new_engine(self, llama, sharing_engine) -> Callable[[Transport], Engine]:
-        return lambda transport: sharing_engine(llama)
+    def context(self, vllm_context: EngineContext) -> EngineContext:
+        return vllm_context
+
+    @pytest.fixture
+    def new_engine(self, llama, sharing_engine) -> Callable[[EngineContext], Engine]:
+        return lambda context: sharing_engine(llama, context)
 
     @pytest.fixture
     def schema(self, engine: Engine) -> FeatureSchema:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from spec_core.cpu.backend import CpuBackend
+from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
 from spec_core.target_reader import read_target
 from spec_trainer.engines.draft_folder import load_draft
@@ -41,7 +43,8 @@ def test_the_draft_is_served_with_the_acceptance_of_the_reference(llama, trained
     served.load_draft(trained.folder)
     drafted = served.generate(trained.prompts, DRAFTED)
     assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
-    with HfEngine(HfConfig(), read_target(llama), torch.device("cpu")) as reference:
+    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
+    with HfEngine.create(HfConfig(), read_target(llama), context) as reference:
         reference.load_draft(trained.folder)
         reference.generate(trained.prompts, DRAFTED)
         expected, counted = reference.acceptance(), served.acceptance()

@@ -44,7 +44,7 @@ def refused(command_line, peaked_target, rows_file, monkeypatch):
     def start(*args):
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr(HfEngine, "at", start)
+    monkeypatch.setattr(HfEngine, "create", start)
 
     def evaluate(folder, *words, target=peaked_target):
         flags = ["--target", target, "--draft-model", folder, "--prompts", rows_file]

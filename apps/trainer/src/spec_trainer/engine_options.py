@@ -9,7 +9,7 @@ from pydantic import Field
 
 from spec_core import Backend, BackendConfig, Config, Engine, EngineConfig, plugins
 from spec_core.config import read_layers, validate
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.errors import ConfigError
 from spec_trainer.config import TimeoutsConfig
 
@@ -34,11 +34,11 @@ class EngineOptions:
     backend: Backend
     engine_type: type[Engine]
 
-    def start(self, target: TargetSpec) -> Engine:
-        """An engine that generates, and captures nothing."""
+    def create_engine(self, target: TargetSpec) -> Engine:
+        """Return an engine that generates, and captures nothing."""
         timeouts = self.sections.timeouts
-        site = Site(backend=self.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s)
-        return self.engine_type.at(self.sections.engine, target, site)
+        context = EngineContext(backend=self.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s)
+        return self.engine_type.create(self.sections.engine, target, context)
 
 
 def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> EngineOptions:

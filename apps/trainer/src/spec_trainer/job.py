@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.resume import checkpoint_to_resume
 from spec_trainer.checkpoint.store import CheckpointStore
@@ -95,8 +95,9 @@ def engine_stream(
 
     with ExitStack() as stack:
         transport = plan.backend.transport("inline")
-        site = Site(backend=plan.backend, placement="inline")
-        engine = stack.enter_context(plan.engine_type.at(plan.config.engine, plan.target, site, transport))
+        context = EngineContext(backend=plan.backend, placement="inline", transport=transport)
+        engine = stack.enter_context(plan.engine_type.create(plan.config.engine, plan.target, context))
+        engine.start(plan.schema)
         receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
         dispatcher = Dispatcher(plan.work, plan.schema, [engine], [receiver.address], plan.window_bytes)
         stack.callback(dispatcher.stop)

@@ -3,7 +3,7 @@
 from spec_core.backend import Backend
 from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig
 from spec_core.draft import Draft, Proposal, Proposer
-from spec_core.engine import Engine
+from spec_core.engine import Engine, EngineContext
 from spec_core.ops import AttentionKernel, VocabularyOps
 from spec_core.process_group import ProcessGroup
 from spec_core.strategy import OptimizerConfig, Strategy, TrainStep
@@ -23,6 +23,7 @@ __all__ = [
     "DraftTrainer",
     "Engine",
     "EngineConfig",
+    "EngineContext",
     "FeatureReceiver",
     "FeatureSender",
     "OptimizerConfig",

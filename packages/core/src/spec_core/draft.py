@@ -79,6 +79,10 @@ class Draft(ABC):
     small_run: ClassVar[Mapping[str, object]] = {}
     """Keys of section ``draft`` for a target of a few million parameters and minutes of training: what the quickstart
     sets."""
+    serving_methods: ClassVar[Mapping[str, str]] = {}
+    """Name of an engine plugin -> that engine's own name of the method that serves this draft's exports, such as the
+    value of vLLM's ``speculative_config.method``. An engine that is not named does not serve them, unless it finds a
+    method by itself."""
 
     def __init__(self, config: DraftConfig) -> None:
         self.config = config

@@ -6,17 +6,19 @@ E1  ``capture`` sends exactly one FeatureSample per request, with the request's 
     to the request's destination, and nothing to any other place.
 E2  Layer k of the schema is the residual stream entering target layer k; k = num_layers is the input of the
     final norm. Values do not depend on which requests share a batch, beyond rounding.
-E3  The returned future is done when every sample was handed to its transport; an error of the target or of a
-    send ends up in it, never in a log only.
+E3  The future of a capture is done when every sample was handed to its transport. An error of the target or of a
+    send ends up in the future, never in a log only.
 E4  ``generate`` without draft tokens is plain decoding; greedy output with a draft equals it token by token (in
-    float32). Sampled output follows the target's law exactly, with a draft or without.
+    float32). Sampled output follows the target's distribution exactly, with a draft or without.
 E5  ``load_draft`` checks the whole folder before it changes anything; ``acceptance`` counts from the last load.
 E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is idempotent and leaves nothing. ``health``
     may be called from any thread, also while the engine works.
-E7  ``in_process`` says where the target runs: in the process that built the engine, which may then train as well
-    (placement ``inline``), or in processes of the engine's own, which build their transport themselves from ``Site``.
+E7  ``create`` is the only constructor that the application calls, for every engine alike. An engine whose context has
+    neither a transport nor a placement generates, and refuses to capture with EngineError.
 E8  ``check_draft`` finds from files alone, before anything starts, that this engine cannot serve a draft folder or
     so many draft tokens a round: UsageError, one line. Optional: by default every draft is accepted.
+E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema that the
+    target does not have. Calls without ``start`` are served too: they start what they need.
 """
 
 from __future__ import annotations
@@ -26,99 +28,130 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.config import EngineConfig
+from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, Availability
 from spec_core.resource import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
     import torch
 
     from spec_core.backend import Backend, Placement
+    from spec_core.draft import Draft, Proposer
     from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams
     from spec_core.target import TargetSpec
     from spec_core.transport import Transport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
-    """Where an engine runs: on the devices that its process sees (B4)."""
+class EngineContext:
+    """Everything around an engine that is not in its section of the configuration.
+
+    An engine runs on the devices that its process sees (B4). One that runs the target in its own process takes its
+    device and its transport by ``claim_device`` and ``open_transport``; one that starts processes of its own passes
+    the fields on to them.
+    """
 
     backend: Backend
     placement: Placement | None = None
-    """How its features reach the trainers; None: it only generates."""
+    """How features reach the trainers; None for an engine that only generates."""
+    transport: Transport | None = None
+    """The transport that the trainer of this process listens on; None where the trainer is another process."""
     memory_fraction: float | None = None
-    """Share of each device's memory that it may take; None leaves it to the engine."""
+    """Share of each device's memory that the engine may take; None leaves it to the engine."""
     start_s: float = 600.0
-    """For processes of its own to be ready."""
+    """Longest wait, in seconds, for processes of the engine's own to be ready."""
     peer_s: float = 120.0
-    """Silence after which one of them counts as lost."""
+    """Seconds of silence after which such a process counts as lost."""
+
+    def claim_device(self) -> torch.device:
+        """Return this process's first device, after its memory was limited to ``memory_fraction``."""
+        if self.memory_fraction is not None:
+            self.backend.limit_memory(self.memory_fraction)
+        return self.backend.device(0)
+
+    def open_transport(self) -> Transport | None:
+        """Return the way from this process to the trainers; None for an engine that only generates."""
+        if self.transport is not None or self.placement is None:
+            return self.transport
+        return self.backend.transport(self.placement)
 
 
 class Engine(Resource):
-    """See the module's contract. ``transport`` is how this engine's workers reach the trainers; an engine that
-    only generates needs none."""
+    """Runs the target: captures its hidden states and decodes with it. The module's docstring is the contract."""
 
     name: ClassVar[str]
     api_version: ClassVar[int]
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     in_process: ClassVar[bool] = True
-    """E7."""
+    """Whether the target runs in the process that creates the engine, which may then train as well (placement
+    ``inline``)."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        target: TargetSpec,
-        device: torch.device,
-        transport: Transport | None = None,
-    ) -> None:
+    def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         self.config = config
         self.target = target
-        self.device = device
-        self.transport = transport
+        self.context = context
+
+    @classmethod
+    def create(cls, config: EngineConfig, target: TargetSpec, context: EngineContext) -> Self:
+        """Return an engine for ``target``; ``config`` is an instance of ``Config`` (E7)."""
+        return cls(config, target, context)
 
     @classmethod
     def probe(cls) -> Availability:
+        """Return whether this engine can run here. Never raises, and imports nothing heavy."""
         return Availability(ok=True)
 
     @classmethod
-    def at(
-        cls, config: EngineConfig, target: TargetSpec, site: Site, transport: Transport | None = None
-    ) -> Self:
-        """E7: the engine, running at ``site``. ``transport``: this process's own, which the trainer of an inline run
-        shares; by default ``site`` gives one."""
-        if site.memory_fraction is not None:
-            site.backend.limit_memory(site.memory_fraction)
-        if transport is None and site.placement is not None:
-            transport = site.backend.transport(site.placement)
-        return cls(config, target, site.backend.device(0), transport)
+    def check_draft(
+        cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
+    ) -> None:
+        """Raise UsageError if this engine, as configured, cannot serve the draft in ``folder`` (E8).
+
+        ``draft`` is what its plugin's ``from_folder`` returned for ``folder``: the plugin has found the folder whole
+        and made for ``target``. The engine checks what it reads differently, or not at all.
+        """
 
     @classmethod
-    def check_draft(
-        cls, config: EngineConfig, target: TargetSpec, folder: Path, num_draft_tokens: int
-    ) -> None:
-        """E8. The draft's plugin has read ``folder`` before and found it whole and made for ``target``; what is left
-        is what this engine reads differently, or not at all."""
+    def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
+        """Raise ArtifactError if no supported version of this engine can serve the export in ``folder``.
+
+        Every export is checked so by each installed engine, whether it can run on this machine or not. An engine
+        accepts, unchecked, a draft that is not made for it (``Draft.serving_methods``).
+        """
+
+    @abstractmethod
+    def start(self, schema: FeatureSchema) -> None:
+        """Make the engine ready to capture for ``schema``, and wait until it is (E9)."""
 
     @abstractmethod
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
-        """E1–E3: starts one capture batch and returns at once. The caller fixes the batch; the engine may cut it
-        into forward passes of at most ``config.batch_tokens``."""
+        """Start one capture batch and return at once (E1–E3). The caller fixes the batch; the engine may cut it into
+        forward passes of at most ``config.batch_tokens``."""
 
     @abstractmethod
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """E4: answers in the prompts' order."""
+        """Return the answers in the prompts' order (E4)."""
 
     @abstractmethod
     def load_draft(self, folder: Path) -> None:
-        """E5: the exported draft that ``generate`` speculates with from now on. ArtifactError if it is not one."""
+        """Speculate with the exported draft in ``folder`` from now on (E5). Raise ArtifactError if it is not one."""
+
+    def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
+        """Speculate with a new proposer for each prompt from now on, and count acceptance anew.
+
+        ``layers`` names the target layers whose states ``Proposer.extend`` gets, as in FeatureSchema. Optional: only
+        an engine that decodes by our own code can do this; others raise EngineError.
+        """
+        raise EngineError(f"engine {self.name!r} speculates with exported drafts only")
 
     @abstractmethod
     def acceptance(self) -> AcceptanceCounters:
-        """E5."""
+        """Return what was counted since the last ``load_draft`` (E5)."""
 
     @abstractmethod
     def health(self) -> None:
-        """E6."""
+        """Raise EngineError if the engine cannot serve (E6)."""

@@ -37,6 +37,7 @@ class DFlashDraft(Draft):
         "loss": "soft",  # the law says more than one token, where tokens are few
         "gamma": 2.0,  # a small draft accepts few
     }
+    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
 
     def __init__(self, config: DraftConfig) -> None:
         """Opens ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a start."""

@@ -31,6 +31,7 @@ class Eagle3Draft(Draft):
     api_version: ClassVar[int] = 1
     Config: ClassVar[type[DraftConfig]] = Eagle3Config
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 4}
+    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}
 
     def __init__(self, config: DraftConfig) -> None:
         """Opens ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a start."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
+from spec_core.cpu.backend import CpuBackend
 from spec_core.cpu.inline_transport import InlineTransport
+from spec_core.engine import EngineContext
 from spec_core.records import FeatureSchema
 from spec_core.target_reader import read_target
 from spec_trainer.engines.hf import HfConfig, HfEngine
 
-CPU = torch.device("cpu")
+CPU = CpuBackend(CpuBackend.Config())
 
 
 @pytest.fixture
@@ -19,7 +20,8 @@ def open_engine():
     engines = []
 
     def open_one(folder, **config):
-        engines.append(HfEngine(HfConfig(**config), read_target(folder), CPU, InlineTransport()))
+        context = EngineContext(backend=CPU, transport=InlineTransport())
+        engines.append(HfEngine.create(HfConfig(**config), read_target(folder), context))
         return engines[-1]
 
     yield open_one
@@ -30,7 +32,7 @@ def open_engine():
 @pytest.fixture(scope="session")
 def plain_engine(tiny_llama):
     """An engine over the tiny Llama for tests that only decode; shared."""
-    with HfEngine(HfConfig(), read_target(tiny_llama), CPU) as engine:
+    with HfEngine.create(HfConfig(), read_target(tiny_llama), EngineContext(backend=CPU)) as engine:
         yield engine
 
 

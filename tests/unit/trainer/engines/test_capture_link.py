@@ -17,7 +17,7 @@ import torch
 from spec_core import lobby
 from spec_core.cpu.backend import CpuBackend
 from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.errors import DeadlineExceeded, EngineError, PeerLost, ProtocolError
 from spec_core.records import CaptureRequest, FeatureSchema
 from spec_trainer.engines.capture_desk import CaptureDesk
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spec_core import FeatureReceiver
 
 LIMIT_S = 20.0
-SITE = Site(backend=CpuBackend(CpuBackend.Config()), placement="colocated", peer_s=2.0)
+SITE = EngineContext(backend=CpuBackend(CpuBackend.Config()), placement="colocated", peer_s=2.0)
 SCHEMA = FeatureSchema(layers=(1, 3), hidden_size=4, dtype="float32")
 
 

@@ -12,7 +12,8 @@ import torch
 import transformers
 from torch import nn
 
-from spec_core.cpu.inline_transport import InlineTransport
+from spec_core.cpu.backend import CpuBackend
+from spec_core.engine import EngineContext
 from spec_core.errors import ConfigError, EngineError, PeerLost, SchemaMismatch, TargetError
 from spec_core.records import CaptureRequest
 from spec_core.target_reader import read_target
@@ -29,7 +30,7 @@ def random_rows(lengths=LENGTHS, seed=0):
 
 def capture(engine, rows, schema):
     """Samples by id, after checking that there is exactly one per row."""
-    with engine.transport.listen(schema, WINDOW_BYTES) as receiver:
+    with engine.context.transport.listen(schema, WINDOW_BYTES) as receiver:
         requests = [
             CaptureRequest(sample_id=100 + index, input_ids=row, destination=receiver.address)
             for index, row in enumerate(rows)
@@ -131,7 +132,7 @@ def test_target_computes_in_the_configured_dtype(make_target, open_engine, schem
 
 def test_samples_go_to_their_own_destination(tiny_llama, open_engine, schema_of):
     engine, schema = open_engine(tiny_llama), schema_of(8)
-    receivers = [engine.transport.listen(schema, WINDOW_BYTES) for _ in range(2)]
+    receivers = [engine.context.transport.listen(schema, WINDOW_BYTES) for _ in range(2)]
     rows = random_rows((4, 6, 8, 10))
     requests = [
         CaptureRequest(sample_id=i, input_ids=row, destination=receivers[i % 2].address)
@@ -146,7 +147,7 @@ def test_capture_returns_at_once_and_its_future_waits_for_room(tiny_llama, open_
     engine, schema = open_engine(tiny_llama), schema_of(8)
     row = random_rows((8,))[0]
     one_sample = 8 * 32 * 4 + 8 * 8
-    with engine.transport.listen(schema, one_sample) as receiver:
+    with engine.context.transport.listen(schema, one_sample) as receiver:
         requests = [
             CaptureRequest(sample_id=i, input_ids=row, destination=receiver.address) for i in range(2)
         ]
@@ -162,7 +163,7 @@ def test_close_is_heard_while_a_send_waits(tiny_llama, open_engine, schema_of):
     before = set(threading.enumerate())
     engine, schema = open_engine(tiny_llama), schema_of(8)
     row = random_rows((8,))[0]
-    with engine.transport.listen(schema, 8 * 32 * 4 + 8 * 8) as receiver:
+    with engine.context.transport.listen(schema, 8 * 32 * 4 + 8 * 8) as receiver:
         requests = [
             CaptureRequest(sample_id=i, input_ids=row, destination=receiver.address) for i in range(3)
         ]
@@ -182,7 +183,7 @@ def test_close_is_heard_while_a_send_waits(tiny_llama, open_engine, schema_of):
 
 def test_errors_end_up_in_the_future(tiny_llama, open_engine, schema_of):
     engine, schema = open_engine(tiny_llama, batch_tokens=10), schema_of(8)
-    with engine.transport.listen(schema, WINDOW_BYTES) as receiver:
+    with engine.context.transport.listen(schema, WINDOW_BYTES) as receiver:
         address = receiver.address
 
         def failure(rows, destination=address, wanted=schema):
@@ -232,21 +233,21 @@ def test_target_whose_head_is_not_what_its_config_says_is_refused(make_target):
     target = read_target(folder)
     object.__setattr__(target, "logit_scale", 1.0)
     with pytest.raises(TargetError, match="cannot be expressed"):
-        HfEngine(HfConfig(), target, torch.device("cpu"), InlineTransport())
+        HfEngine.create(HfConfig(), target, EngineContext(backend=CpuBackend(CpuBackend.Config())))
 
 
 def test_target_without_one_stack_of_layers_is_refused(tiny_llama):
     target = read_target(tiny_llama)
     object.__setattr__(target, "num_layers", 7)
     with pytest.raises(EngineError, match="one stack of 7 layers"):
-        HfEngine(HfConfig(), target, torch.device("cpu"))
+        HfEngine.create(HfConfig(), target, EngineContext(backend=CpuBackend(CpuBackend.Config())))
 
 
 def test_target_that_transformers_cannot_load_is_a_usage_error(make_target, tmp_path):
     target = read_target(make_target("llama"))
     object.__setattr__(target, "folder", tmp_path)
     with pytest.raises(TargetError, match="cannot load"):
-        HfEngine(HfConfig(), target, torch.device("cpu"))
+        HfEngine.create(HfConfig(), target, EngineContext(backend=CpuBackend(CpuBackend.Config())))
 
 
 def test_module_of_the_entry_point_imports_without_torch():

@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from spec_core.cpu.backend import CpuBackend
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.errors import DeadlineExceeded, EngineError
 from spec_core.records import AcceptanceCounters
-from spec_trainer.engines.host_process import HostProcess
+from spec_trainer.engines.host_process import EngineSubprocess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ order = next(records)
 """
 
 
-class Script(HostProcess):
+class Script(EngineSubprocess):
     program = "Script"
     module = "fake_host"
     our_part = "nothing of ours"
@@ -55,8 +55,8 @@ def start(tmp_path) -> Callable[..., Script]:
 
     def start(script: str, start_s: float = LIMIT_S, peer_s: float = LIMIT_S) -> Script:
         (tmp_path / "fake_host.py").write_text(_BEGIN + script)
-        site = Site(backend=CpuBackend(CpuBackend.Config()), start_s=start_s, peer_s=peer_s)
-        running.append(Script({"word": "hello"}, env, site))
+        context = EngineContext(backend=CpuBackend(CpuBackend.Config()), start_s=start_s, peer_s=peer_s)
+        running.append(Script({"word": "hello"}, env, context))
         return running[-1]
 
     yield start

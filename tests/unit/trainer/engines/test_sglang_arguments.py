@@ -20,7 +20,7 @@ from spec_core.config import validate
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import FeatureSchema
 from spec_core.target_reader import read_target
-from spec_trainer.engines.modes import Capturing, Drafting, Plain
+from spec_trainer.engines.modes import CaptureMode, PlainMode, SpeculativeMode
 from spec_trainer.engines.sglang import hook, versions
 from spec_trainer.engines.sglang.arguments import server_arguments
 from spec_trainer.engines.sglang.config import RESERVED, SglangConfig
@@ -46,8 +46,8 @@ def draft(tmp_path):
     return write
 
 
-def drafting(folder, num_draft_tokens):
-    return Drafting(folder=folder, algorithm="any", num_draft_tokens=num_draft_tokens, load=1)
+def drafting(folder, num_draft_tokens, method="EAGLE3"):
+    return SpeculativeMode(folder=folder, method=method, num_draft_tokens=num_draft_tokens, load=1)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def arguments(tiny_llama):
 
 
 def test_every_mode_runs_the_target_in_passes_of_batch_tokens(arguments, tiny_llama, draft):
-    for mode in (Plain(), Capturing(SCHEMA), drafting(draft(CHAIN), 3)):
+    for mode in (PlainMode(), CaptureMode(SCHEMA), drafting(draft(CHAIN), 3)):
         given = arguments(mode, batch_tokens=512, tensor_parallel=2)
         assert given["model_path"] == str(tiny_llama)
         assert (given["chunked_prefill_size"], given["max_prefill_tokens"], given["tp_size"]) == (512, 512, 2)
@@ -68,7 +68,7 @@ def test_every_mode_runs_the_target_in_passes_of_batch_tokens(arguments, tiny_ll
 
 
 def test_capture_needs_every_row_computed_by_python(arguments):
-    given = arguments(Capturing(SCHEMA), args={"disable_radix_cache": False, "disable_cuda_graph": False})
+    given = arguments(CaptureMode(SCHEMA), args={"disable_radix_cache": False, "disable_cuda_graph": False})
     assert given["disable_radix_cache"] is True
     assert given["disable_cuda_graph"] is True
     assert given["enforce_disable_flashinfer_allreduce_fusion"] is True
@@ -76,22 +76,22 @@ def test_capture_needs_every_row_computed_by_python(arguments):
 
 
 def test_decoding_keeps_what_the_person_says(arguments):
-    given = arguments(Plain(), args={"disable_cuda_graph": True, "attention_backend": "triton"})
+    given = arguments(PlainMode(), args={"disable_cuda_graph": True, "attention_backend": "triton"})
     assert given["disable_cuda_graph"] is True
     assert given["attention_backend"] == "triton"
     assert "disable_radix_cache" not in given
 
 
 def test_a_memory_limit_leaves_headroom(arguments):
-    assert arguments(Plain(), 0.5, headroom=0.2)["mem_fraction_static"] == 0.4
-    assert arguments(Plain(), 0.5, args={"mem_fraction_static": 0.3})["mem_fraction_static"] == 0.3
+    assert arguments(PlainMode(), 0.5, headroom=0.2)["mem_fraction_static"] == 0.4
+    assert arguments(PlainMode(), 0.5, args={"mem_fraction_static": 0.3})["mem_fraction_static"] == 0.3
 
 
 def test_a_chain_is_drafted_step_by_step_and_a_block_at_once(arguments, draft):
     chain = arguments(drafting(draft(CHAIN), 3))
     assert chain["speculative_algorithm"] == "EAGLE3"
     assert (chain["speculative_num_steps"], chain["speculative_num_draft_tokens"]) == (3, 4)
-    block = arguments(drafting(draft(BLOCK), 7))
+    block = arguments(drafting(draft(BLOCK), 7, "DFLASH"))
     assert block["speculative_algorithm"] == "DFLASH"
     assert (block["speculative_num_steps"], block["speculative_num_draft_tokens"]) == (1, 8)
     for given in (chain, block):
@@ -122,11 +122,6 @@ def test_blocks_propose_less_than_their_size(draft):
         ("0.5.16", BLOCK | {"layer_types": ["sliding_attention"] * 2}, "is_causal=false with layer_types"),
         ("0.5.16", CHAIN | {"norm_before_fc": True}, "norm_before_fc=true"),
         ("0.5.23", CHAIN | {"norm_before_residual": True}, "norm_before_residual=true"),
-        (
-            "0.5.23",
-            {"architectures": ["Other"]},
-            "SGLang is served LlamaForCausalLMEagle3 or DFlashDraftModel",
-        ),
     ],
 )
 def test_drafts_that_an_sglang_reads_otherwise_are_refused(draft, monkeypatch, version, fields, problem):
@@ -134,6 +129,11 @@ def test_drafts_that_an_sglang_reads_otherwise_are_refused(draft, monkeypatch, v
     with pytest.raises(ArtifactError, match=problem) as caught:
         check_speculation(draft(fields), 1)
     assert "\n" not in str(caught.value)
+
+
+def test_switches_of_an_unknown_architecture_are_passed_on(draft, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "0.5.16")
+    check_speculation(draft({"architectures": ["Other"], "norm_before_residual": True, "is_causal": True}), 1)
 
 
 def test_a_newer_sglang_reads_what_an_older_one_does_not(draft, monkeypatch):
@@ -216,7 +216,7 @@ def parameters_of(file, function, owner):
 
 def test_sglang_has_the_arguments(source, arguments, draft):
     known = set(fields_in([source / "server_args.py", *source.glob("arg_groups/fields/*.py")]))
-    modes = (Plain(), Capturing(SCHEMA), drafting(draft(CHAIN), 3), drafting(draft(BLOCK), 7))
+    modes = (PlainMode(), CaptureMode(SCHEMA), drafting(draft(CHAIN), 3), drafting(draft(BLOCK), 7))
     for mode in modes:
         assert set(arguments(mode, 0.5)) - known == set()
 

@@ -17,7 +17,7 @@ import torch
 
 from spec_core.cpu.backend import CpuBackend
 from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.target_reader import read_target
@@ -40,8 +40,8 @@ def open_engine(tiny_llama, monkeypatch, caplog):
 
     def open_one(**config):
         backend = CpuBackend(CpuBackend.Config())
-        site = Site(backend=backend, placement="colocated", start_s=LIMIT_S, peer_s=30.0)
-        engines.append(SglangEngine.at(SglangConfig(**config), read_target(tiny_llama), site))
+        context = EngineContext(backend=backend, placement="colocated", start_s=LIMIT_S, peer_s=30.0)
+        engines.append(SglangEngine.create(SglangConfig(**config), read_target(tiny_llama), context))
         return engines[-1]
 
     before = set(psutil.Process().children(recursive=True))
@@ -83,7 +83,7 @@ def test_captured_states_are_the_models(open_engine, reference):
             requests_to(receiver.address, 5, 1, 30, 9),
             requests_to(receiver.address, 256, 3, first_id=10),
         ]
-        engine.capture([], SCHEMA).result(LIMIT_S)
+        engine.start(SCHEMA)
         engine.health()
         running = [engine.capture(batch, SCHEMA) for batch in batches]
         assert [future.result(LIMIT_S) for future in running] == [None, None]
@@ -155,7 +155,7 @@ def test_a_start_that_fails_says_why(open_engine):
     with pytest.raises(
         EngineError, match=r"did not start: TypeError: .*unexpected keyword .*attention_back_end"
     ):
-        engine.capture([], SCHEMA).result(LIMIT_S)
+        engine.start(SCHEMA)
     engine.health()  # the next call may start it with more luck
 
 
@@ -163,7 +163,7 @@ def test_an_sglang_without_the_plugin_is_told(open_engine, monkeypatch):
     monkeypatch.setattr(running, "_CONNECTED_S", 0.2)
     engine = open_engine(args={"stand_in_without_plugins": True})
     with pytest.raises(EngineError, match="started without the plugin 'spec-trainer'"):
-        engine.capture([], SCHEMA).result(LIMIT_S)
+        engine.start(SCHEMA)
 
 
 def test_a_closed_engine_ends_a_start(open_engine):
@@ -175,19 +175,19 @@ def test_a_closed_engine_ends_a_start(open_engine):
     with pytest.raises(EngineError, match="closed"):
         engine.health()
     with pytest.raises(EngineError, match="closed"):
-        engine.capture([], SCHEMA)
+        engine.start(SCHEMA)
 
 
 _KILLED = """\
 import json, sys
 from spec_core.cpu.backend import CpuBackend
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
 from spec_core.target_reader import read_target
 from spec_trainer.engines.sglang.engine import SglangEngine
 from pathlib import Path
-engine = SglangEngine.at(
-    SglangEngine.Config(), read_target(Path(sys.argv[1])), Site(backend=CpuBackend(CpuBackend.Config()))
+engine = SglangEngine.create(
+    SglangEngine.Config(), read_target(Path(sys.argv[1])), EngineContext(backend=CpuBackend(CpuBackend.Config()))
 )
 engine.generate([[1, 2]], SamplingParams(max_new_tokens=1))
 print("up", flush=True)

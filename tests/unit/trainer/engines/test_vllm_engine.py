@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 
 from spec_core.cpu.backend import CpuBackend
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError, EngineError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.target_reader import read_target
@@ -22,9 +22,9 @@ LIMIT_S = 30.0
 
 @pytest.fixture
 def engine(tiny_llama):
-    site = Site(backend=CpuBackend(CpuBackend.Config()), placement="colocated")
+    context = EngineContext(backend=CpuBackend(CpuBackend.Config()), placement="colocated")
     config = VllmConfig(name="vllm", batch_tokens=16, max_model_len=20)
-    with VllmEngine.at(config, read_target(tiny_llama), site) as engine:
+    with VllmEngine.create(config, read_target(tiny_llama), context) as engine:
         yield engine
 
 
@@ -83,25 +83,30 @@ def request_of(*token_ids: int) -> CaptureRequest:
 def test_a_sample_that_vllm_could_not_run_fails_before_anything_starts(engine, request_, problem) -> None:
     with pytest.raises(EngineError, match=problem):
         engine.capture([request_], SCHEMA).result(LIMIT_S)
-    assert engine._running is None
+    assert engine._session is None
 
 
 def test_features_that_the_target_does_not_have_are_refused(engine) -> None:
     schema = FeatureSchema(layers=(9,), hidden_size=32, dtype="float32")
     with pytest.raises(EngineError, match="does not fit target"):
-        engine.capture([], schema).result(LIMIT_S)
+        engine.start(schema)
 
 
 def test_an_engine_without_a_placement_only_generates(tiny_llama) -> None:
-    site = Site(backend=CpuBackend(CpuBackend.Config()))
-    engine = VllmEngine.at(VllmConfig(), read_target(tiny_llama), site)
+    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
+    engine = VllmEngine.create(VllmConfig(), read_target(tiny_llama), context)
     with engine, pytest.raises(EngineError, match="built without a placement"):
-        engine.capture([], SCHEMA).result(LIMIT_S)
+        engine.start(SCHEMA)
 
 
 def test_prompt_and_answer_must_fit_together(engine) -> None:
     with pytest.raises(EngineError, match="8 new tokens has 13 tokens, expected 1 to 12"):
         engine.generate([[1] * 13], SamplingParams(max_new_tokens=8))
+
+
+def test_only_exported_drafts_are_served(engine) -> None:
+    with pytest.raises(EngineError, match="engine 'vllm' speculates with exported drafts only"):
+        engine.use_proposer(lambda: None)
 
 
 def test_draft_tokens_need_a_draft(engine) -> None:
@@ -113,14 +118,14 @@ def test_draft_tokens_need_a_draft(engine) -> None:
 def test_what_is_no_draft_is_refused_before_anything_starts(engine, tmp_path) -> None:
     with pytest.raises(ArtifactError, match=tmp_path.name):
         engine.load_draft(tmp_path)
-    assert engine._running is None
+    assert engine._session is None
 
 
 def test_a_closed_engine_says_so(engine) -> None:
     engine.health()
     engine.close()
     engine.close()
-    for call in (engine.health, engine.acceptance, lambda: engine.capture([], SCHEMA)):
+    for call in (engine.health, engine.acceptance, lambda: engine.start(SCHEMA)):
         with pytest.raises(EngineError, match="closed"):
             call()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from spec_core.cpu.backend import CpuBackend
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
 from spec_core.target_reader import read_target
-from spec_trainer.engines.modes import Plain
+from spec_trainer.engines.modes import PlainMode
 from spec_trainer.engines.vllm import process
 from spec_trainer.engines.vllm.config import VllmConfig
 from spec_trainer.engines.vllm.process import VllmProcess
@@ -40,9 +40,9 @@ channel_to_parent(*sys.argv[1:]).send("failed", message={told!r})
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(VllmProcess, "module", "fake_host")
-    site = Site(backend=CpuBackend(CpuBackend.Config()))
+    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
     with (
-        VllmProcess(VllmConfig(), read_target(tiny_llama), site, Plain(), None) as failing,
+        VllmProcess(VllmConfig(), read_target(tiny_llama), context, PlainMode(), None) as failing,
         pytest.raises(EngineError) as caught,
     ):
         failing.wait_ready()

@@ -30,7 +30,7 @@ from spec_trainer.launch.control import LENGTH, ControlChannel
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from spec_core.engine import Site
+    from spec_core.engine import EngineContext
     from spec_core.records import CaptureRequest, FeatureSchema
     from spec_trainer.launch.control import Record
 
@@ -55,7 +55,7 @@ class _Batch:
 class CaptureDesk(Resource):
     """One engine start: one schema, one worker. Any thread may call it."""
 
-    def __init__(self, site: Site, schema: FeatureSchema, send_timeout_s: float) -> None:
+    def __init__(self, site: EngineContext, schema: FeatureSchema, send_timeout_s: float) -> None:
         """``send_timeout_s``: longest wait of the worker for a trainer to connect to, or to have room."""
         self._welcome = {
             "backend": site.backend.config.model_dump(mode="json"),

@@ -31,7 +31,7 @@ _NO_GUESS = Proposal(token_ids=())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafting:
+class DraftSource:
     """A source of proposers, one per sequence, and the target layers whose states they want."""
 
     new_proposer: Callable[[], Proposer]
@@ -41,7 +41,7 @@ class Drafting:
 class Decoder:
     """Decodes with ``drafting``, or plainly, and counts acceptance over its lifetime."""
 
-    def __init__(self, model: HfModel, drafting: Drafting | None = None) -> None:
+    def __init__(self, model: HfModel, drafting: DraftSource | None = None) -> None:
         self._model = model
         self._drafting = drafting
         self._tally = Tally()
@@ -85,7 +85,7 @@ class Decoder:
                 self._tally.add(len(proposal.token_ids), verdict.accepted)
         return answer.generation()
 
-    def _drafting_for(self, sampling: SamplingParams) -> Drafting | None:
+    def _drafting_for(self, sampling: SamplingParams) -> DraftSource | None:
         if sampling.num_draft_tokens == 0:
             return None
         if self._drafting is None:

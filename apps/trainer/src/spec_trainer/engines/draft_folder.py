@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, TypeVar
 
 from spec_core.draft import Draft
+from spec_core.engine import Engine
 from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError, UsageError
 from spec_core.plugins import installed, load
 from spec_core.served_draft import architectures, read_config
-from spec_trainer.engines.serving_formats import check_for_both
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import torch
 
     from spec_core.target import TargetSpec
-    from spec_trainer.engines.decoding import Drafting
+    from spec_trainer.engines.decoding import DraftSource
 
+P = TypeVar("P", Draft, Engine)
+
+log = logging.getLogger(__name__)
 
 CHAIN_TOKENS = 4
 """Draft tokens a round, unless asked for, where a draft has no limit of its own."""
 
 
-def load_draft(folder: Path, target: TargetSpec, device: torch.device, dtype: torch.dtype) -> Drafting:
+def load_draft(folder: Path, target: TargetSpec, device: torch.device, dtype: torch.dtype) -> DraftSource:
     """Proposers of the draft in ``folder``, on ``device``, computing in ``dtype``.
 
     Raises ArtifactError where no installed draft recognises the folder or it is damaged, TargetError where the
@@ -33,7 +38,7 @@ def load_draft(folder: Path, target: TargetSpec, device: torch.device, dtype: to
 
     from spec_core.target_ops import TargetOps
     from spec_core.target_reader import read_target_tensors
-    from spec_trainer.engines.decoding import Drafting
+    from spec_trainer.engines.decoding import DraftSource
 
     draft = recognise(folder, target)
     tensors = read_target_tensors(target)
@@ -42,7 +47,7 @@ def load_draft(folder: Path, target: TargetSpec, device: torch.device, dtype: to
         module = draft.build(target, tensors, None)
     module = module.to(device, dtype).eval().requires_grad_(False)
     ops = TargetOps(target, tensors, device, dtype)
-    return Drafting(
+    return DraftSource(
         new_proposer=lambda: draft.proposer(module, ops),
         layers=draft.required_features(target).layers,
     )
@@ -68,14 +73,18 @@ def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) 
 
 
 def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
-    """Reads back what ``draft`` has exported: its plugin must find it whole and made for ``target``, and both engines
-    must read in it what was written. Raises RunError: it is no fault of the person's."""
+    """Read back what ``draft`` has exported. Its plugin must find it whole and made for ``target``, and every
+    installed engine must read in it what was written. Raises RunError: it is no fault of the user's."""
     try:
         again = type(draft).from_folder(folder)
         if again is None:
             raise ArtifactError(f"{draft.name} does not recognise it")
         again.check_target(target)
-        check_for_both(folder, target)
+        for name, engine_type in _loaded(Engine):
+            if isinstance(engine_type, PluginError):
+                log.warning("the export is not checked for engine %s: %s", name, engine_type)
+            else:
+                engine_type.check_export(target, again, folder)
     except UsageError as error:
         raise RunError(f"the {draft.name} draft was exported and fails the check: {error}") from error
 
@@ -86,11 +95,9 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
     if not folder.is_dir():
         raise ArtifactError(f"draft {folder} is not a folder")
     tried: list[str] = []
-    for name in sorted({record.name for record in installed(Draft)}):
-        try:
-            plugin = load(Draft, name)
-        except PluginError as error:
-            tried.append(f"{name} (broken: {error})")
+    for name, plugin in _loaded(Draft):
+        if isinstance(plugin, PluginError):
+            tried.append(f"{name} (broken: {plugin})")
             continue
         draft = plugin.from_folder(folder)
         if draft is not None:
@@ -101,6 +108,15 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
         f"{folder} is not a draft that an installed plugin knows (tried: {', '.join(tried) or 'none'}): "
         f"{_what_it_is(folder)}"
     )
+
+
+def _loaded(interface: type[P]) -> Iterator[tuple[str, type[P] | PluginError]]:
+    """Yield every installed plugin's name with its class, or with the error that loading it ends in."""
+    for name in sorted({record.name for record in installed(interface)}):
+        try:
+            yield name, load(interface, name)
+        except PluginError as error:
+            yield name, error
 
 
 def _what_it_is(folder: Path) -> str:

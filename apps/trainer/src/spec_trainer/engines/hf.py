@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    import torch
-
     from spec_core.config import EngineConfig
     from spec_core.draft import Proposer
+    from spec_core.engine import EngineContext
     from spec_core.records import (
         AcceptanceCounters,
         CaptureRequest,
@@ -56,23 +55,23 @@ class HfEngine(Engine):
         except metadata.PackageNotFoundError:
             return Availability(ok=False, reason="transformers is not installed; pip install transformers")
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        target: TargetSpec,
-        device: torch.device,
-        transport: Transport | None = None,
-    ) -> None:
+    def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         from spec_trainer.engines.decoding import Decoder
         from spec_trainer.engines.hf_model import HfModel
 
-        super().__init__(config, target, device, transport)
+        super().__init__(config, target, context)
         self._config = cast("HfConfig", config)
-        self._model = HfModel(target, device, self._config.dtype or target.dtype)
+        self._device = context.claim_device()
+        self._transport = context.open_transport()
+        self._model = HfModel(target, self._device, self._config.dtype or target.dtype)
         self._decoder = Decoder(self._model)
         self._senders: dict[tuple[str, FeatureSchema], FeatureSender] = {}
         self._closing = threading.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
+
+    def start(self, schema: FeatureSchema) -> None:
+        """Check that states can be captured; the target was loaded by the constructor."""
+        self._submit(lambda: self._check_capture(schema)).result()
 
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
         return self._submit(lambda: self._capture(list(requests), schema))
@@ -83,17 +82,13 @@ class HfEngine(Engine):
     def load_draft(self, folder: Path) -> None:
         from spec_trainer.engines.draft_folder import load_draft
 
-        drafting = load_draft(folder, self.target, self.device, self._model.dtype)
+        drafting = load_draft(folder, self.target, self._device, self._model.dtype)
         self.use_proposer(drafting.new_proposer, drafting.layers)
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
-        """Decodes with any proposer from now on, one fresh one per prompt, instead of a loaded draft.
+        from spec_trainer.engines.decoding import Decoder, DraftSource
 
-        ``layers``: whose states its ``extend`` gets, as in FeatureSchema; none give N = 0. Counters start anew.
-        """
-        from spec_trainer.engines.decoding import Decoder, Drafting
-
-        self._decoder = Decoder(self._model, Drafting(new_proposer=new_proposer, layers=layers))
+        self._decoder = Decoder(self._model, DraftSource(new_proposer=new_proposer, layers=layers))
 
     def acceptance(self) -> AcceptanceCounters:
         return self._decoder.acceptance()
@@ -127,22 +122,27 @@ class HfEngine(Engine):
     def _capture(self, requests: list[CaptureRequest], schema: FeatureSchema) -> None:
         import torch
 
-        check_schema(schema, self.target)
+        transport = self._check_capture(schema)
         for indices in forward_passes([len(r.input_ids) for r in requests], self.config.batch_tokens):
             self._check_open()
             chosen = [requests[index] for index in indices]
             states = self._model.states([r.input_ids for r in chosen], schema)
             for request, hidden_TNH in zip(chosen, states, strict=True):
-                ids = torch.tensor(request.input_ids, dtype=torch.int64, device=self.device)
+                ids = torch.tensor(request.input_ids, dtype=torch.int64, device=self._device)
                 sample = FeatureSample(sample_id=request.sample_id, input_ids=ids, hidden_TNH=hidden_TNH)
-                self._send(self._sender(request.destination, schema), sample)
+                self._send(self._sender(transport, request.destination, schema), sample)
 
-    def _sender(self, destination: str, schema: FeatureSchema) -> FeatureSender:
-        if self.transport is None:
-            raise EngineError("this engine was built without a transport: it can generate, not capture")
+    def _check_capture(self, schema: FeatureSchema) -> Transport:
+        """Return the way to the trainers. Raise EngineError where there is none, or no such states."""
+        if self._transport is None:
+            raise EngineError("this engine was created without a transport: it can generate, not capture")
+        check_schema(schema, self.target)
+        return self._transport
+
+    def _sender(self, transport: Transport, destination: str, schema: FeatureSchema) -> FeatureSender:
         key = (destination, schema)
         if key not in self._senders:
-            self._senders[key] = self.transport.connect(destination, schema, self._config.send_timeout_s)
+            self._senders[key] = transport.connect(destination, schema, self._config.send_timeout_s)
         return self._senders[key]
 
     def _send(self, sender: FeatureSender, sample: FeatureSample) -> None:

@@ -1,4 +1,4 @@
-"""HostProcess: an engine's end of the process that the engine's program lives in.
+"""EngineSubprocess: an engine's end of the process that the engine's program lives in.
 
 vLLM and SGLang take over the process that they are in (stdout, logging, signal handlers, start method), and are
 steered by environment variables. So each gets a process of its own, the host, with its environment.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from spec_core.engine import Site
+    from spec_core.engine import EngineContext
     from spec_core.records import AcceptanceCounters, CaptureRequest, SamplingParams
     from spec_trainer.launch.control import Record
 
@@ -49,7 +49,7 @@ _LAST_LINES = 400
 _CAUSE = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+)$")
 
 
-class HostProcess(Resource):
+class EngineSubprocess(Resource):
     """Any thread may call it. Construct it in a thread that outlives it: the process ends with that thread. All its
     processes are one group, which is ended when this process dies, whatever it dies of.
 
@@ -65,11 +65,11 @@ class HostProcess(Resource):
     grace_s: ClassVar[float] = 0.0
     """Between telling the host to end and killing it."""
 
-    def __init__(self, arguments: Mapping[str, Any], env: Mapping[str, str], site: Site) -> None:
+    def __init__(self, arguments: Mapping[str, Any], env: Mapping[str, str], context: EngineContext) -> None:
         """Begins to start the program with ``arguments``, in the environment ``env``."""
         self.ready: Record = {}
         """What the host said when it was ready."""
-        self._site = site
+        self._context = context
         self._keys = itertools.count()
         self._pending: dict[int, Future[Record]] = {}
         self._lock = threading.Lock()
@@ -80,14 +80,14 @@ class HostProcess(Resource):
         self._begun_s = self._heard_s = time.monotonic()
         log.info("starting %s: %s", self.program, arguments)
         self._guardian = Guardian().__enter__()
-        self._process, self._channel = spawn([self.module], env, subprocess.PIPE, site.peer_s)
+        self._process, self._channel = spawn([self.module], env, subprocess.PIPE, context.peer_s)
         self._guardian.guard(self._process.pid)
         with suppress(PeerLost):  # its end is told with the cause
             self._channel.send(
                 "order",
                 arguments=dict(arguments),
-                peer_s=site.peer_s,
-                device_type=site.backend.device_type,
+                peer_s=context.peer_s,
+                device_type=context.backend.device_type,
             )
         self._threads = [
             threading.Thread(target=target, name=f"{self.program} {target.__name__.strip('_')}", daemon=True)
@@ -112,9 +112,9 @@ class HostProcess(Resource):
     def wait_ready(self) -> None:
         """Raises EngineError with the program's own reason if it does not start, DeadlineExceeded where that takes
         longer than ``start_s``."""
-        if not self._started.wait(self._site.start_s):
+        if not self._started.wait(self._context.start_s):
             raise DeadlineExceeded(
-                f"{self.program} was not ready within timeouts.start_s={self._site.start_s} s"
+                f"{self.program} was not ready within timeouts.start_s={self._context.start_s} s"
             )
         if self._failure is not None:
             raise self._failure
@@ -137,8 +137,8 @@ class HostProcess(Resource):
         """Raises EngineError where the program has ended, or has not answered for ``peer_s``."""
         if self._failure is not None:
             raise self._failure
-        if self._started.is_set() and time.monotonic() - self._heard_s > self._site.peer_s:
-            raise EngineError(f"{self.program} has been silent for timeouts.peer_s={self._site.peer_s} s")
+        if self._started.is_set() and time.monotonic() - self._heard_s > self._context.peer_s:
+            raise EngineError(f"{self.program} has been silent for timeouts.peer_s={self._context.peer_s} s")
 
     def death(self) -> EngineError | None:
         """Why the program has ended, or is about to; None if it has not."""

@@ -1,4 +1,4 @@
-"""What an engine's program is started for. It can do one of these at a time, so another mode is another start."""
+"""The modes of an engine's program. A program is in one mode from its start to its end."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Capturing:
-    """Prefill only."""
+class CaptureMode:
+    """Prefill only, capturing the features of ``schema``."""
 
     schema: FeatureSchema
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainMode:
     """Decoding without a draft."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafting:
-    """Decoding with a draft: ``folder`` proposes ``num_draft_tokens`` each round."""
+class SpeculativeMode:
+    """Decoding with the draft in ``folder``, which proposes ``num_draft_tokens`` each round."""
 
     folder: Path
-    algorithm: str
-    """Name of the draft's plugin."""
+    method: str
+    """The program's own name for how the draft proposes."""
     num_draft_tokens: int
     load: int
-    """Counts ``load_draft``: the same folder may hold another draft by now."""
+    """Number of the ``load_draft``: the same folder may hold another draft by now."""
 
 
-Mode = Capturing | Plain | Drafting
+Mode = CaptureMode | PlainMode | SpeculativeMode

@@ -1,4 +1,4 @@
-"""Running: an engine's program while it runs, with all that belongs to it."""
+"""EngineSession: one start of an engine's program, with the capture desk that belongs to it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from spec_core.errors import EngineError
 from spec_core.records import Generation
 from spec_core.resource import Resource
 from spec_trainer.engines.capture_desk import CaptureDesk
-from spec_trainer.engines.modes import Capturing
+from spec_trainer.engines.modes import CaptureMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from spec_core.engine import Site
+    from spec_core.engine import EngineContext
     from spec_core.records import AcceptanceCounters, CaptureRequest, SamplingParams
-    from spec_trainer.engines.host_process import HostProcess
+    from spec_trainer.engines.host_process import EngineSubprocess
     from spec_trainer.engines.modes import Mode
     from spec_trainer.launch.control import Record
 
@@ -25,18 +25,22 @@ _CONNECTED_S = 10.0
 """The worker connects to the desk before the program is ready; this is for its greeting to be read."""
 
 
-class Running(Resource):
-    """Started for one mode, until closed."""
+class EngineSession(Resource):
+    """The program runs in one mode, from construction to ``close``."""
 
     def __init__(
-        self, mode: Mode, site: Site, send_timeout_s: float, start: Callable[[str | None], HostProcess]
+        self,
+        mode: Mode,
+        context: EngineContext,
+        send_timeout_s: float,
+        start: Callable[[str | None], EngineSubprocess],
     ) -> None:
-        """``start`` gets the address of the desk, if ``mode`` is capturing."""
+        """Begin to start the program: ``start`` gets the desk's address if ``mode`` is a CaptureMode, else None."""
         self.mode = mode
         self._desk: CaptureDesk | None = None
         with ExitStack() as stack:
-            if isinstance(mode, Capturing):
-                self._desk = stack.enter_context(CaptureDesk(site, mode.schema, send_timeout_s))
+            if isinstance(mode, CaptureMode):
+                self._desk = stack.enter_context(CaptureDesk(context, mode.schema, send_timeout_s))
             self._process = stack.enter_context(start(self._desk.address if self._desk else None))
             self._owned = stack.pop_all()
 
@@ -46,13 +50,13 @@ class Running(Resource):
             raise EngineError(f"{self._process.program} started without {self._process.our_part}")
 
     def capture(self, requests: Sequence[CaptureRequest]) -> Future[None]:
-        """Done when all features were handed to their transport."""
+        """Return a future that is done when all features were handed to their transport."""
         assert self._desk is not None
         desk = self._desk
         keys, captured = desk.expect(requests)
 
         def ran(run: Future[Record]) -> None:
-            """The states are the worker's to send, and the desk hears of that."""
+            """Fail what the program did not run; the worker sends the rest, and tells the desk."""
             if (error := run.exception()) is not None:
                 desk.fail(keys, error)
 
@@ -70,11 +74,11 @@ class Running(Resource):
         ]
 
     def acceptance(self) -> AcceptanceCounters:
-        """Since it was started."""
+        """Return what was counted since the program started."""
         return self._process.acceptance()
 
     def cause(self, error: BaseException) -> BaseException:
-        """The death of the program where that is what ``error`` comes of."""
+        """Return why the program died, if ``error`` is a consequence of that; else ``error``."""
         try:
             self.health()
         except EngineError as failure:
@@ -91,7 +95,7 @@ class Running(Resource):
             raise (self._process.death() or failure) from None
 
     def drain(self) -> None:
-        """Until nothing that was asked for is still to come."""
+        """Wait until every capture that was begun has ended."""
         if self._desk is not None:
             self._desk.drain()
 

@@ -27,7 +27,8 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         untrained = None
         if evaluation.measures_untrained:
             untrained = export_untrained(evaluation.draft, evaluation.target, Path(scratch) / "untrained")
-        with engine_output_kept(), evaluation.options.start(evaluation.target) as engine:
+        options = evaluation.options
+        with engine_output_kept(options.engine_type), options.create_engine(evaluation.target) as engine:
             figures = measure(engine, request.draft_model, evaluation.work, untrained)
     return {
         "target": str(evaluation.target.folder),

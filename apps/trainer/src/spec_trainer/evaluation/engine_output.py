@@ -1,4 +1,4 @@
-"""Keeps what engines write away from the command's own output: stdout is one document, stderr a few lines."""
+"""Keeps the output of an engine away from the command's own: stdout is one document, stderr a few lines."""
 
 from __future__ import annotations
 
@@ -6,30 +6,28 @@ import logging
 import os
 import sys
 import tempfile
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_core.engine import Engine
 from spec_core.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import TextIO
 
 log = logging.getLogger(__name__)
 
-_ENGINES = "spec_trainer.engines"
-"""The logger below which engines also repeat what their processes say."""
-
 
 @contextmanager
-def engine_output_kept() -> Iterator[None]:
-    """File descriptor 1 and engines' log records, warnings excepted, go to a file. It is named when a run fails, and
-    removed otherwise."""
+def engine_output_kept(engine_type: type[Engine]) -> Iterator[None]:
+    """Send file descriptor 1, and the engine's log records from INFO on, to a file. Its warnings are shown as well.
+    The file is named when the block fails with a RunError, and removed otherwise."""
     descriptor, name = tempfile.mkstemp(prefix="spec-trainer-evaluate-", suffix=".log")
     with os.fdopen(descriptor, "w", buffering=1, encoding="utf-8") as file:
         try:
-            with _stdout_to(file), _records_to(file):
+            with _stdout_to(file), _records_to(file, _loggers(engine_type)):
                 yield
         except RunError:
             log.error("what the engine has said is in %s", name)
@@ -54,17 +52,33 @@ def _stdout_to(file: TextIO) -> Iterator[None]:
         os.close(kept)
 
 
+def _loggers(engine_type: type[Engine]) -> list[logging.Logger]:
+    """Return the loggers of the packages that hold the engine's class and what it derives from: modules log under
+    their own names. An engine's own processes are repeated there."""
+    modules = [
+        base.__module__ for base in engine_type.__mro__ if issubclass(base, Engine) and base is not Engine
+    ]
+    return [logging.getLogger(name.rpartition(".")[0] or name) for name in modules]
+
+
 @contextmanager
-def _records_to(file: TextIO) -> Iterator[None]:
-    logger, handler = logging.getLogger(_ENGINES), _WarningsPassOn(file)
+def _records_to(file: TextIO, loggers: Sequence[logging.Logger]) -> Iterator[None]:
+    handler = _WarningsPassOn(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
+    with ExitStack() as stack:
+        for logger in dict.fromkeys(loggers):
+            stack.callback(_restore, logger, logger.level, logger.propagate, handler)
+            logger.addHandler(handler)
+            logger.propagate = False
+            if logger.getEffectiveLevel() > logging.INFO:
+                logger.setLevel(logging.INFO)
         yield
-    finally:
-        logger.propagate = True
-        logger.removeHandler(handler)
+
+
+def _restore(logger: logging.Logger, level: int, propagate: bool, handler: logging.Handler) -> None:
+    logger.removeHandler(handler)
+    logger.propagate = propagate
+    logger.setLevel(level)
 
 
 class _WarningsPassOn(logging.StreamHandler["TextIO"]):

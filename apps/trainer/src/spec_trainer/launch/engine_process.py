@@ -6,7 +6,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.records import CaptureRequest
 from spec_trainer.launch.health_watch import HealthWatch
 from spec_trainer.resolve import resolve_parts
@@ -24,16 +24,15 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     """Until the launcher says stop, or is gone."""
     parts = resolve_parts(order["config"])
     timeouts = parts.config.timeouts
-    site = Site(
+    context = EngineContext(
         backend=parts.backend,
         placement=parts.config.placement.kind,
         memory_fraction=order["memory_fraction"],
         start_s=timeouts.start_s,
         peer_s=timeouts.peer_s,
     )
-    engine = stack.enter_context(parts.engine_type.at(parts.config.engine, parts.target, site))
-    if not engine.in_process:  # a batch without requests starts the engine's own processes for this schema
-        engine.capture([], parts.schema).result(timeouts.start_s)
+    engine = stack.enter_context(parts.engine_type.create(parts.config.engine, parts.target, context))
+    engine.start(parts.schema)
     engine.health()
     stack.enter_context(HealthWatch(engine, channel, timeouts.peer_s))
     channel.send("ready")

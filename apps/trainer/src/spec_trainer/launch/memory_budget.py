@@ -1,6 +1,6 @@
 """Memory of a device that processes of a run share: how much each may take, so that all of it fits.
 
-A limit (``Backend.limit_memory``, or what an engine makes of ``Site.memory_fraction``) counts what a process
+A limit (``Backend.limit_memory``, or what an engine makes of ``EngineContext.memory_fraction``) counts what a process
 allocates. Beside the limits the device has to hold what they do not count: the driver's context of each process, and
 each trainer rank's window of features where engines write into the device's memory.
 """

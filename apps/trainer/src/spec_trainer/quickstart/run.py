@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spec_core import Backend, Draft, Engine, plugins
-from spec_core.engine import Site
+from spec_core import Backend, Draft, Engine, EngineConfig, plugins
+from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
 from spec_trainer.evaluation.command import export_untrained, measure
 from spec_trainer.evaluation.engine_output import engine_output_kept
@@ -162,21 +162,26 @@ def _measure_all(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -
     """Acceptance length of the trained draft and of three others, all by the same decoding."""
     untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
     timeouts = run.config.timeouts
-    site = Site(backend=run.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s)
-    with engine_output_kept(), run.engine_type.at(run.config.engine, run.target, site) as engine:
+    context = EngineContext(backend=run.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s)
+    with (
+        engine_output_kept(run.engine_type),
+        run.engine_type.create(run.config.engine, run.target, context) as engine,
+    ):
         work = Workload(prompts=prompts, sampling=sampling)
         result = measure(engine, run.directory.draft, work, untrained)
     return {**result, **_measure_baselines(run, prompts, sampling)}
 
 
 def _measure_baselines(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -> dict[str, float]:
-    """Drafts that see tokens only; any Proposer can be decoded with by the reference engine."""
+    """Acceptance length of two drafts that see tokens only. The default engine, which is the reference, decodes with
+    any Proposer."""
     from spec_trainer.engines.baselines import BigramLaw, BigramProposer, PromptLookupProposer
-    from spec_trainer.engines.hf import HfConfig, HfEngine
 
     law = BigramLaw((sample.input_ids.tolist() for sample in run.dataset.train), run.target.vocab_size)
     results: dict[str, float] = {}
-    with HfEngine(HfConfig(), run.target, run.backend.device(0)) as engine:
+    engine_type = plugins.load_available(Engine, EngineConfig().name)
+    context = EngineContext(backend=run.backend)
+    with engine_type.create(engine_type.Config(), run.target, context) as engine:
         engine.use_proposer(lambda: BigramProposer(law))
         results["acceptance_length_bigram"] = _acceptance_length(engine, prompts, sampling)
         engine.use_proposer(PromptLookupProposer)

@@ -146,7 +146,8 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
     batches = _batches(work, file.next_row)
     num_tokens, started = 0, time.monotonic()
     progress = StepProgress(len(batches), "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s")
-    with engine_output_kept(), work.options.start(work.target) as engine, progress:
+    options = work.options
+    with engine_output_kept(options.engine_type), options.create_engine(work.target) as engine, progress:
         for done, (batch, rows) in enumerate(batches.items()):
             if stop.requested:
                 raise Interrupted(

@@ -1,11 +1,11 @@
-"""EngineSuite: the contract of spec_core.engine (E1–E8) as tests, against an independent run of the same target.
+"""EngineSuite: the contract of spec_core.engine (E1–E9) as tests, against an independent run of the same target.
 
 ::
 
     class TestMyEngine(EngineSuite):
         @pytest.fixture
-        def new_engine(self, target) -> Callable[[Transport], Engine]:
-            return lambda transport: MyEngine(MyConfig(name="mine"), target, torch.device("cpu"), transport)
+        def new_engine(self, target) -> Callable[[EngineContext], Engine]:
+            return lambda context: MyEngine.create(MyConfig(name="mine"), target, context)
 
         @pytest.fixture
         def reference(self, target) -> ReferenceTarget: ...
@@ -19,14 +19,17 @@ Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 import torch
 
+from spec_core import plugins
 from spec_core.cpu.backend import CpuBackend
 from spec_core.cpu.inline_transport import InlineTransport
-from spec_core.engine import Site
+from spec_core.draft import Draft
+from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.testing.conformance import ConformanceSuite
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.backend import Backend
     from spec_core.engine import Engine
     from spec_core.records import FeatureSample, Generation
     from spec_core.transport import FeatureReceiver, Transport
@@ -70,8 +72,8 @@ class EngineSuite(ConformanceSuite):
     """
 
     @pytest.fixture
-    def new_engine(self) -> Callable[[Transport], Engine]:
-        raise pytest.UsageError("an EngineSuite needs a fixture 'new_engine': transport -> Engine")
+    def new_engine(self) -> Callable[[EngineContext], Engine]:
+        raise pytest.UsageError("an EngineSuite needs a fixture 'new_engine': EngineContext -> Engine")
 
     @pytest.fixture
     def reference(self) -> ReferenceTarget:
@@ -84,12 +86,20 @@ class EngineSuite(ConformanceSuite):
 
     @pytest.fixture
     def transport(self) -> Transport:
-        """What the engine's workers reach the test process by."""
+        """The transport that the test process listens on."""
         return InlineTransport()
 
     @pytest.fixture
-    def engine(self, new_engine: Callable[[Transport], Engine], transport: Transport) -> Iterator[Engine]:
-        with new_engine(transport) as engine:
+    def context(self, transport: Transport) -> EngineContext:
+        """The engine's surroundings. An engine with processes of its own needs a placement that crosses processes."""
+        backend = CpuBackend(CpuBackend.Config(name="cpu"))
+        return EngineContext(backend=backend, placement="inline", transport=transport)
+
+    @pytest.fixture
+    def engine(
+        self, new_engine: Callable[[EngineContext], Engine], context: EngineContext
+    ) -> Iterator[Engine]:
+        with new_engine(context) as engine:
             yield engine
 
     @pytest.fixture
@@ -235,24 +245,50 @@ class EngineSuite(ConformanceSuite):
         with pytest.raises(EngineError):
             engine.health()
 
-    def test_e7_engine_at_a_site_is_the_same_engine(self, engine: Engine) -> None:
-        """E7: one that runs in this process may be built at a site that gives it no way to a trainer, to generate."""
-        if not engine.in_process:
-            pytest.skip("it runs in processes of its own, which the fixture new_engine has built at a site")
+    def test_e7_without_a_way_to_a_trainer_an_engine_generates(
+        self,
+        engine: Engine,
+        new_engine: Callable[[EngineContext], Engine],
+        context: EngineContext,
+        schema: FeatureSchema,
+    ) -> None:
+        """E7: an engine that is created without a transport and a placement answers alike, and captures nothing."""
         prompts = _prompts(engine)
-        with type(engine).at(engine.config, engine.target, Site(backend=_cpu())) as other:
+        with new_engine(replace(context, placement=None, transport=None)) as other:
             assert _tokens(other.generate(prompts, GREEDY)) == _tokens(engine.generate(prompts, GREEDY))
+            with pytest.raises(EngineError):
+                other.start(schema)
+            assert isinstance(other.capture(_requests(other, ["x"]), schema).exception(LIMIT_S), EngineError)
 
     def test_e8_draft_that_is_accepted_is_loaded(self, engine: Engine, draft_folder: Path) -> None:
         """E8: what the check from files accepts, the engine then speculates with."""
-        engine.check_draft(engine.config, engine.target, draft_folder, 2)
+        drafts = (plugins.load(Draft, record.name) for record in plugins.installed(Draft))
+        draft = next(found for plugin in drafts if (found := plugin.from_folder(draft_folder)) is not None)
+        engine.check_draft(engine.config, engine.target, draft, draft_folder, 2)
         engine.load_draft(draft_folder)
         engine.generate(_prompts(engine), _speculating(GREEDY))
         assert engine.acceptance().rounds > 0
 
+    def test_e9_started_engine_captures(
+        self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
+    ) -> None:
+        """E9: start makes the engine ready for a schema, also where it is ready already."""
+        engine.start(schema)
+        engine.start(schema)
+        engine.health()
+        requests = _requests(engine, [receivers[0].address])
+        engine.capture(requests, schema).result(LIMIT_S)
+        assert len(_drain(receivers[0], len(requests))) == len(requests)
 
-def _cpu() -> Backend:
-    return CpuBackend(CpuBackend.Config(name="cpu"))
+    def test_e9_start_refuses_what_the_target_does_not_have(
+        self, engine: Engine, schema: FeatureSchema
+    ) -> None:
+        """E9: a layer beyond the target's last one is an error of start; the engine serves on."""
+        beyond = replace(schema, layers=(engine.target.num_layers + 1,))
+        with pytest.raises(EngineError):
+            engine.start(beyond)
+        engine.start(schema)
+        engine.health()
 
 
 def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:

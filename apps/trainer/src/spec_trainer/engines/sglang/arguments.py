@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_trainer.engines.modes import Capturing, Drafting
+from spec_trainer.engines.modes import CaptureMode, SpeculativeMode
 from spec_trainer.engines.sglang.speculation import speculative_arguments
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def server_arguments(
 
 
 def _of_mode(mode: Mode) -> Arguments:
-    if isinstance(mode, Capturing):
+    if isinstance(mode, CaptureMode):
         return {
             # A cached prefix is not computed, so its states would be missing.
             "disable_radix_cache": True,
@@ -56,8 +56,8 @@ def _of_mode(mode: Mode) -> Arguments:
             # Its layers hand on partial sums, which only the next layer's fused kernel adds up over ranks.
             "enforce_disable_flashinfer_allreduce_fusion": True,
         }
-    if isinstance(mode, Drafting):
-        return speculative_arguments(mode.folder, mode.num_draft_tokens)
+    if isinstance(mode, SpeculativeMode):
+        return speculative_arguments(mode)
     return {}
 
 

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_trainer.engines.host_process import HostProcess
-from spec_trainer.engines.modes import Drafting
+from spec_trainer.engines.host_process import EngineSubprocess
+from spec_trainer.engines.modes import SpeculativeMode
 from spec_trainer.engines.sglang import hook
 from spec_trainer.engines.sglang.arguments import ENVIRONMENT, server_arguments
 from spec_trainer.engines.sglang.request_names import name_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
-    from spec_core.engine import Site
+    from spec_core.engine import EngineContext
     from spec_core.records import AcceptanceCounters, CaptureRequest, SamplingParams
     from spec_core.target import TargetSpec
     from spec_trainer.engines.modes import Mode
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from spec_trainer.launch.control import Record
 
 
-class SglangProcess(HostProcess):
+class SglangProcess(EngineSubprocess):
     program: ClassVar[str] = "SGLang"
     module: ClassVar[str] = "spec_trainer.engines.sglang.host"
     our_part: ClassVar[str] = (
@@ -35,16 +35,21 @@ class SglangProcess(HostProcess):
     )
 
     def __init__(
-        self, config: SglangConfig, target: TargetSpec, site: Site, mode: Mode, desk_address: str | None
+        self,
+        config: SglangConfig,
+        target: TargetSpec,
+        context: EngineContext,
+        mode: Mode,
+        desk_address: str | None,
     ) -> None:
         self._config = config
         self._target = target
-        self._num_draft_tokens = mode.num_draft_tokens if isinstance(mode, Drafting) else 0
+        self._num_draft_tokens = mode.num_draft_tokens if isinstance(mode, SpeculativeMode) else 0
         self._tally = Tally()
         env = {**os.environ, **ENVIRONMENT}
         if desk_address is not None:
             env |= hook.environment(desk_address, target.norm_name.split(".")[-2], os.environ)
-        super().__init__(server_arguments(config, target, site.memory_fraction, mode), env, site)
+        super().__init__(server_arguments(config, target, context.memory_fraction, mode), env, context)
 
     def prefill(self, keys: Sequence[int], requests: Sequence[CaptureRequest]) -> Future[Record]:
         names = [name_of(key, len(r.input_ids)) for key, r in zip(keys, requests, strict=True)]

@@ -1,4 +1,4 @@
-"""The arguments and environment that vLLM needs for what it is started for. Pure; imports no vLLM.
+"""The arguments and environment of a vLLM that is started in a mode. Pure; imports no vLLM.
 
 Capture and drafting both take vLLM's one speculation slot, so a process does either, or neither.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_trainer.engines.modes import Capturing, Drafting
+from spec_trainer.engines.modes import CaptureMode, SpeculativeMode
 
 if TYPE_CHECKING:
-    from spec_core.engine import Site
+    from spec_core.engine import EngineContext
     from spec_core.target import TargetSpec
     from spec_trainer.engines.modes import Mode
     from spec_trainer.engines.vllm.config import VllmConfig
@@ -34,14 +34,14 @@ the extractor 'drafts' exceed the model length."""
 def longest(config: VllmConfig, target: TargetSpec, mode: Mode) -> int:
     """Most tokens of a sample, or of a prompt with its answer. No sample is longer than a batch."""
     most = target.max_positions
-    if isinstance(mode, Capturing):
+    if isinstance(mode, CaptureMode):
         most = min(most, config.batch_tokens)
     return config.max_model_len or most
 
 
-def engine_arguments(config: VllmConfig, target: TargetSpec, site: Site, mode: Mode) -> Arguments:
+def engine_arguments(config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> Arguments:
     """Of vLLM's ``AsyncEngineArgs``; nested configurations as mappings."""
-    capabilities = site.backend.capabilities()
+    capabilities = context.backend.capabilities()
     eager = config.enforce_eager
     arguments: Arguments = {
         "model": str(target.folder),
@@ -59,10 +59,10 @@ def engine_arguments(config: VllmConfig, target: TargetSpec, site: Site, mode: M
         "generation_config": "vllm",
         "disable_log_stats": False,  # the acceptance counters are among them
     }
-    if isinstance(mode, Capturing):
+    if isinstance(mode, CaptureMode):
         arguments["max_model_len"] += _DRAFTER_ROOM
-    if site.memory_fraction is not None:
-        arguments["gpu_memory_utilization"] = site.memory_fraction
+    if context.memory_fraction is not None:
+        arguments["gpu_memory_utilization"] = context.memory_fraction
     kv_bytes = config.kv_cache_bytes or (None if capabilities.memory_limit else _KV_BYTES)
     if kv_bytes is not None:
         arguments["kv_cache_memory_bytes"] = kv_bytes
@@ -70,7 +70,7 @@ def engine_arguments(config: VllmConfig, target: TargetSpec, site: Site, mode: M
 
 
 def _of_mode(config: VllmConfig, mode: Mode) -> Arguments:
-    if isinstance(mode, Capturing):
+    if isinstance(mode, CaptureMode):
         layers = {"eagle_aux_hidden_state_layer_ids": list(mode.schema.layers)}
         return {
             "speculative_config": {
@@ -84,11 +84,11 @@ def _of_mode(config: VllmConfig, mode: Mode) -> Arguments:
                 "kv_role": "kv_producer",
             },
         }
-    if isinstance(mode, Drafting):
+    if isinstance(mode, SpeculativeMode):
         return {
             "speculative_config": {
                 **config.draft_args,
-                "method": config.draft_method or mode.algorithm,
+                "method": mode.method,
                 "model": str(mode.folder),
                 "num_speculative_tokens": mode.num_draft_tokens,
             },

@@ -55,7 +55,7 @@ class VllmConfig(SendingConfig):
     enforce_eager: bool | None = None
     """No compilation and no graphs. None: where the hardware captures no graphs."""
     draft_method: Annotated[str, Field(min_length=1)] | None = None
-    """vLLM's speculative method for the exported draft; None: the name of the draft's algorithm."""
+    """vLLM's speculative method for the exported draft; None: the one that the draft's plugin names for vLLM."""
     draft_args: Annotated[dict[str, Any], _free_of(DRAFT_RESERVED)] = Field(default_factory=dict)
     """Further fields of vLLM's ``speculative_config``, while a draft is served."""
     args: Annotated[dict[str, Any], _free_of(RESERVED)] = Field(default_factory=dict)

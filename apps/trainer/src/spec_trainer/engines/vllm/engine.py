@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from spec_trainer.engines.hosted_engine import HostedEngine
-from spec_trainer.engines.serving_formats import check_for_vllm
+from spec_trainer.engines.hosted_engine import SubprocessEngine
 from spec_trainer.engines.vllm import versions
 from spec_trainer.engines.vllm.arguments import longest
 from spec_trainer.engines.vllm.config import VllmConfig
 from spec_trainer.engines.vllm.process import VllmProcess
+from spec_trainer.engines.vllm.speculation import check_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core.config import EngineConfig
+    from spec_core.draft import Draft
     from spec_core.records import Availability
     from spec_core.target import TargetSpec
     from spec_trainer.engines.modes import Mode
 
 
-class VllmEngine(HostedEngine):
+class VllmEngine(SubprocessEngine):
     name: ClassVar[str] = "vllm"
     api_version: ClassVar[int] = 1
     Config: ClassVar[type[EngineConfig]] = VllmConfig
@@ -31,12 +32,22 @@ class VllmEngine(HostedEngine):
 
     @classmethod
     def check_draft(
-        cls, config: EngineConfig, target: TargetSpec, folder: Path, num_draft_tokens: int
+        cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
-        check_for_vllm(folder, target, versions.for_processors())
+        cls.method(config, draft, folder)
+        check_folder(folder, target, is_cpu_build=versions.is_cpu_build())
+
+    @classmethod
+    def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
+        if cls.name in draft.serving_methods:
+            check_folder(folder, target)
+
+    @classmethod
+    def method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
+        return cast("VllmConfig", config).draft_method or super().method(config, draft, folder)
 
     def _process(self, mode: Mode, desk_address: str | None) -> VllmProcess:
-        return VllmProcess(cast("VllmConfig", self.config), self.target, self._site, mode, desk_address)
+        return VllmProcess(cast("VllmConfig", self.config), self.target, self.context, mode, desk_address)
 
     def _limit(self, mode: Mode) -> tuple[int, str]:
         return longest(cast("VllmConfig", self.config), self.target, mode), "engine.max_model_len"

