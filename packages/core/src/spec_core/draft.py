@@ -15,8 +15,8 @@ D5  Shares add up: the loss and gradients of a global batch do not depend on how
 D6  ``denominators`` needs no model: the global batch's denominators are the sum over its samples, so any
     number of ranks computes the same ones.
 D7  Metrics are ratios of sums; ``acceptance_length`` is one of them, ``accuracy`` (per draft position) another.
-D8  ``export`` writes a folder that stock vLLM and SGLang load; ``from_folder`` recognises it, and building from
-    it gives the same weights, bit for bit in the stored dtype.
+D8  ``export`` writes a folder that the engines in ``serving_methods`` load; ``from_folder`` recognises it, and
+    building from it gives the same weights, bit for bit in the stored dtype.
 D9  ``proposer`` drafts exactly as the engines do: its proposals are those of the module's own forward pass.
     ``max_draft_tokens`` is the most that one proposal can hold: a block's guesses; None where a chain goes on.
 """

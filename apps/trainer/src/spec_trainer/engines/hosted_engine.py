@@ -63,7 +63,7 @@ class SubprocessEngine(Engine):
         """Return the most tokens of a sample, or of a prompt with its answer, and the setting that limits them."""
 
     @classmethod
-    def method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
+    def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
         """Return the program's own name for how ``draft`` proposes. Raise ArtifactError where none is known."""
         if (method := draft.serving_methods.get(cls.name)) is None:
             raise ArtifactError(
@@ -201,7 +201,7 @@ class SubprocessEngine(Engine):
         if self._draft is None:
             raise EngineError(f"{num_draft_tokens} draft tokens are wanted, but no draft is loaded")
         draft, folder = self._draft
-        method = self.method(self.config, draft, folder)
+        method = self.serving_method(self.config, draft, folder)
         return SpeculativeMode(
             folder=folder, method=method, num_draft_tokens=num_draft_tokens, load=self._loads
         )

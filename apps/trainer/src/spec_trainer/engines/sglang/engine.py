@@ -36,7 +36,7 @@ class SglangEngine(SubprocessEngine):
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
-        cls.method(config, draft, folder)
+        cls.serving_method(config, draft, folder)
         check_folder(folder, target)
         check_speculation(folder, num_draft_tokens)
 

@@ -34,7 +34,7 @@ class VllmEngine(SubprocessEngine):
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
-        cls.method(config, draft, folder)
+        cls.serving_method(config, draft, folder)
         check_folder(folder, target, is_cpu_build=versions.is_cpu_build())
 
     @classmethod
@@ -43,8 +43,8 @@ class VllmEngine(SubprocessEngine):
             check_folder(folder, target)
 
     @classmethod
-    def method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
-        return cast("VllmConfig", config).draft_method or super().method(config, draft, folder)
+    def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
+        return cast("VllmConfig", config).draft_method or super().serving_method(config, draft, folder)
 
     def _process(self, mode: Mode, desk_address: str | None) -> VllmProcess:
         return VllmProcess(cast("VllmConfig", self.config), self.target, self.context, mode, desk_address)
