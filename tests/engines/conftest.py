@@ -119,7 +119,7 @@ def vllm_environment(draft_notes: Path) -> Iterator[None]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-vllm-rig\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(rig), str(draft_notes.parent)]))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(rig), str(draft_notes.parent)]), prepend=os.pathsep)
         patch.setenv("SPEC_TEST_DRAFTS", str(draft_notes))
         patch.setenv("VLLM_CPU_CI_ENV", "1")
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -33,7 +33,7 @@ SCHEMA = FeatureSchema(layers=(0, 4, 8), hidden_size=32, dtype="float32")
 @pytest.fixture
 def open_engine(tiny_llama, monkeypatch, caplog):
     """``open_engine(**config)``: closed after the test, which then has left nothing."""
-    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     caplog.set_level(logging.INFO)
     engines = []
@@ -196,7 +196,8 @@ input()
 
 
 def test_kill_9_of_the_engines_process_leaves_nothing(tiny_llama):
-    env = {**os.environ, "PYTHONPATH": str(STAND_IN), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, [str(STAND_IN), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", _KILLED, str(tiny_llama)]
     pipe = psutil.subprocess.PIPE
     with psutil.Popen(words, stdin=pipe, stdout=pipe, stderr=psutil.subprocess.DEVNULL, env=env) as process:
