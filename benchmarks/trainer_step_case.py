@@ -20,6 +20,7 @@ from necessary_flops import NECESSARY_FLOPS, bare_tflops
 from torch.distributed.fsdp import fully_shard  # noqa: F401 (here, so that the memory of imports holds it)
 
 from spec_core import Backend, Draft, OptimizerConfig, Strategy, TargetSpec, TargetTensors, plugins
+from spec_core.kernels import no_kernel
 from spec_core.records import DraftBatch, Span, Supervision
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from trainer_step import Case
 
+    from spec_core.kernels import FindKernel
     from spec_core.records import FeatureSchema
 
     Step = Callable[[], float]
@@ -47,10 +49,10 @@ class Problem:
     batch: DraftBatch
     denominators: Tensor
 
-    def build(self) -> torch.nn.Module:
+    def build(self, kernel: FindKernel) -> torch.nn.Module:
         torch.manual_seed(1)
         with self.batch.input_ids_T.device:
-            return self.draft.build(self.target, self.tensors, self.token_counts)
+            return self.draft.build(self.target, self.tensors, self.token_counts, kernel)
 
 
 def run_case(case: Case) -> dict[str, Any]:
@@ -243,17 +245,15 @@ def strategy_step(problem: Problem, backend: Backend) -> Step:
     """What the trainer runs."""
     plugin = plugins.load_available(Strategy, "fsdp")
     strategy = plugin(plugin.Config(dtype=problem.case.dtype), backend.device(0))
-    kernel = backend.attention_kernel()
-    ops = strategy.vocabulary_ops(problem.target, problem.tensors, kernel)
-    ops.kernels = backend.kernels()
-    strategy.attach(problem.build(), problem.draft.shard_hints())
+    ops = strategy.vocabulary_ops(problem.target, problem.tensors)
+    strategy.attach(problem.build(backend.kernel), problem.draft.shard_hints())
     batches, denominators = problem.case.passes * [problem.batch], problem.case.passes * problem.denominators
     return lambda: strategy.step(batches, denominators, ops, LR).output.loss.item()
 
 
 def dense_step(problem: Problem, backend: Backend) -> Step:
     """The same parameters, batch and optimizer around ``DenseEagle3``; the backend is the CPU."""
-    module, options = problem.build(), OptimizerConfig()
+    module, options = problem.build(no_kernel), OptimizerConfig()
     weights = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}
     dense = DenseEagle3(
         weights=weights,

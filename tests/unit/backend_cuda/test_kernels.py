@@ -8,21 +8,22 @@ import os
 import pytest
 import torch
 
-from spec_core.plain_kernels import PLAIN
+from spec_core import plain_kernels as plain
+from spec_core.rope import rotate
 from spec_draft_dflash.attention import BlockLayout, block_attention
-from spec_draft_eagle3.attention import PlainDiagonals
+from spec_draft_dflash.kernels import norm_rotate, scaled_softmax_
+from spec_draft_eagle3.kernels import ttt_attention, ttt_attention_backward
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not torch.cuda.is_available() and not INTERPRETED:
     pytest.skip("no CUDA device", allow_module_level=True)
 
-from spec_backend_cuda.kernels import TritonKernels  # noqa: E402 (needs triton)
+from spec_backend_cuda.kernels import KERNELS  # noqa: E402 (needs triton)
 
 # A worker thread of autograd has no CUDA context before its first product; torch then makes one, and says so.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-KERNELS = TritonKernels()
 HALF = torch.float16 if INTERPRETED else torch.bfloat16
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -43,11 +44,11 @@ def assert_near(got, expected):
     assert error < TOLERANCE[got.dtype]
 
 
-def assert_same_function(fused, plain, tensors):
-    """Values and gradients of ``fused`` at ``tensors`` are those of ``plain`` in float64."""
+def assert_same_function(fused, reference, tensors):
+    """Values and gradients of ``fused`` at ``tensors`` are those of ``reference`` in float64."""
     inputs = [tensor.requires_grad_() for tensor in tensors]
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    got, expected = fused(*inputs), plain(*wide)
+    got, expected = fused(*inputs), reference(*wide)
     assert_near(got, expected)
     grad = torch.randn_like(got)
     pairs = zip(
@@ -71,7 +72,7 @@ def angles_of(num_tokens, half, dtype):
 def test_mlp(dtype):
     shapes = (3, 5, 16), (48, 16), (48, 16), (16, 48)
     tensors = [draw(*shape, dtype=dtype) * 0.5 for shape in shapes]
-    assert_same_function(KERNELS.mlp, PLAIN.mlp, [tensor.detach() for tensor in tensors])
+    assert_same_function(KERNELS["swiglu_mlp"], plain.swiglu_mlp, [tensor.detach() for tensor in tensors])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
@@ -80,8 +81,8 @@ def test_rotate_takes_a_slice_of_a_wider_tensor(dtype, heads):
     narrow, wide = angles_of(23, 16, dtype)
     whole = draw(23, 7, 32, dtype=dtype)
     assert_same_function(
-        lambda x: KERNELS.rotate(x[:, 2 : 2 + heads], narrow),
-        lambda x: PLAIN.rotate(x[:, 2 : 2 + heads], wide),
+        lambda x: KERNELS["rotate"](x[:, 2 : 2 + heads], narrow),
+        lambda x: rotate(x[:, 2 : 2 + heads], wide),
         [whole],
     )
 
@@ -90,38 +91,38 @@ def test_rotate_takes_a_slice_of_a_wider_tensor(dtype, heads):
 def test_norm_rotate(dtype):
     narrow, wide = angles_of(37, 32, dtype)
     assert_same_function(
-        lambda x, weight: KERNELS.norm_rotate(x, weight, 1e-3, narrow),
-        lambda x, weight: PLAIN.norm_rotate(x, weight, 1e-3, wide),
+        lambda x, weight: KERNELS["norm_rotate"](x, weight, 1e-3, narrow),
+        lambda x, weight: norm_rotate(x, weight, 1e-3, wide),
         [draw(37, 3, 64, dtype=dtype), 1 + 0.2 * draw(64, dtype=dtype)],
     )
 
 
-def test_partly_rotated_heads_and_float64_take_the_plain_way():
+def test_partly_rotated_heads_and_float64_are_declined():
     narrow, _ = angles_of(4, 8, torch.float32)
     x = draw(4, 2, 32, dtype=torch.float32)
-    assert torch.equal(KERNELS.rotate(x, narrow), PLAIN.rotate(x, narrow))
+    assert KERNELS["rotate"](x, narrow) is NotImplemented
     weights = [draw(*shape, dtype=torch.float64) for shape in ((6, 4), (6, 4), (4, 6))]
     x = draw(3, 4, dtype=torch.float64)
-    assert torch.equal(KERNELS.mlp(x, *weights), PLAIN.mlp(x, *weights))
+    assert KERNELS["swiglu_mlp"](x, *weights) is NotImplemented
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 32), (6, 2, 16), (2, 2, 48)])
 @pytest.mark.parametrize("num_keys", [1, 3])
-def test_diagonals(dtype, heads, kv_heads, width, num_keys):
+def test_ttt_attention(dtype, heads, kv_heads, width, num_keys):
     tokens = 21
     q, out, grad_out, grad_q = (draw(tokens, heads, width, dtype=dtype) for _ in range(4))
     keys, values = ([draw(tokens, kv_heads, width, dtype=dtype) for _ in range(num_keys)] for _ in range(2))
     lse = torch.randn(tokens, heads, device=DEVICE)
     wide = [[tensor.double() for tensor in part] for part in ((q, out, grad_out, grad_q), keys, values)]
     (wide_q, wide_out, wide_grad, wide_grad_q), wide_keys, wide_values = wide
-    expected = PlainDiagonals().merge(wide_q, (wide_out, lse.double()), wide_keys, wide_values)
-    merged = KERNELS.diagonals.merge(q, (out, lse), keys, values)
+    expected = ttt_attention(wide_q, (wide_out, lse.double()), wide_keys, wide_values)
+    merged = KERNELS["ttt_attention"](q, (out, lse), keys, values)
     for got, reference in zip(merged, expected, strict=True):
         assert_near(got, reference)
     saved = wide_q, merged[0].double(), merged[1].double()
-    expected = PlainDiagonals().backward(wide_grad, saved, wide_keys, wide_values, wide_grad_q)
-    got = KERNELS.diagonals.backward(grad_out, (q, *merged), keys, values, grad_q)
+    expected = ttt_attention_backward(wide_grad, saved, wide_keys, wide_values, wide_grad_q)
+    got = KERNELS["ttt_attention_backward"](grad_out, (q, *merged), keys, values, grad_q)
     for actual, reference in zip(
         [got[0], *got[1], *got[2]], [expected[0], *expected[1], *expected[2]], strict=True
     ):
@@ -144,15 +145,14 @@ def test_block_attention(window, places, slots, heads, kv_heads):
     tensors = [draw(len(anchors), slots, heads, 32, dtype=HALF)]
     tensors += [draw(200, kv_heads, 32, dtype=HALF) for _ in range(2)]
     tensors += [draw(len(anchors), slots, kv_heads, 32, dtype=HALF) for _ in range(2)]
-    assert KERNELS.blocks.takes(tensors[0], kv_heads)
 
     def fused(q, key, value, own_key, own_value):
-        return KERNELS.blocks(q, (key, value), (own_key, own_value), layout.places, window)
+        return KERNELS["block_attention"](q, (key, value), (own_key, own_value), layout, window)
 
-    def plain(q, key, value, own_key, own_value):
+    def reference(q, key, value, own_key, own_value):
         return block_attention(q, (key, value), (own_key, own_value), layout, window)
 
-    assert_same_function(fused, plain, tensors)
+    assert_same_function(fused, reference, tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
@@ -160,32 +160,34 @@ def test_block_attention(window, places, slots, heads, kv_heads):
 def test_vocabulary_rows(dtype, width):
     logits, other = 3 * draw(3, 2, width, dtype=dtype), 3 * draw(3, width, dtype=dtype)
     wide, wide_other = logits.double(), other.double()
-    top, total, index = KERNELS.summarize(logits)
+    top, total, index = KERNELS["logsumexp_argmax"](logits)
     assert torch.equal(index, wide.argmax(-1))
     assert_near(top + total.log(), wide.logsumexp(-1))
     log_sum, law = wide.logsumexp(-1), (other, other.double().logsumexp(-1).float())
     mass, wide_law = torch.rand(3, device=DEVICE), (wide_other, wide_other.logsumexp(-1))
-    expected = PLAIN.compare(wide, log_sum, wide_law, mass.double())
-    for got, reference in zip(KERNELS.compare(logits, log_sum.float(), law, mass), expected, strict=True):
+    expected = plain.distill_terms(wide, log_sum, wide_law, mass.double())
+    for got, reference in zip(
+        KERNELS["distill_terms"](logits, log_sum.float(), law, mass), expected, strict=True
+    ):
         assert_near(got, reference)
     factors = torch.randn(3, 3, 2, device=DEVICE).unbind()
     wide_factors = tuple(factor.double() for factor in factors)
-    expected = PLAIN.gradient_(wide.clone(), log_sum, wide_factors, wide_law, mass.double())
-    assert_near(KERNELS.gradient_(logits.clone(), log_sum.float(), factors, law, mass), expected)
-    expected = PLAIN.scaled_softmax_(wide.clone(), log_sum, wide_factors[0])
-    assert_near(KERNELS.scaled_softmax_(logits.clone(), log_sum.float(), factors[0]), expected)
+    expected = plain.distill_grad_(wide.clone(), log_sum, wide_factors, wide_law, mass.double())
+    assert_near(KERNELS["distill_grad_"](logits.clone(), log_sum.float(), factors, law, mass), expected)
+    expected = scaled_softmax_(wide.clone(), log_sum, wide_factors[0])
+    assert_near(KERNELS["scaled_softmax_"](logits.clone(), log_sum.float(), factors[0]), expected)
 
 
 def test_the_first_of_equal_logits_is_the_largest():
     logits = torch.zeros(2, 9000, device=DEVICE)
     logits[0, 5000:] = 1
-    assert KERNELS.summarize(logits)[2].tolist() == [5000, 0]
+    assert KERNELS["logsumexp_argmax"](logits)[2].tolist() == [5000, 0]
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:invalid value")  # the interpreter's numpy
 @pytest.mark.parametrize("width", [7, 9001])
 def test_a_row_without_a_largest_logit_has_an_index_inside_it(width):
     """Ids are looked up by it: a loss that is not a number must come out as one, not end the device's context."""
-    _, total, index = KERNELS.summarize(torch.full((2, width), torch.nan, device=DEVICE))
+    _, total, index = KERNELS["logsumexp_argmax"](torch.full((2, width), torch.nan, device=DEVICE))
     assert total.isnan().all()
     assert ((index >= 0) & (index < width)).all()

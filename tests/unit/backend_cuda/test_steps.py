@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spec_core.cpu.attention import FlashAttention as CpuAttention
+from spec_core.cpu.attention import KERNELS as CPU_KERNELS
 from spec_core.records import Supervision
 from spec_core.target_ops import TargetOps
 from spec_draft_dflash.config import DFlashConfig
+from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
@@ -23,21 +24,34 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not torch.cuda.is_available() and not INTERPRETED:
     pytest.skip("no CUDA device", allow_module_level=True)
 
-from spec_backend_cuda.attention import FlashAttention  # noqa: E402 (needs triton)
-from spec_backend_cuda.kernels import TritonKernels  # noqa: E402
+from spec_backend_cuda.attention import KERNELS as ATTENTION  # noqa: E402 (needs triton)
+from spec_backend_cuda.kernels import KERNELS as TRITON  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 LENGTHS = [20, 3, 31]
 
 
-def step_of(module, arguments, attention, kernels):
+def kernel(name):
+    """The backend's; in the interpreter with the CPU's causal attention."""
+    return (TRITON | attention()).get(name)
+
+
+def plain_kernel(name):
+    """The causal attention alone, so that a step differs by the Triton kernels."""
+    return attention().get(name)
+
+
+def attention():
+    return dict(CPU_KERNELS if INTERPRETED else ATTENTION)
+
+
+def step_of(module, arguments):
     """Loss, metrics and gradients of one step in float32 on DEVICE."""
     target, tensors, batch, counts = arguments
     module = module.to(DEVICE)
     module.zero_grad()
-    ops = TargetOps(target, tensors, DEVICE, torch.float32, attention)
-    ops.kernels = kernels
+    ops = TargetOps(target, tensors, DEVICE, torch.float32)
     moved = {name: getattr(batch, name).to(DEVICE) for name in ("input_ids_T", "hidden_TNH", "loss_mask_T")}
     output = module(replace(batch, **moved), counts.to(DEVICE), ops)
     output.loss.backward()
@@ -45,10 +59,15 @@ def step_of(module, arguments, attention, kernels):
     return {"loss": output.loss.detach(), **sums}, {name: p.grad for name, p in module.named_parameters()}
 
 
-def assert_same_step(module, arguments, attention):
-    expected, expected_grads = step_of(module, arguments, attention, None)
+def assert_same_step(draft, weights, arguments):
+    """``weights``: a module of the draft's own, of which only the weights are used."""
+    target, tensors, *_ = arguments
+    plain, fast = (draft.build(target, tensors, None, find) for find in (plain_kernel, kernel))
+    for module in (plain, fast):
+        module.load_state_dict(weights.state_dict())
+    expected, expected_grads = step_of(plain, arguments)
     expected_grads = {name: grad.clone() for name, grad in expected_grads.items()}
-    got, grads = step_of(module, arguments, attention, TritonKernels())
+    got, grads = step_of(fast, arguments)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(grads, expected_grads, rtol=1e-3, atol=1e-5)
     assert all(grad.abs().max() > 0 for grad in grads.values())
@@ -67,8 +86,7 @@ def test_eagle3(loss, vocab_size):
         eagle3.make_batch(documents, [0, 2, 0]),
         Eagle3Draft(config).denominators(samples),
     )
-    attention = CpuAttention() if INTERPRETED else FlashAttention()
-    assert_same_step(eagle3.make_model(target, config), arguments, attention)
+    assert_same_step(Eagle3Draft(config), eagle3.make_model(target, config), arguments)
 
 
 @pytest.mark.parametrize("loss", ["ce", "dpace", "soft"])
@@ -82,4 +100,4 @@ def test_dflash(loss):
         dflash.make_batch(documents, [0, 2, 0]),
         dflash.denominators(config, documents),
     )
-    assert_same_step(dflash.make_model(target, config), arguments, None)
+    assert_same_step(DFlashDraft(config), dflash.make_model(target, config), arguments)

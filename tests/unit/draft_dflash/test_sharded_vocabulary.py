@@ -10,6 +10,7 @@ import torch
 
 from spec_core.target_ops import TargetOps
 from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
+from spec_draft_dflash.kernels import DFlashKernels
 from spec_draft_dflash.loss import BlockLoss, CountedSlots
 
 from .cases import CPU, make_batch, make_ops, make_target, make_tensors, random_documents
@@ -65,7 +66,8 @@ def run(ops, kind):
     generator = torch.Generator().manual_seed(1)
     states = torch.randn(len(blocks.anchor_A), BLOCK - 1, 16, dtype=torch.float64, generator=generator)
     states.requires_grad_()
-    loss = BlockLoss(ops=ops, kind=kind, weight_S=slot_weights(BLOCK, None), alpha=0.5)
+    weight_S = slot_weights(BLOCK, None)
+    loss = BlockLoss(ops=ops, kernels=DFlashKernels(), kind=kind, weight_S=weight_S, alpha=0.5)
     output = loss(states, batch, CountedSlots.of(blocks, CPU), torch.tensor([7.0], dtype=torch.float64))
     output.loss.backward()
     return output, states.grad

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from spec_core.cpu.attention import FlashAttention
+from spec_core.cpu.attention import KERNELS
 from spec_core.records import DraftBatch, Span
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.target_ops import TargetOps
@@ -18,6 +18,7 @@ from spec_draft_eagle3.draft import Eagle3Draft
 from .dense_reference import Document, Setting
 
 if TYPE_CHECKING:
+    from spec_core.kernels import FindKernel
     from spec_draft_eagle3.config import Eagle3Config
 
 CPU = torch.device("cpu")
@@ -58,16 +59,20 @@ def make_tensors(target: TargetSpec) -> TargetTensors:
     )
 
 
-def make_ops(target: TargetSpec, dtype: torch.dtype = torch.float32, kernel: bool = True) -> TargetOps:
-    attention = FlashAttention() if kernel else None
-    return TargetOps(target, make_tensors(target), CPU, dtype, attention)
+def make_ops(target: TargetSpec, dtype: torch.dtype = torch.float32) -> TargetOps:
+    return TargetOps(target, make_tensors(target), CPU, dtype)
 
 
-def make_model(target: TargetSpec, config: Eagle3Config, dtype: torch.dtype = torch.float32):
+def make_model(
+    target: TargetSpec,
+    config: Eagle3Config,
+    dtype: torch.dtype = torch.float32,
+    kernel: FindKernel = KERNELS.get,
+):
     """A draft whose weights are large enough that every part of it matters."""
     torch.manual_seed(2)
     counts = torch.randint(0, 5, (target.vocab_size,))
-    module = Eagle3Draft(config).build(target, make_tensors(target), counts)
+    module = Eagle3Draft(config).build(target, make_tensors(target), counts, kernel)
     with torch.no_grad():
         for parameter in module.parameters():
             noise = torch.randn_like(parameter)

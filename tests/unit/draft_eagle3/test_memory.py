@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spec_core.cpu.attention import FlashAttention
+from spec_core.cpu.attention import KERNELS
+from spec_core.kernels import FindKernel, no_kernel
 from spec_core.records import Supervision
 from spec_core.target_ops import TargetOps
 from spec_draft_eagle3 import attention, loss
@@ -33,23 +34,24 @@ class LargestOutput(TorchDispatchMode):
         return out
 
 
-def largest_tensor(num_tokens: int, kernel: bool) -> int:
+def largest_tensor(num_tokens: int, kernel: FindKernel) -> int:
     target = make_target(vocab_size=509)
     config = Eagle3Config(num_steps=NUM_STEPS)
-    module, documents = make_model(target, config), random_documents(target, [num_tokens], seed=1)
+    module = make_model(target, config, kernel=kernel)
+    documents = random_documents(target, [num_tokens], seed=1)
     documents[0].mask[:] = True
     samples = [Supervision(sample_id=0, epoch=0, loss_mask=documents[0].mask)]
     arguments = (
         make_batch(documents, [0]),
         Eagle3Draft(config).denominators(samples),
-        make_ops(target, kernel=kernel),
+        make_ops(target),
     )
     with LargestOutput() as largest:
         module(*arguments).loss.backward()
     return largest.numel
 
 
-@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "chunked"])
+@pytest.mark.parametrize("kernel", [KERNELS.get, no_kernel], ids=["kernel", "chunked"])
 def test_no_tensor_is_as_large_as_tokens_times_vocabulary_or_tokens_squared(kernel, monkeypatch):
     monkeypatch.setattr(loss, "LOGIT_BYTES", 1 << 14)
     monkeypatch.setattr(attention, "SCORE_BYTES", 1 << 16)
@@ -61,7 +63,7 @@ def test_no_tensor_is_as_large_as_tokens_times_vocabulary_or_tokens_squared(kern
 
 def test_memory_of_the_largest_tensor_is_linear_in_tokens(monkeypatch):
     monkeypatch.setattr(loss, "LOGIT_BYTES", 1 << 14)
-    assert largest_tensor(600, kernel=True) == pytest.approx(2 * largest_tensor(300, kernel=True), rel=0.02)
+    assert largest_tensor(600, KERNELS.get) == pytest.approx(2 * largest_tensor(300, KERNELS.get), rel=0.02)
 
 
 class CountingOps(TargetOps):
@@ -78,7 +80,7 @@ def test_teacher_is_computed_once_per_supervised_position(monkeypatch):
     target, config = make_target(), Eagle3Config(num_steps=4)
     chunk_rows = 5
     monkeypatch.setattr(loss, "LOGIT_BYTES", chunk_rows * 4 * (29 + 4 * 29))
-    ops = CountingOps(target, make_tensors(target), CPU, torch.float32, FlashAttention())
+    ops = CountingOps(target, make_tensors(target), CPU, torch.float32)
     documents = random_documents(target, [20, 3, 1, 31], seed=7)
     samples = [Supervision(sample_id=0, epoch=0, loss_mask=document.mask) for document in documents]
     counts = Eagle3Draft(config).denominators(samples)

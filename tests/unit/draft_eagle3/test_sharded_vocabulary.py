@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from spec_core.target_ops import TargetOps
+from spec_draft_eagle3.kernels import Eagle3Kernels
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
 
 from .cases import CPU, make_batch, make_ops, make_target, make_tensors, random_documents
@@ -63,7 +64,8 @@ def run(ops, head_VH, ids_V, kind):
     head_VH = head_VH.clone().requires_grad_()
     kept_V = torch.zeros(29, dtype=torch.bool)
     kept_V[::2] = True
-    loss = HeadLoss(head_VH=head_VH, ids_V=ids_V, kept_V=kept_V, kind=kind, ops=ops)
+    vocabulary = {"head_VH": head_VH, "ids_V": ids_V, "kept_V": kept_V}
+    loss = HeadLoss(**vocabulary, kind=kind, ops=ops, kernels=Eagle3Kernels())
     weight_S = torch.tensor([0.5, 0.25, 0.125], dtype=torch.float64)
     output = loss(list(states.unbind()), batch.hidden_TNH[:, -1].double(), SupervisedRows.of(batch), weight_S)
     output.loss.backward()

@@ -7,6 +7,8 @@ import random
 import pytest
 import torch
 
+from spec_core.cpu.attention import KERNELS
+from spec_core.kernels import no_kernel
 from spec_core.records import Supervision
 from spec_draft_eagle3 import attention, loss
 from spec_draft_eagle3.config import Eagle3Config
@@ -76,25 +78,26 @@ def assert_gradients(got, expected, tolerance):
 
 
 @pytest.fixture(params=["kernel", "chunked"])
-def with_kernel(request, monkeypatch):
+def kernel(request, monkeypatch):
     """Both attentions; the chunked one in chunks of two or three queries."""
     monkeypatch.setattr(attention, "SCORE_BYTES", 4 * 4 * 23 * 3)
-    return request.param == "kernel"
+    return KERNELS.get if request.param == "kernel" else no_kernel
 
 
 @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 def test_loss_and_every_gradient_equal_the_dense_reference(
-    options, changes, dtype, tolerance, with_kernel, monkeypatch
+    options, changes, dtype, tolerance, kernel, monkeypatch
 ):
     # Three positions per chunk, so that gradients are summed over several chunks.
     monkeypatch.setattr(loss, "LOGIT_BYTES", 3 * 4 * (29 + 4 * 29))
     target, config = make_target(**changes), Eagle3Config(**{"num_steps": 4, **options})
-    module, documents = make_model(target, config, dtype), random_documents(target, LENGTHS, seed=5)
+    module = make_model(target, config, dtype, kernel)
+    documents = random_documents(target, LENGTHS, seed=5)
     for document in documents:
         document.states = document.states.to(dtype)
     batch = make_batch(documents, GAPS)
-    output = module(batch, denominators(config, documents), make_ops(target, dtype, with_kernel))
+    output = module(batch, denominators(config, documents), make_ops(target, dtype))
     output.loss.backward()
     result, expected = run_reference(module, documents, target)
     assert result.loss.item() > 0.1
@@ -192,14 +195,15 @@ def test_any_cut_into_micro_batches_gives_the_same_step(cut, gap):
 
 @pytest.mark.parametrize("lengths", [[], [1], [2, 1], [9, 4]], ids=str)
 @pytest.mark.parametrize("padding", [0, 3])
-def test_batch_without_labels_gives_zero_loss_and_zero_gradients(lengths, padding, with_kernel):
+def test_batch_without_labels_gives_zero_loss_and_zero_gradients(lengths, padding, kernel):
     target, config = make_target(), Eagle3Config(num_steps=4, fc_norm=True, vocab_size=20)
-    module, documents = make_model(target, config), random_documents(target, lengths, seed=1)
+    module = make_model(target, config, kernel=kernel)
+    documents = random_documents(target, lengths, seed=1)
     for document in documents:
         document.mask[:] = False
     batch = make_batch(documents, [0] * len(documents), padding=padding)
     for counts in (torch.zeros(4, dtype=torch.float64), torch.full((4,), 7.0, dtype=torch.float64)):
-        output = module(batch, counts, make_ops(target, kernel=with_kernel))
+        output = module(batch, counts, make_ops(target))
         output.loss.backward()
         assert output.loss.item() == 0
         assert output.metrics()["acceptance_length"] == 0

@@ -161,10 +161,9 @@ def _build_trainer(plan: ResolvedRun, device: torch.device) -> DraftTrainer:
     random.seed(plan.config.seed)
     tensors = read_target_tensors(plan.target)
     counts = torch.from_numpy(plan.dataset.token_counts(plan.target.vocab_size))
-    module = plan.draft.build(plan.target, tensors, counts)
+    module = plan.draft.build(plan.target, tensors, counts, plan.backend.kernel)
     strategy = plan.strategy_type(plan.config.train, device)
-    ops = strategy.vocabulary_ops(plan.target, tensors, plan.backend.attention_kernel())
-    ops.kernels = plan.backend.kernels()
+    ops = strategy.vocabulary_ops(plan.target, tensors)
     return ShardedDraftTrainer(plan.draft, module, strategy, ops)
 
 

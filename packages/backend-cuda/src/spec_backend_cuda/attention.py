@@ -15,9 +15,11 @@ from spec_backend_cuda import dense_attention
 from spec_core.host_tensors import sent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
+
+    from spec_core.kernels import Kernel
 
 # The operators behind scaled_dot_product_attention; only they return the log-sum-exp and take documents of
 # different lengths without padding.
@@ -39,7 +41,7 @@ class Documents(NamedTuple):
 
 
 class FlashAttention:
-    """AttentionKernel (see ``spec_core.ops``)."""
+    """Causal self-attention over documents; for every dtype and shape."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
@@ -79,6 +81,12 @@ class FlashAttention:
             for grad, part in zip(grads, parts, strict=True):
                 grad[rows] = part
         return grads
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "causal_attention": FlashAttention().forward,
+    "causal_attention_backward": FlashAttention().backward,
+}
 
 
 def _is_fused(q: Tensor) -> bool:

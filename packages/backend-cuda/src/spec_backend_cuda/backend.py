@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
 
     from spec_backend_cuda.mps import MpsDaemon
     from spec_backend_cuda.nvml import Gpu
-    from spec_core.kernels import Kernels
-    from spec_core.ops import AttentionKernel
+    from spec_core.kernels import Kernel
     from spec_core.process_group import ProcessGroup
     from spec_core.rendezvous import Rendezvous
     from spec_core.transport import Transport
@@ -195,22 +195,25 @@ class CudaBackend(Backend):
 
         return IpcTransport(share_device=self.config.ipc == "auto")
 
-    def attention_kernel(self) -> AttentionKernel:
-        from spec_backend_cuda.attention import FlashAttention
+    def kernel(self, name: str) -> Kernel | None:
+        return self._kernels.get(name)
 
-        return FlashAttention()
+    @cached_property
+    def _kernels(self) -> Mapping[str, Kernel]:
+        from spec_backend_cuda.attention import KERNELS
 
-    def kernels(self) -> Kernels | None:
-        """None where they cannot be built: they are written in Triton, which needs a C compiler for its launchers."""
-        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-        if importlib.util.find_spec("triton") is None or compiler is None:
-            log.warning(
-                "drafts train in plain torch, more slowly: kernels need triton and a C compiler (gcc)"
-            )
-            return None
-        from spec_backend_cuda.kernels import TritonKernels
+        return {**KERNELS, **_triton_kernels()}
 
-        return TritonKernels()
+
+def _triton_kernels() -> Mapping[str, Kernel]:
+    """Empty where they cannot be built: Triton needs a C compiler for its launchers."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if importlib.util.find_spec("triton") is None or compiler is None:
+        log.warning("drafts train in plain torch, more slowly: kernels need triton and a C compiler (gcc)")
+        return {}
+    from spec_backend_cuda.kernels import KERNELS
+
+    return KERNELS
 
 
 def _smallest(gpus: Sequence[Gpu | None]) -> int | None:

@@ -4,7 +4,7 @@ from spec_core.backend import Backend
 from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.engine import Engine, EngineContext
-from spec_core.ops import AttentionKernel, VocabularyOps
+from spec_core.ops import VocabularyOps
 from spec_core.process_group import ProcessGroup
 from spec_core.strategy import OptimizerConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
@@ -13,7 +13,6 @@ from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 from spec_core.weight_sync import WeightSync
 
 __all__ = [
-    "AttentionKernel",
     "Backend",
     "BackendConfig",
     "BatchShare",

@@ -18,8 +18,8 @@ B7  ``limit_memory`` enforces the fraction where ``capabilities.memory_limit`` s
 B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group.
 B9  ``transport(placement)`` gives the feature transport for a placement; a placement that the hardware cannot
     do raises ConfigError.
-B10 ``attention_kernel`` is None, or a causal kernel whose result equals dense attention; ``kernels`` is None, or
-    agrees with ``spec_core.plain_kernels`` up to rounding.
+B10 ``kernel`` gives the kernel of a name (``spec_core.kernels`` has its contract), the same at every call, or None
+    for a name that this backend does nothing faster for.
 B11 ``import_env`` is as cheap and as safe as ``probe``, and empty unless torch cannot be imported without it.
 """
 
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from spec_core.kernels import Kernels
-    from spec_core.ops import AttentionKernel
+    from spec_core.kernels import Kernel
     from spec_core.process_group import ProcessGroup
     from spec_core.records import Availability, Capabilities
     from spec_core.rendezvous import Rendezvous
@@ -110,10 +109,6 @@ class Backend(ABC):
             f"backend {self.name!r} cannot limit device memory (asked for a fraction of {fraction})"
         )
 
-    def attention_kernel(self) -> AttentionKernel | None:
-        """B10: the fastest causal attention that returns its log-sum-exp, if the hardware has one."""
-        return None
-
-    def kernels(self) -> Kernels | None:
-        """B10: what else the hardware does faster than plain torch."""
+    def kernel(self, name: str) -> Kernel | None:
+        """B10: what the hardware does faster than plain torch. A draft asks once, when it is built."""
         return None

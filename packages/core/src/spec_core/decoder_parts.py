@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_core.plain_kernels import PLAIN
+from spec_core.plain_kernels import swiglu_mlp
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Callable
 
-    from spec_core.kernels import Kernels
+    from torch import Tensor
 
 INIT_STD = 0.02
 """As Llama starts. A draft that starts better otherwise scales what was drawn."""
@@ -32,16 +32,22 @@ class RMSNorm(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU."""
+    """A SwiGLU MLP; ``swiglu_mlp`` is the kernel of that name."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        swiglu_mlp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = swiglu_mlp,
+    ) -> None:
         super().__init__()
+        self._swiglu_mlp = swiglu_mlp
         self.gate_proj = linear(hidden_size, intermediate_size)
         self.up_proj = linear(hidden_size, intermediate_size)
         self.down_proj = linear(intermediate_size, hidden_size)
 
-    def forward(self, x: Tensor, kernels: Kernels = PLAIN) -> Tensor:
-        return kernels.mlp(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+    def forward(self, x: Tensor) -> Tensor:
+        return self._swiglu_mlp(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

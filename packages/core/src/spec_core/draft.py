@@ -19,6 +19,8 @@ D8  ``export`` writes a folder that the engines in ``serving_methods`` load; ``f
     building from it gives the same weights, bit for bit in the stored dtype.
 D9  ``proposer`` drafts exactly as the engines do: its proposals are those of the module's own forward pass.
     ``max_draft_tokens`` is the most that one proposal can hold: a block's guesses; None where a chain goes on.
+D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain version.
+    With a backend's kernels a step differs from the plain one by rounding only.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.config import DraftConfig
+from spec_core.kernels import FindKernel, KernelSet, no_kernel
 from spec_core.records import Availability, ShardHints
 
 if TYPE_CHECKING:
@@ -92,6 +95,11 @@ class Draft(ABC):
         return Availability(ok=True)
 
     @classmethod
+    def kernels(cls) -> type[KernelSet]:
+        """D10: the kernels that the draft can use. Imports torch."""
+        return KernelSet
+
+    @classmethod
     @abstractmethod
     def from_folder(cls, folder: Path) -> Self | None:
         """D8: the draft of an exported folder (``init_from`` set to it), or None if it is another algorithm's.
@@ -112,9 +120,16 @@ class Draft(ABC):
         """D6: float64 [S], summed over the samples given, on the CPU."""
 
     @abstractmethod
-    def build(self, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None) -> nn.Module:
+    def build(
+        self,
+        target: TargetSpec,
+        tensors: TargetTensors,
+        token_counts: Tensor | None,
+        kernel: FindKernel = no_kernel,
+    ) -> nn.Module:
         """D3: float32 parameters on the CPU. ``token_counts``: int64 [V], how often each token is supervised in
-        the training data; None counts as all equal. Draws its initial weights from torch's global generator."""
+        the training data; None counts as all equal. Draws its initial weights from torch's global generator.
+        ``kernel``: the backend's, for the names that ``kernels`` declares."""
 
     @abstractmethod
     def export(self, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:

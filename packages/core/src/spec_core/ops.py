@@ -1,4 +1,4 @@
-"""VocabularyOps: the frozen, vocabulary-wide half of a draft's step; AttentionKernel: its causal attention.
+"""VocabularyOps: the frozen, vocabulary-wide half of a draft's step.
 
 The target's embedding, head and final norm never become parameters of the draft: they live here, outside
 sharding, checkpoints, optimizer and weight sync. On one device the implementation is plain
@@ -13,52 +13,19 @@ O3  ``reduce_max`` and ``reduce_sum`` combine a value per row over all vocabular
     return their argument.
 O4  ``head_VH`` is the target's head as stored, local rows only, in the compute dtype, without a gradient: a draft
     that shares the head multiplies by it, chunk by chunk. Its gradient with respect to the states is partial too.
-O5  ``attention`` and ``kernels`` are the backend's, or None: then drafts use plain torch. Who builds ops sets them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
-
-    from spec_core.kernels import Kernels
-
-
-class AttentionKernel(Protocol):
-    """Causal self-attention over documents, scale ``head_dim ** -0.5``.
-
-    Shapes: q ``[T, heads, head_dim]``; k, v ``[T, kv_heads, head_dim]`` (grouped queries); ``bounds`` the
-    (start, stop) of each document. Rows outside every document are 0 in every result.
-    """
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor]:
-        """(out like q, natural-log log-sum-exp [T, heads], float32 or wider)."""
-        ...
-
-    def backward(
-        self,
-        grad_out: Tensor,
-        saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-        bounds: Sequence[tuple[int, int]],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv) for ``saved = (q, k, v, out, lse)``; out and lse may be merged with further keys."""
-        ...
 
 
 class VocabularyOps(ABC):
     """See the module's contract."""
-
-    attention: AttentionKernel | None
-    """The backend's kernel, or None: then the draft uses chunked dense attention."""
-    kernels: Kernels | None = None
-    """What else the backend does faster than ``spec_core.plain_kernels``."""
 
     @property
     @abstractmethod

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from spec_core.ops import AttentionKernel, VocabularyOps
+    from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput
     from spec_core.target import TargetSpec, TargetTensors
 
@@ -78,9 +78,7 @@ class Strategy(Resource):
         """Takes over the module (same initial weights on every rank) and builds its optimizer."""
 
     @abstractmethod
-    def vocabulary_ops(
-        self, target: TargetSpec, tensors: TargetTensors, attention: AttentionKernel | None
-    ) -> VocabularyOps:
+    def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
         """The frozen half of the step, on this strategy's device and in its compute dtype."""
 
     @abstractmethod

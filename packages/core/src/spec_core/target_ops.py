@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from spec_core.ops import AttentionKernel, VocabularyOps
+from spec_core.ops import VocabularyOps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,9 +24,7 @@ class TargetOps(VocabularyOps):
         tensors: TargetTensors,
         device: torch.device,
         dtype: torch.dtype,
-        attention: AttentionKernel | None = None,
     ) -> None:
-        self.attention = attention
         self._target = target
         self._embedding_VH = tensors.embedding_VH.to(device, dtype)
         self._head_VH = self._embedding_VH if target.tied else tensors.head_VH.to(device, dtype)

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.plain_kernels import PLAIN
-
 if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.ops import VocabularyOps
+    from spec_core.plain_kernels import DecoderKernels
 
 
-def summarize(logits_XV: Tensor, ids_V: Tensor, ops: VocabularyOps) -> tuple[Tensor, Tensor]:
-    """(log-sum-exp, vocabulary id of the largest) of each row; over shards the smallest id of a tie."""
-    local_X, sum_X, index_X = (ops.kernels or PLAIN).summarize(logits_XV)
+def logsumexp_argmax(
+    logits_XV: Tensor, ids_V: Tensor, ops: VocabularyOps, kernels: DecoderKernels
+) -> tuple[Tensor, Tensor]:
+    """Return each row's log-sum-exp, and the vocabulary id of its largest logit; of a tie the smallest id."""
+    local_X, sum_X, index_X = kernels.logsumexp_argmax(logits_XV)
     top_X = ops.reduce_max(local_X)
     log_sum_X = top_X + ops.reduce_sum(sum_X * (local_X - top_X).exp()).log()
     # A NaN is not below anything: what such a row calls its largest is still an id of the vocabulary.

@@ -95,8 +95,13 @@ class _Chunk:
 def block_attention(
     q: Tensor, context: KeysValues, own: KeysValues, layout: BlockLayout, window: int | None
 ) -> Tensor:
-    """Like q. ``window`` None: a full layer, which looks both ways inside the block. Else a sliding layer: a query
-    at position p sees positions from p − (window − 1) on, and its own block up to itself."""
+    """Return the blocks' attention to their context and to themselves, [A, B, heads, D] like ``q``; differentiable.
+
+    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.places``: int64 [A] twice on the
+    device, each block's anchor (ascending) and the start of its document: it sees tokens from start to anchor − 1.
+    ``window`` None: a full layer, which looks both ways inside the block. Else a sliding layer: a query at position p
+    sees positions from p − (window − 1) on, and its own block up to itself.
+    """
     parts = zip(*(tensor.split(CHUNK_BLOCKS) for tensor in (q, *own)), strict=True)
     pieces = [
         _recomputed(_attend, part, context, layout.chunk(index * CHUNK_BLOCKS, window), window)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.draft import Draft, Proposer
 from spec_core.errors import TargetError
+from spec_core.kernels import no_kernel
 from spec_core.records import FeatureSchema, ShardHints
 from spec_core.served_draft import head_problem, published
 from spec_draft_dflash.artifact import Artifact
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spec_core.config import DraftConfig
+    from spec_core.kernels import FindKernel
     from spec_core.ops import VocabularyOps
     from spec_core.records import Supervision
     from spec_core.target import TargetSpec, TargetTensors
+    from spec_draft_dflash.kernels import DFlashKernels
 
 
 class DFlashDraft(Draft):
@@ -87,12 +90,25 @@ class DFlashDraft(Draft):
         shares = [reached_S[rule.draw(sample)[1] - 1].sum() for sample in supervision]
         return sum(shares, torch.zeros((), dtype=torch.float64))[None]
 
-    def build(self, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None) -> nn.Module:
+    @classmethod
+    def kernels(cls) -> type[DFlashKernels]:
+        from spec_draft_dflash.kernels import DFlashKernels
+
+        return DFlashKernels
+
+    def build(
+        self,
+        target: TargetSpec,
+        tensors: TargetTensors,
+        token_counts: Tensor | None,
+        kernel: FindKernel = no_kernel,
+    ) -> nn.Module:
         """The final norm starts as the target's: its head is used as it is."""
         from spec_draft_dflash.model import DFlashModel
 
         self.check_target(target)
-        module = DFlashModel(self._shape(target), self._options, target.embedding_scale)
+        kernels = self.kernels().of(kernel)
+        module = DFlashModel(self._shape(target), self._options, target.embedding_scale, kernels)
         if self._artifact is not None:
             module.load_state_dict(self._artifact.read())
         else:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.plain_kernels import PLAIN
-from spec_core.vocabulary_rows import summarize
+from spec_core.vocabulary_rows import logsumexp_argmax
 
 if TYPE_CHECKING:
     from typing import Self
 
     from torch import Tensor
 
-    from spec_core.kernels import Kernels, Law
     from spec_core.ops import VocabularyOps
+    from spec_core.plain_kernels import Distribution
+    from spec_draft_dflash.kernels import DFlashKernels
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Labels:
     """int64: the label among the local rows; any of them where it is on another shard."""
     here_R1: Tensor
     """bool: the label is on this shard."""
-    kernels: Kernels
+    kernels: DFlashKernels
 
     @classmethod
-    def of(cls, id_R: Tensor, ops: VocabularyOps) -> Self:
+    def of(cls, id_R: Tensor, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
         first, stop = ops.vocab_range
         here_R = (id_R >= first) & (id_R < stop)
         column_R = (id_R - first).clamp(0, stop - first - 1)
-        return cls(column_R[:, None], here_R[:, None], ops.kernels or PLAIN)
+        return cls(column_R[:, None], here_R[:, None], kernels)
 
     def aligned(self, logits_RV: Tensor, log_sum_R: Tensor) -> Tensor:
         """[R]: the label's logit, local share."""
@@ -51,22 +51,25 @@ class Labels:
 
 @dataclass(frozen=True)
 class Laws:
-    law: Law
-    kernels: Kernels
+    law: Distribution
+    kernels: DFlashKernels
 
     @classmethod
-    def of(cls, logits_RV: Tensor, ops: VocabularyOps) -> Self:
-        log_sum_R, _ = summarize(logits_RV, torch.arange(*ops.vocab_range, device=logits_RV.device), ops)
-        return cls((logits_RV, log_sum_R), ops.kernels or PLAIN)
+    def of(cls, logits_RV: Tensor, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
+        ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
+        log_sum_R, _ = logsumexp_argmax(logits_RV, ids_V, ops, kernels)
+        return cls((logits_RV, log_sum_R), kernels)
 
     def aligned(self, logits_RV: Tensor, log_sum_R: Tensor) -> Tensor:
         """[R]: Σ law · logit, local share."""
         one_R = torch.ones_like(log_sum_R)
-        return self.kernels.compare(logits_RV[:, None], log_sum_R[:, None], self.law, one_R)[0].squeeze(1)
+        return self.kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], self.law, one_R)[0].squeeze(
+            1
+        )
 
     def gradient_(self, logits_RV: Tensor, log_sum_R: Tensor, weight_R: Tensor) -> Tensor:
         """weight · (softmax − law), in the logits' memory."""
         weight_R1, one_R = weight_R[:, None], torch.ones_like(log_sum_R)
         factors = weight_R1, torch.zeros_like(weight_R1), weight_R1
-        self.kernels.gradient_(logits_RV[:, None], log_sum_R[:, None], factors, self.law, one_R)
+        self.kernels.distill_grad_(logits_RV[:, None], log_sum_R[:, None], factors, self.law, one_R)
         return logits_RV

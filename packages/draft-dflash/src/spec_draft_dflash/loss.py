@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from spec_core.host_tensors import sent
 from spec_core.known_gradients import with_gradients
 from spec_core.records import StepOutput
-from spec_core.vocabulary_rows import summarize
+from spec_core.vocabulary_rows import logsumexp_argmax
 from spec_draft_dflash.guides import Labels, Laws
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch
     from spec_draft_dflash.blocks import Blocks
     from spec_draft_dflash.config import LossKind
+    from spec_draft_dflash.kernels import DFlashKernels
 
 LOGIT_BYTES = 4 << 20
 """Least size of a chunk's float32 logits, the teacher's included: on a CPU they should stay in cache."""
@@ -67,6 +68,7 @@ class BlockLoss:
     """What slots are compared with, and how much each weighs."""
 
     ops: VocabularyOps
+    kernels: DFlashKernels
     kind: LossKind
     weight_S: Tensor
     """Of slots, for the losses that do not weigh by themselves."""
@@ -89,8 +91,9 @@ class BlockLoss:
     def guide(self, batch: DraftBatch, label_R: Tensor) -> Labels | Laws:
         """``label_R``: where in the batch the guessed token is. Its law is the target's state one place before."""
         if self.kind == "soft":
-            return Laws.of(self.ops.teacher_logits(batch.hidden_TNH[label_R - 1, -1]), self.ops)
-        return Labels.of(batch.input_ids_T[label_R], self.ops)
+            logits_RV = self.ops.teacher_logits(batch.hidden_TNH[label_R - 1, -1])
+            return Laws.of(logits_RV, self.ops, self.kernels)
+        return Labels.of(batch.input_ids_T[label_R], self.ops, self.kernels)
 
     def weights(self, cross_CS: Tensor, counted_CS: Tensor) -> Tensor:
         """[C, S]: of the slots of some blocks, given their cross-entropies; 0 where a slot does not count."""
@@ -123,7 +126,8 @@ class _Tally:
         label_R = anchor_R + 1 + slot_R
         states_RH = self.states_ASH[block_R, slot_R]
         logits_RV = F.linear(states_RH, ops.head_VH)
-        log_sum_R, best_R = summarize(logits_RV, torch.arange(*ops.vocab_range, device=logits_RV.device), ops)
+        ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
+        log_sum_R, best_R = logsumexp_argmax(logits_RV, ids_V, ops, self.rule.kernels)
         correct_R = best_R == self.batch.input_ids_T[label_R]
         guide = self.rule.guide(self.batch, label_R)
         cross_R = log_sum_R - ops.reduce_sum(guide.aligned(logits_RV, log_sum_R))

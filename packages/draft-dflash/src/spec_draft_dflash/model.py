@@ -5,7 +5,7 @@ Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,23 +13,20 @@ from torch import nn
 
 from spec_core.decoder_parts import Mlp, RMSNorm, linear
 from spec_core.host_tensors import sent
-from spec_core.plain_kernels import PLAIN
 from spec_core.rope import Rope
-from spec_draft_dflash.attention import BlockLayout, block_attention
+from spec_draft_dflash.attention import BlockLayout
 from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
 from spec_draft_dflash.loss import BlockLoss, CountedSlots
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.kernels import Kernels
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dflash.attention import KeysValues
     from spec_draft_dflash.config import DFlashConfig
+    from spec_draft_dflash.kernels import Angles, DFlashKernels
     from spec_draft_dflash.shape import DraftShape
-
-    Angles = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,13 +36,12 @@ class Geometry:
     layout: BlockLayout
     slot_angles: Angles
     context_angles: Angles
-    kernels: Kernels = PLAIN
 
 
 class Attention(nn.Module):
     """Queries from the block; keys and values, by the same weights, from context and block."""
 
-    def __init__(self, shape: DraftShape) -> None:
+    def __init__(self, shape: DraftShape, kernels: DFlashKernels) -> None:
         super().__init__()
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = linear(shape.hidden_size, queries)
@@ -55,61 +51,65 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
         self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
         self.head_dim = shape.head_dim
+        self._norm_rotate = kernels.norm_rotate
 
-    def queries(self, x_RH: Tensor, angles: Angles, kernels: Kernels = PLAIN) -> Tensor:
+    def queries(self, x_RH: Tensor, angles: Angles) -> Tensor:
         """[R, heads, head_dim], normed per head and rotated."""
         q = self.q_proj(x_RH).unflatten(-1, (-1, self.head_dim))
-        return kernels.norm_rotate(q, self.q_norm.weight, self.q_norm.eps, angles)
+        return self._norm_rotate(q, self.q_norm.weight, self.q_norm.eps, angles)
 
-    def keys_values(self, x_RH: Tensor, angles: Angles, kernels: Kernels = PLAIN) -> KeysValues:
+    def keys_values(self, x_RH: Tensor, angles: Angles) -> KeysValues:
         """[R, kv_heads, head_dim] twice; keys normed per head and rotated."""
         k, v = (project(x_RH).unflatten(-1, (-1, self.head_dim)) for project in (self.k_proj, self.v_proj))
-        return kernels.norm_rotate(k, self.k_norm.weight, self.k_norm.eps, angles), v
+        return self._norm_rotate(k, self.k_norm.weight, self.k_norm.eps, angles), v
 
 
 class Layer(nn.Module):
     """One Qwen3-style decoder layer over blocks. ``window`` None: full attention; see ``block_attention``."""
 
-    def __init__(self, shape: DraftShape, window: int | None) -> None:
+    def __init__(self, shape: DraftShape, window: int | None, kernels: DFlashKernels) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.self_attn = Attention(shape)
-        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size)
-        self.window = window
+        self.self_attn = Attention(shape, kernels)
+        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
+        self.window, self._block_attention = window, kernels.block_attention
 
     def forward(self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry) -> Tensor:
         """The context enters as it is: the input norm is for the block only."""
-        context = self.self_attn.keys_values(context_TH, geometry.context_angles, geometry.kernels)
+        context = self.self_attn.keys_values(context_TH, geometry.context_angles)
         return self.advance(x_ABH, context, geometry)
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
         """The same, with the context's keys and values at hand."""
         attention, blocks = self.self_attn, x_ABH.shape[:2]
         normed_RH, angles = self.input_layernorm(x_ABH).flatten(0, 1), geometry.slot_angles
-        q = attention.queries(normed_RH, angles, geometry.kernels)
-        k, v = attention.keys_values(normed_RH, angles, geometry.kernels)
+        q = attention.queries(normed_RH, angles)
+        k, v = attention.keys_values(normed_RH, angles)
         q, k, v = (rows.unflatten(0, blocks) for rows in (q, k, v))
-        faster = geometry.kernels.blocks
-        if faster is not None and faster.takes(q, k.shape[2]):
-            attended = faster(q, context, (k, v), geometry.layout.places, self.window)
-        else:
-            attended = block_attention(q, context, (k, v), geometry.layout, self.window)
+        attended = self._block_attention(q, context, (k, v), geometry.layout, self.window)
         x_ABH = x_ABH + attention.o_proj(attended.flatten(2))
-        return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH), geometry.kernels)
+        return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH))
 
 
 class DFlashModel(nn.Module):
     """Single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
 
-    def __init__(self, shape: DraftShape, config: DFlashConfig, embedding_scale: float) -> None:
+    def __init__(
+        self,
+        shape: DraftShape,
+        config: DFlashConfig,
+        embedding_scale: float,
+        kernels: DFlashKernels,
+    ) -> None:
         """``embedding_scale``: what the target multiplies its embedding by before its first layer."""
         super().__init__()
-        self.shape, self.config, self.embedding_scale = shape, config, embedding_scale
+        self.shape, self.config, self.kernels = shape, config, kernels
+        self.embedding_scale = embedding_scale
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.layers = nn.ModuleList(Layer(shape, window) for window in shape.windows)
+        self.layers = nn.ModuleList(Layer(shape, window, kernels) for window in shape.windows)
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
@@ -122,6 +122,7 @@ class DFlashModel(nn.Module):
         states_ABH = self.states(batch, blocks, ops)
         loss = BlockLoss(
             ops=ops,
+            kernels=self.kernels,
             kind=self.config.loss,
             weight_S=weight_S,
             alpha=self.config.dpace_alpha,
@@ -133,7 +134,6 @@ class DFlashModel(nn.Module):
         context_TH = self.context(batch.hidden_TNH)
         layout = BlockLayout(blocks.anchor_A, blocks.start_A, context_TH.device)
         geometry = self.geometry(layout, self.shape.block_size, batch.position_T, context_TH.dtype)
-        geometry = replace(geometry, kernels=ops.kernels or PLAIN)
         anchor_A, _ = layout.places
         x_ABH = self.embed(batch.input_ids_T[anchor_A], self.shape.block_size, ops)
         for layer in self.layers:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.draft import Draft, Proposer
 from spec_core.errors import ConfigError, TargetError
+from spec_core.kernels import no_kernel
 from spec_core.records import FeatureSchema
 from spec_core.served_draft import head_problem, published
 from spec_draft_eagle3.artifact import Artifact
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spec_core.config import DraftConfig
+    from spec_core.kernels import FindKernel
     from spec_core.ops import VocabularyOps
     from spec_core.records import Supervision
     from spec_core.target import TargetSpec, TargetTensors
+    from spec_draft_eagle3.kernels import Eagle3Kernels
 
 
 class Eagle3Draft(Draft):
@@ -79,12 +82,24 @@ class Eagle3Draft(Draft):
         ]
         return sum(counts, torch.zeros(steps, dtype=torch.int64)).to("cpu", torch.float64)
 
-    def build(self, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None) -> nn.Module:
+    @classmethod
+    def kernels(cls) -> type[Eagle3Kernels]:
+        from spec_draft_eagle3.kernels import Eagle3Kernels
+
+        return Eagle3Kernels
+
+    def build(
+        self,
+        target: TargetSpec,
+        tensors: TargetTensors,
+        token_counts: Tensor | None,
+        kernel: FindKernel = no_kernel,
+    ) -> nn.Module:
         from spec_draft_eagle3.initial_weights import initialize
         from spec_draft_eagle3.model import Eagle3Model
 
         self.check_target(target)
-        module = Eagle3Model(self._shape(target), self._options)
+        module = Eagle3Model(self._shape(target), self._options, self.kernels().of(kernel))
         if self._artifact is not None:
             module.load_state_dict(self._artifact.read())
         else:

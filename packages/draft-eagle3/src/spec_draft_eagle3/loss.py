@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from spec_core.host_tensors import sent
 from spec_core.known_gradients import with_gradients
-from spec_core.plain_kernels import PLAIN
 from spec_core.records import StepOutput
 from spec_draft_eagle3.row_loss import ROW_LOSSES, score, teach
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_draft_eagle3.config import LossKind
+    from spec_draft_eagle3.kernels import Eagle3Kernels
 
 LOGIT_BYTES = 4 << 20
 """Least size of a chunk's float32 logits, teacher's and draft's together. Some ten passes go over them: on a CPU they
@@ -75,6 +75,7 @@ class HeadLoss:
     """bool over the whole target vocabulary: has a row in the head. None: all have."""
     kind: LossKind
     ops: VocabularyOps
+    kernels: Eagle3Kernels
 
     def __call__(
         self, states: Sequence[Tensor], hidden_TH: Tensor, rows: SupervisedRows, weight_S: Tensor
@@ -122,10 +123,11 @@ class _Tally:
         row_RS = (chunk.teacher_R[:, None] - 1 - step_S).clamp(min=0)
         input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)
         logits_RSV = F.linear(input_RSH, head.head_VH)
-        teacher = teach(head.ops, hidden_RH, head.ids_V, head.kept_V)
-        scored = score(logits_RSV, head.ids_V, teacher, head.ops)
+        ops, kernels = head.ops, head.kernels
+        teacher = teach(ops, kernels, hidden_RH, head.ids_V, head.kept_V)
+        scored = score(logits_RSV, head.ids_V, teacher, ops, kernels)
         agreed_RS = labelled_RS & (scored.best_RS == teacher.best_R[:, None])
-        value_RS, factors = ROW_LOSSES[head.kind](scored, teacher, head.ops)
+        value_RS, factors = ROW_LOSSES[head.kind](scored, teacher, ops, kernels)
         trained_RS = (labelled_RS & teacher.kept_R[:, None]).to(self.weight_S.dtype)
         weight_RS = trained_RS * self.weight_S
         self.loss += (value_RS * weight_RS).sum()
@@ -138,8 +140,9 @@ class _Tally:
         if self.grad_states_XH is None:
             return
         a, b, c = (factor * weight_RS for factor in factors)
-        kernels, law = head.ops.kernels or PLAIN, teacher.law
-        grad_RSV = kernels.gradient_(logits_RSV, scored.log_sum_RS, (a, b, c), law, teacher.mass_R)
+        grad_RSV = kernels.distill_grad_(
+            logits_RSV, scored.log_sum_RS, (a, b, c), teacher.law, teacher.mass_R
+        )
         self._add_gradients(
             grad_RSV, input_RSH, torch.where(labelled_RS.flatten(), row_X, len(self.agreed_X))
         )

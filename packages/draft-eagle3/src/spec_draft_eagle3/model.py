@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from spec_core.decoder_parts import Mlp, RMSNorm, linear
-from spec_core.plain_kernels import PLAIN
 from spec_core.rope import Rope
 from spec_draft_eagle3.attention import unrolled_attention
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
@@ -17,10 +16,10 @@ from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.kernels import Kernels
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_eagle3.config import Eagle3Config
+    from spec_draft_eagle3.kernels import Eagle3Kernels
     from spec_draft_eagle3.shape import DraftShape
 
 
@@ -39,13 +38,13 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """One Llama-style decoder layer whose attention sees [normed token embedding ; normed hidden state]."""
 
-    def __init__(self, shape: DraftShape) -> None:
+    def __init__(self, shape: DraftShape, kernels: Eagle3Kernels) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.self_attn = Attention(shape)
-        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size)
+        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
         self.heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         self.head_dim = shape.head_dim
 
@@ -68,10 +67,10 @@ class Layer(nn.Module):
         projected = torch.addmm(embedded, self.hidden_norm(hidden_TH), weight.T)
         return projected.unflatten(1, (sum(self.heads), self.head_dim)).split(self.heads, dim=1)
 
-    def finish(self, hidden_TH: Tensor, attended: Tensor, kernels: Kernels = PLAIN) -> Tensor:
+    def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
         """Output projection and MLP around their residuals."""
         hidden_TH = hidden_TH + self.self_attn.o_proj(attended.flatten(1))
-        return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH), kernels)
+        return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH))
 
 
 class Eagle3Model(nn.Module):
@@ -83,15 +82,15 @@ class Eagle3Model(nn.Module):
     d2t: Tensor | None
     t2d: Tensor | None
 
-    def __init__(self, shape: DraftShape, config: Eagle3Config) -> None:
+    def __init__(self, shape: DraftShape, config: Eagle3Config, kernels: Eagle3Kernels) -> None:
         super().__init__()
-        self.shape, self.config = shape, config
+        self.shape, self.config, self.kernels = shape, config, kernels
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         width = shape.hidden_size
         self.fc = linear(shape.num_captured * width, width)
         chunks = shape.num_captured if shape.fc_norm else 0
         self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(chunks))
-        self.midlayer = Layer(shape)
+        self.midlayer = Layer(shape, kernels)
         self.norm = RMSNorm(width, shape.norm_eps)
         self.lm_head = linear(width, shape.vocab_size)
         self.register_buffer(
@@ -112,7 +111,12 @@ class Eagle3Model(nn.Module):
         rows = SupervisedRows.of(batch)
         states = self.unroll(batch, ops)
         loss = HeadLoss(
-            head_VH=self.lm_head.weight, ids_V=self.ids_V, kept_V=self.t2d, kind=self.config.loss, ops=ops
+            head_VH=self.lm_head.weight,
+            ids_V=self.ids_V,
+            kept_V=self.t2d,
+            kind=self.config.loss,
+            ops=ops,
+            kernels=self.kernels,
         )
         return loss(states, batch.hidden_TNH[:, -1], rows, self._step_weights(denominators, states[0]))
 
@@ -123,7 +127,7 @@ class Eagle3Model(nn.Module):
         is never labelled, at no later step either, and no row of its document attends it.
         """
         steps, (num_tokens, layer) = self.config.num_steps, (len(batch.input_ids_T), self.midlayer)
-        kernels = ops.kernels or PLAIN
+        rotate = self.kernels.rotate
         token_weight, hidden_weight = layer.qkv_weights()
         tokens = F.pad(layer.embed(ops.embed(batch.input_ids_T), token_weight), (0, 0, 0, steps))
         bounds = [(span.start, span.stop) for span in batch.spans]
@@ -134,11 +138,11 @@ class Eagle3Model(nn.Module):
         for step in range(steps):
             q, k, v = layer.qkv(tokens[step + 1 : step + 1 + num_tokens], hidden, hidden_weight)
             angles = self.rope.angles(batch.position_T + step, q.dtype)
-            keys.append(kernels.rotate(k, angles))
+            keys.append(rotate(k, angles))
             values.append(v)
-            q = kernels.rotate(q, angles)
-            attended = unrolled_attention(ops, q, keys, values, bounds)
-            hidden, normed = self.output(layer.finish(hidden, attended, kernels))
+            q = rotate(q, angles)
+            attended = unrolled_attention(self.kernels, q, keys, values, bounds)
+            hidden, normed = self.output(layer.finish(hidden, attended))
             states.append(normed)
         return states
 

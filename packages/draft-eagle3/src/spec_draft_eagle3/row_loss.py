@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.plain_kernels import PLAIN
-from spec_core.vocabulary_rows import summarize
+from spec_core.vocabulary_rows import logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from spec_core.kernels import Law
     from spec_core.ops import VocabularyOps
+    from spec_core.plain_kernels import Distribution
     from spec_draft_eagle3.config import LossKind
+    from spec_draft_eagle3.kernels import Eagle3Kernels
 
     Factors = tuple[Tensor, Tensor, Tensor]
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Teacher:
     """The target's law at R positions."""
 
-    law: Law
+    law: Distribution
     """p: softmax over the kept rows."""
     mass_R: Tensor
     """Share of the law over the *whole* vocabulary that the kept rows hold: p̂ = mass · p."""
@@ -59,42 +59,53 @@ class Scored:
     """Σ q where q < p̂"""
 
 
-def teach(ops: VocabularyOps, hidden_RH: Tensor, ids_V: Tensor, kept_V: Tensor | None) -> Teacher:
+def teach(
+    ops: VocabularyOps, kernels: Eagle3Kernels, hidden_RH: Tensor, ids_V: Tensor, kept_V: Tensor | None
+) -> Teacher:
     """The target's law from the input of its final norm; see HeadLoss for ``ids_V`` and ``kept_V``."""
     logits_RV = ops.teacher_logits(hidden_RH)
     first, stop = ops.vocab_range
-    log_sum_R, best_R = summarize(logits_RV, torch.arange(first, stop, device=logits_RV.device), ops)
+    every_V = torch.arange(first, stop, device=logits_RV.device)
+    log_sum_R, best_R = logsumexp_argmax(logits_RV, every_V, ops, kernels)
     if kept_V is None:
         every = torch.ones_like(log_sum_R)
         return Teacher((logits_RV, log_sum_R), every, best_R, every.bool())
     logits_RV = logits_RV[:, ids_V - first]
-    kept_sum_R, _ = summarize(logits_RV, ids_V, ops)
+    kept_sum_R, _ = logsumexp_argmax(logits_RV, ids_V, ops, kernels)
     return Teacher((logits_RV, kept_sum_R), (kept_sum_R - log_sum_R).exp(), best_R, kept_V[best_R])
 
 
-def score(logits_RSV: Tensor, ids_V: Tensor, teacher: Teacher, ops: VocabularyOps) -> Scored:
-    log_sum_RS, best_RS = summarize(logits_RSV, ids_V, ops)
-    sums = (ops.kernels or PLAIN).compare(logits_RSV, log_sum_RS, teacher.law, teacher.mass_R)
+def score(
+    logits_RSV: Tensor, ids_V: Tensor, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
+) -> Scored:
+    log_sum_RS, best_RS = logsumexp_argmax(logits_RSV, ids_V, ops, kernels)
+    sums = kernels.distill_terms(logits_RSV, log_sum_RS, teacher.law, teacher.mass_R)
     aligned_RS, overlap_RS, below_RS = map(ops.reduce_sum, sums)
     return Scored(log_sum_RS, best_RS, log_sum_RS - aligned_RS, overlap_RS, below_RS)
 
 
-def _cross_entropy(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Factors]:
+def _cross_entropy(
+    scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
+) -> tuple[Tensor, Factors]:
     one_RS = torch.ones_like(scored.cross_RS)
     return scored.cross_RS, (one_RS, torch.zeros_like(one_RS), one_RS)
 
 
-def _lk_alpha(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Factors]:
+def _lk_alpha(
+    scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
+) -> tuple[Tensor, Factors]:
     """−log α, where dα/dlogits = (q where q < p̂) − q · Σ (q where q < p̂)."""
     overlap_RS = scored.overlap_RS.clamp(min=torch.finfo(scored.overlap_RS.dtype).tiny)
     factors = scored.below_RS / overlap_RS, -1 / overlap_RS, torch.zeros_like(overlap_RS)
     return -overlap_RS.log(), factors
 
 
-def _lk_lambda(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Tensor, Factors]:
+def _lk_lambda(
+    scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
+) -> tuple[Tensor, Factors]:
     """λ · KL(p ‖ q) + (1 − λ)(1 − α) with λ = exp(−3 α), a constant for the gradient."""
     (logits_RV, log_sum_R), mass_R = teacher.law, teacher.mass_R
-    own, *_ = (ops.kernels or PLAIN).compare(logits_RV[:, None], log_sum_R[:, None], teacher.law, mass_R)
+    own, *_ = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher.law, mass_R)
     entropy_R1 = log_sum_R[:, None] - ops.reduce_sum(own)
     share_RS = (-3 * scored.overlap_RS).exp()
     value_RS = share_RS * (scored.cross_RS - entropy_R1) + (1 - share_RS) * (1 - scored.overlap_RS)
@@ -102,7 +113,9 @@ def _lk_lambda(scored: Scored, teacher: Teacher, ops: VocabularyOps) -> tuple[Te
 
 
 # Values [R, S], and the factors a, b, c [R, S] of their gradients.
-ROW_LOSSES: Mapping[LossKind, Callable[[Scored, Teacher, VocabularyOps], tuple[Tensor, Factors]]] = {
+ROW_LOSSES: Mapping[
+    LossKind, Callable[[Scored, Teacher, VocabularyOps, Eagle3Kernels], tuple[Tensor, Factors]]
+] = {
     "ce": _cross_entropy,
     "lk_alpha": _lk_alpha,
     "lk_lambda": _lk_lambda,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.optim import AdamW
 
-    from spec_core.ops import AttentionKernel, VocabularyOps
+    from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput
     from spec_core.target import TargetSpec, TargetTensors
 
@@ -64,14 +64,12 @@ class FsdpStrategy(Strategy):
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._optimizer = self._build_optimizer(list(self._trained.values()))
 
-    def vocabulary_ops(
-        self, target: TargetSpec, tensors: TargetTensors, attention: AttentionKernel | None
-    ) -> VocabularyOps:
+    def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
         import torch
 
         from spec_core.target_ops import TargetOps
 
-        return TargetOps(target, tensors, self.device, getattr(torch, self.config.dtype), attention)
+        return TargetOps(target, tensors, self.device, getattr(torch, self.config.dtype))
 
     def step(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float

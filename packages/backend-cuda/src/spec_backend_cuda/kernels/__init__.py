@@ -1,61 +1,45 @@
-"""Kernels in Triton; each falls back on plain torch for dtypes and shapes that it is not written for."""
+"""Kernels in Triton, by the names that drafts ask for; each says which dtypes and shapes it is written for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_backend_cuda.kernels import gated_mlp, rotary, vocabulary
 from spec_backend_cuda.kernels.block_attention import FusedBlocks
 from spec_backend_cuda.kernels.diagonals import FusedDiagonals
-from spec_core.plain_kernels import PlainKernels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from torch import Tensor
 
-    from spec_core.kernels import BlockAttention, DiagonalAttention, Law
+    from spec_core.kernels import Kernel
+
+_BLOCKS, _OWN_KEYS = FusedBlocks(), FusedDiagonals()
 
 
-class TritonKernels(PlainKernels):
-    """See ``spec_core.kernels``."""
+def _where(takes: Callable[..., bool], kernel: Kernel) -> Kernel:
+    """The kernel where ``takes`` says so of its arguments; elsewhere NotImplemented, and plain torch runs."""
 
-    diagonals: DiagonalAttention | None = FusedDiagonals()
-    blocks: BlockAttention | None = FusedBlocks()
+    def call(*arguments: Any) -> Any:
+        return kernel(*arguments) if takes(*arguments) else NotImplemented
 
-    def mlp(self, x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
-        chosen = gated_mlp.mlp if gated_mlp.takes(x) else super().mlp
-        return chosen(x, gate_IH, up_IH, down_HI)
+    return call
 
-    def rotate(self, heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        chosen = rotary.rotate if rotary.takes(heads_TND, angles) else super().rotate
-        return chosen(heads_TND, angles)
 
-    def norm_rotate(
-        self, heads_TND: Tensor, weight_D: Tensor, eps: float, angles: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        chosen = rotary.norm_rotate if rotary.takes(heads_TND, angles) else super().norm_rotate
-        return chosen(heads_TND, weight_D, eps, angles)
+def _block_attention(q: Tensor, context: Any, own: Any, layout: Any, window: int | None) -> Tensor:
+    return _BLOCKS(q, context, own, layout.places, window)
 
-    def summarize(self, logits_XV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        chosen = vocabulary.summarize if vocabulary.takes(logits_XV) else super().summarize
-        return chosen(logits_XV)
 
-    def compare(
-        self, logits_RSV: Tensor, log_sum_RS: Tensor, teacher: Law, mass_R: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        chosen = vocabulary.compare if vocabulary.takes(logits_RSV) else super().compare
-        return chosen(logits_RSV, log_sum_RS, teacher, mass_R)
-
-    def gradient_(
-        self,
-        logits_RSV: Tensor,
-        log_sum_RS: Tensor,
-        factors: tuple[Tensor, Tensor, Tensor],
-        teacher: Law,
-        mass_R: Tensor,
-    ) -> Tensor:
-        chosen = vocabulary.gradient_ if vocabulary.takes(logits_RSV) else super().gradient_
-        return chosen(logits_RSV, log_sum_RS, factors, teacher, mass_R)
-
-    def scaled_softmax_(self, logits_XV: Tensor, log_sum_X: Tensor, factor_X: Tensor) -> Tensor:
-        chosen = vocabulary.scaled_softmax_ if vocabulary.takes(logits_XV) else super().scaled_softmax_
-        return chosen(logits_XV, log_sum_X, factor_X)
+KERNELS: Mapping[str, Kernel] = {
+    "swiglu_mlp": _where(lambda x, *_: gated_mlp.takes(x), gated_mlp.mlp),
+    "rotate": _where(rotary.takes, rotary.rotate),
+    "norm_rotate": _where(lambda heads, weight, eps, angles: rotary.takes(heads, angles), rotary.norm_rotate),
+    "ttt_attention": _where(lambda q, *_: _OWN_KEYS.takes(q), _OWN_KEYS.merge),
+    "ttt_attention_backward": _where(lambda grad, *_: _OWN_KEYS.takes(grad), _OWN_KEYS.backward),
+    "block_attention": _where(lambda q, context, *_: _BLOCKS.takes(q, context[0].shape[1]), _block_attention),
+    "logsumexp_argmax": _where(vocabulary.takes, vocabulary.summarize),
+    "distill_terms": _where(lambda logits, *_: vocabulary.takes(logits), vocabulary.compare),
+    "distill_grad_": _where(lambda logits, *_: vocabulary.takes(logits), vocabulary.gradient_),
+    "scaled_softmax_": _where(lambda logits, *_: vocabulary.takes(logits), vocabulary.scaled_softmax_),
+}

@@ -1,4 +1,4 @@
-"""Attention of blocks to their context and to themselves (``spec_core.kernels.BlockAttention``).
+"""Attention of blocks to their context and to themselves (kernel ``block_attention``).
 
 A program takes a few neighbouring blocks and one key-value head; its ROWS are (block, slot, query head of the group),
 so that one tile of keys serves a whole group. Softmax runs in base 2. Kernels: forward; gradients of the blocks'
@@ -57,7 +57,7 @@ EVERYWHERE = 1 << 30
 
 
 class FusedBlocks:
-    """BlockAttention (see ``spec_core.kernels``)."""
+    """The kernel ``block_attention``, and what it takes."""
 
     def takes(self, q: Tensor, num_kv_heads: int) -> bool:
         _, slots, heads, width = q.shape

@@ -16,7 +16,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.kernels import Attended
+    Attended = tuple[Tensor, Tensor]
 
 TOKENS = 2
 WARPS = 1
@@ -24,7 +24,7 @@ WARPS = 1
 
 
 class FusedDiagonals:
-    """DiagonalAttention (see ``spec_core.kernels``)."""
+    """The kernels ``ttt_attention`` and ``ttt_attention_backward``, and what they take."""
 
     def takes(self, q: Tensor) -> bool:
         return q.numel() > 0 and q.dtype in (torch.bfloat16, torch.float16, torch.float32)

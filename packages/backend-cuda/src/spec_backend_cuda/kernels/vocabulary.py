@@ -16,7 +16,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.kernels import Law
+    Law = tuple[Tensor, Tensor]
 
 BLOCK = 4096
 WARPS = 8

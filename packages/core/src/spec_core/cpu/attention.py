@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
+
+    from spec_core.kernels import Kernel
 
 # The operators behind scaled_dot_product_attention on CPU; only they return the log-sum-exp. Layout
 # [1, heads, T, head_dim], any strides; grouped queries are part of the kernel.
@@ -18,7 +20,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 
 class FlashAttention:
-    """AttentionKernel (see ``spec_core.ops``) in float64, float32 and bfloat16."""
+    """Causal self-attention over documents, in float64, float32 and bfloat16."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
@@ -52,3 +54,9 @@ class FlashAttention:
 def _heads_first(rows: Tensor) -> Tensor:
     """[T, heads, ...] -> [1, heads, T, ...], a view."""
     return rows.transpose(0, 1).unsqueeze(0)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "causal_attention": FlashAttention().forward,
+    "causal_attention_backward": FlashAttention().backward,
+}

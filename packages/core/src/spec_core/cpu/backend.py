@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from spec_core.ops import AttentionKernel
+    from spec_core.kernels import Kernel
     from spec_core.process_group import ProcessGroup
     from spec_core.rendezvous import Rendezvous
     from spec_core.transport import Transport
@@ -71,7 +71,7 @@ class CpuBackend(Backend):
 
         return SharedMemoryTransport()
 
-    def attention_kernel(self) -> AttentionKernel | None:
-        from spec_core.cpu.attention import FlashAttention
+    def kernel(self, name: str) -> Kernel | None:
+        from spec_core.cpu.attention import KERNELS
 
-        return FlashAttention()
+        return KERNELS.get(name)

@@ -9,6 +9,7 @@ pytest.register_assert_rewrite(
     "spec_core.testing.draft_suite",
     "spec_core.testing.draft_workbench",
     "spec_core.testing.engine_suite",
+    "spec_core.testing.kernels",
     "spec_core.testing.process_group_suite",
     "spec_core.testing.strategy_suite",
     "spec_core.testing.toy_training",
@@ -21,6 +22,7 @@ pytest.register_assert_rewrite(
 from spec_core.testing.backend_suite import BackendSuite  # noqa: E402
 from spec_core.testing.draft_suite import DraftSuite  # noqa: E402
 from spec_core.testing.engine_suite import EngineSuite  # noqa: E402
+from spec_core.testing.kernels import assert_kernel_agrees  # noqa: E402
 from spec_core.testing.process_group_suite import ProcessGroupSuite  # noqa: E402
 from spec_core.testing.strategy_suite import StrategySuite  # noqa: E402
 from spec_core.testing.transport_suite import TransportSuite  # noqa: E402
@@ -32,4 +34,5 @@ __all__ = [
     "ProcessGroupSuite",
     "StrategySuite",
     "TransportSuite",
+    "assert_kernel_agrees",
 ]

@@ -26,18 +26,18 @@ import torch
 from spec_core import plugins
 from spec_core.backend import Backend, Placement
 from spec_core.config import BackendConfig
+from spec_core.draft import Draft
 from spec_core.errors import ConfigError
-from spec_core.plain_kernels import PLAIN
 from spec_core.records import Availability, Capabilities, FeatureSample, FeatureSchema
 from spec_core.rendezvous import Rendezvous
 from spec_core.testing.conformance import ConformanceSuite, run_python
+from spec_core.testing.kernels import assert_kernel_agrees, drawing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from spec_core.kernels import Kernels
     from spec_core.transport import Transport
 
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
@@ -220,9 +220,9 @@ class BackendSuite(ConformanceSuite):
     def test_b10_attention_equals_dense(self, usable: Backend, bounds: list[tuple[int, int]]) -> None:
         """B10: output, log-sum-exp and gradients of the kernel are those of dense attention; rows outside every
         document are 0."""
-        kernel = usable.attention_kernel()
-        if kernel is None:
-            pytest.skip(f"backend {usable.name!r} has no attention kernel: drafts use dense attention there")
+        forward, backward = (usable.kernel(f"causal_attention{part}") for part in ("", "_backward"))
+        if forward is None or backward is None:
+            pytest.skip(f"backend {usable.name!r} has no causal_attention: drafts use dense attention there")
         device = usable.device(0)
         generator = torch.Generator().manual_seed(0)
         # 9 tokens, 4 query heads over 2 key heads of width 32: the smallest width that every kernel takes.
@@ -231,28 +231,35 @@ class BackendSuite(ConformanceSuite):
         out, lse = _dense_attention(*wide, bounds)
         expected = torch.autograd.grad(out, wide, grad.double(), allow_unused=True, materialize_grads=True)
         q, k, v, grad = (tensor.to(device) for tensor in (q, k, v, grad))
-        got_out, got_lse = kernel.forward(q, k, v, bounds)
-        got = kernel.backward(grad, (q, k, v, got_out, got_lse), bounds)
+        got_out, got_lse = forward(q, k, v, bounds)
+        got = backward(grad, (q, k, v, got_out, got_lse), bounds)
         rows = [row for start, stop in bounds for row in range(start, stop)]
         for actual, reference in zip((got_out, *got), (out, *expected), strict=True):
             torch.testing.assert_close(actual.cpu().double(), reference, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(got_lse.cpu().double()[rows], lse[rows], rtol=1e-4, atol=1e-5)
 
     def test_b10_kernels_agree_with_plain_torch(self, usable: Backend) -> None:
-        """B10: what is faster than plain torch has its values and gradients, in float32."""
-        kernels = usable.kernels()
-        if kernels is None:
-            pytest.skip(f"backend {usable.name!r} has no kernels: drafts use plain torch there")
-        device, generator = usable.device(0), torch.Generator().manual_seed(0)
-        shapes = [(7, 16), (24, 16), (24, 16), (16, 24), (7, 3, 32), (32,)]
-        inputs = [torch.randn(shape, generator=generator).to(device).requires_grad_() for shape in shapes]
-        results = [_layer_parts(chosen, inputs) for chosen in (kernels, PLAIN)]
-        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-        grads = [torch.autograd.grad(result.square().sum(), inputs) for result in results]
-        torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-4)
-        logits_RSV = torch.randn(5, 2, 33, generator=generator).to(device)
-        rows = [_row_losses(chosen, logits_RSV) for chosen in (kernels, PLAIN)]
-        torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
+        """B10: for every name that an installed draft declares, the backend's kernel has the values and gradients of
+        the plain version."""
+        compared: list[str] = []
+        draw = drawing(usable.device(0))
+        for record in plugins.installed(Draft):
+            kernels = plugins.load(Draft, record.name).kernels()
+            examples = kernels.examples(draw)
+            for name, plain in vars(kernels()).items():
+                kernel = usable.kernel(name)
+                if kernel is None or plain is None:
+                    continue
+                if assert_kernel_agrees(kernel, plain, examples[name]):
+                    compared.append(name)
+        if not compared:
+            pytest.skip(
+                f"backend {usable.name!r} has no kernel with a plain version that an installed draft uses"
+            )
+
+    def test_b10_knows_no_kernel_of_an_unknown_name(self, usable: Backend) -> None:
+        """B10: None for a name that the backend does nothing faster for."""
+        assert usable.kernel("no kernel has this name") is None
 
     def test_b11_torch_is_left_alone_where_the_backend_works(self, backend: type[Backend]) -> None:
         """B11: nothing is wanted where this backend can run; two calls give equal mappings of text to text."""
@@ -272,31 +279,6 @@ def _transport_or_refusal(backend: Backend, placement: Placement) -> Transport |
         return backend.transport(placement)
     except ConfigError as refusal:
         return refusal
-
-
-def _layer_parts(kernels: Kernels, inputs: Sequence[Tensor]) -> Tensor:
-    """What the kernels make of the parts of a layer, in one row of numbers."""
-    x, gate, up, down, heads, weight = inputs
-    angle = torch.linspace(0, 6, 7 * 16, device=x.device).view(7, 1, 16)
-    angles = angle.cos(), angle.sin()
-    turned = kernels.rotate(heads, angles), kernels.norm_rotate(heads, weight, 1e-5, angles)
-    return torch.cat([part.flatten() for part in (kernels.mlp(x, gate, up, down), *turned)])
-
-
-def _row_losses(kernels: Kernels, logits_RSV: Tensor) -> Tensor:
-    """Everything that the kernels say of rows of logits, in one row of numbers."""
-    teacher_RV, mass_R = logits_RSV[:, 0].flip(-1).contiguous(), logits_RSV[:, 1, 0].sigmoid()
-    law = teacher_RV, teacher_RV.logsumexp(-1)
-    top_RS, sum_RS, index_RS = kernels.summarize(logits_RSV)
-    log_sum_RS = top_RS + sum_RS.log()
-    factors = log_sum_RS, top_RS, sum_RS
-    rows = [
-        *(top_RS, sum_RS, index_RS.to(top_RS)),
-        *kernels.compare(logits_RSV, log_sum_RS, law, mass_R),
-        kernels.gradient_(logits_RSV.clone(), log_sum_RS, factors, law, mass_R),
-        kernels.scaled_softmax_(logits_RSV.clone(), log_sum_RS, top_RS),
-    ]
-    return torch.cat([row.flatten() for row in rows])
 
 
 def _dense_attention(

@@ -1,4 +1,4 @@
-"""DraftSuite: the contract of spec_core.draft (D1–D9) as tests, on a small random target in memory.
+"""DraftSuite: the contract of spec_core.draft (D1–D10) as tests, on a small random target in memory.
 
 ::
 
@@ -27,6 +27,7 @@ from spec_core.config import DraftConfig
 from spec_core.cpu.backend import CpuBackend
 from spec_core.draft import Draft
 from spec_core.errors import ArtifactError, TargetError
+from spec_core.kernels import no_kernel
 from spec_core.testing.conformance import ConformanceSuite, run_python, sources
 from spec_core.testing.draft_workbench import (
     LENGTHS,
@@ -40,6 +41,7 @@ from spec_core.testing.draft_workbench import (
     round_to,
     stored_dtype,
 )
+from spec_core.testing.kernels import assert_kernel_agrees, drawing
 from spec_core.testing.toy_target import ToySample, toy_batch, toy_target
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from spec_core.ops import AttentionKernel
+    from spec_core.kernels import FindKernel
     from spec_core.records import StepOutput
     from spec_core.target import TargetSpec
 
@@ -64,8 +66,7 @@ FOREIGN: dict[str, dict[str, object]] = {
 }
 
 
-def _cpu_kernel() -> AttentionKernel | None:
-    return CpuBackend(CpuBackend.Config()).attention_kernel()
+CPU = CpuBackend(CpuBackend.Config())
 
 
 class DraftSuite(ConformanceSuite):
@@ -150,17 +151,17 @@ class DraftSuite(ConformanceSuite):
         dead = [name for name, grad in bench.gradients().items() if not grad.any()]
         assert not dead, f"the gradient of {', '.join(dead)} is zero everywhere"
 
-    @pytest.mark.parametrize("kernel", [None, _cpu_kernel()], ids=["plain", "kernel"])
+    @pytest.mark.parametrize("kernel", [no_kernel, CPU.kernel], ids=["plain", "kernel"])
     @pytest.mark.parametrize("spans", [0, 1, 2])
     def test_d4_empty_batch_touches_every_parameter(
-        self, bench: Workbench, spans: int, kernel: AttentionKernel | None
+        self, bench: Workbench, spans: int, kernel: FindKernel
     ) -> None:
         """D4, D5: a batch without supervised token, or without any document, adds 0 to a running global batch,
         and still gives every parameter its (zero) gradient."""
         samples = bench.samples()
         silent = [ToySample(s.sample_id, s.input_ids, s.hidden_TNH, s.loss_mask & False) for s in samples]
-        batch = toy_batch(silent[:spans], bench.schema, width=4)
-        output = bench.with_kernel(kernel).forward_backward([batch], bench.denominators(samples))
+        batch, bench = toy_batch(silent[:spans], bench.schema, width=4), bench.with_kernels(kernel)
+        output = bench.forward_backward([batch], bench.denominators(samples))
         assert output.loss.item() == 0
         assert all(not grad.any() for grad in bench.gradients().values())
 
@@ -191,14 +192,28 @@ class DraftSuite(ConformanceSuite):
         _assert_same_output(got, whole)
         _assert_same_gradients(lively.gradients(), expected)
 
-    def test_d5_attention_kernel_changes_rounding_only(self, lively: Workbench) -> None:
-        """D5: with a backend's attention kernel the same loss and the same gradients."""
+    def test_d10_kernels_change_rounding_only(self, lively: Workbench) -> None:
+        """D10: with a backend's kernels the same loss and the same gradients."""
         samples = lively.samples()
         batches, denominators = [toy_batch(samples, lively.schema, width=8)], lively.denominators(samples)
         plain = lively.forward_backward(batches, denominators)
         expected = lively.gradients()
-        _assert_same_output(lively.with_kernel(_cpu_kernel()).forward_backward(batches, denominators), plain)
-        _assert_same_gradients(lively.gradients(), expected)
+        fast = lively.with_kernels(CPU.kernel)
+        _assert_same_output(fast.forward_backward(batches, denominators), plain)
+        _assert_same_gradients(fast.gradients(), expected)
+
+    def test_d10_declares_its_kernels(self, draft: type[Draft], lively: Workbench) -> None:
+        """D10: no name is asked for that is not declared; each plain version runs on its example, and keeps the
+        kernel's contract itself."""
+        asked: set[str] = set()
+        lively.with_kernels(asked.add)
+        declared = vars(draft.kernels()())
+        assert asked <= declared.keys()
+        plain = {name: version for name, version in declared.items() if version is not None}
+        examples = draft.kernels().examples(drawing(torch.device("cpu")))
+        assert examples.keys() == plain.keys()
+        for name, version in plain.items():
+            assert_kernel_agrees(version, version, examples[name])
 
     def test_d6_denominators_add_up(self, bench: Workbench) -> None:
         """D6: the global batch's denominators are the sum over its samples, in any order, without a model."""

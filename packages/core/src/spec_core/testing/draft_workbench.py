@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spec_core.draft import Draft, Proposal, Proposer
-    from spec_core.ops import AttentionKernel
+    from spec_core.kernels import FindKernel
     from spec_core.records import DraftBatch, FeatureSchema, StepOutput
     from spec_core.target import TargetSpec, TargetTensors
     from spec_core.target_ops import TargetOps
@@ -70,8 +70,11 @@ class Workbench:
         assert not missing, f"no gradient reached {', '.join(missing)}"
         return {name: grad for name, grad in found.items() if grad is not None}
 
-    def with_kernel(self, kernel: AttentionKernel | None) -> Workbench:
-        return replace(self, ops=toy_ops(self.target, self.tensors, kernel))
+    def with_kernels(self, kernel: FindKernel) -> Workbench:
+        """The same weights in a module that uses a backend's kernels."""
+        module = self.draft.build(self.target, self.tensors, None, kernel)
+        module.load_state_dict(self.module.state_dict())
+        return replace(self, module=module)
 
     def enlivened(self) -> Workbench:
         """Itself, with weights as large as trained ones: at their start many drafts hardly look at the context, and

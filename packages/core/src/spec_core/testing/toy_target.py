@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from torch import Generator, Tensor
 
-    from spec_core.ops import AttentionKernel
     from spec_core.records import FeatureSchema
 
 VOCAB, HIDDEN = 97, 64
@@ -80,8 +79,8 @@ def toy_tensors(target: TargetSpec) -> TargetTensors:
     )
 
 
-def toy_ops(target: TargetSpec, tensors: TargetTensors, kernel: AttentionKernel | None = None) -> TargetOps:
-    return TargetOps(target, tensors, torch.device("cpu"), torch.float32, kernel)
+def toy_ops(target: TargetSpec, tensors: TargetTensors) -> TargetOps:
+    return TargetOps(target, tensors, torch.device("cpu"), torch.float32)
 
 
 def toy_tokens(length: int, generator: Generator) -> Tensor:

@@ -200,7 +200,7 @@ def compare_vocabulary_ops(strategy: Strategy, plan: Plan) -> bool:
 
 def _ops(strategy: Strategy, plan: Plan) -> VocabularyOps:
     target = toy_target(plan.folder)
-    return strategy.vocabulary_ops(target, toy_tensors(target), attention=None)
+    return strategy.vocabulary_ops(target, toy_tensors(target))
 
 
 def _samples() -> list[ToySample]:

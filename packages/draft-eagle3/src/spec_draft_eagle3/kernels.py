@@ -1,0 +1,123 @@
+"""The kernels that Eagle3 can use, and plain versions of those that are its own (see ``spec_core.kernels``).
+
+Training-time test: in step s a query sees the causal keys of step 0, and one key of each later step at its own index.
+
+Shapes: q ``[T, heads, D]``; keys and values ``[T, kv_heads, D]``. Where grouped queries matter, heads are viewed as
+``[T, kv_heads, group, D]`` (suffix TKGD), so that keys broadcast over their group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.plain_kernels import DecoderKernels
+from spec_core.rope import rotate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    Attended = tuple[Tensor, Tensor]
+    """out [T, heads, D], and natural-log log-sum-exp [T, heads], float32 or wider."""
+    Bounds = Sequence[tuple[int, int]]
+    """(start, stop) of each document."""
+    Grads = tuple[Tensor, list[Tensor], list[Tensor]]
+
+
+def ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
+    """Merge attention over some keys with further keys of each query at its own index.
+
+    ``keys`` and ``values`` are S tensors [T, kv_heads, D]; the scale is ``D ** -0.5``. The memory of ``attended`` may
+    be reused.
+    """
+    (out, lse), scores_TKGS = attended, _own_scores(q, keys)
+    lse_TKG = lse.reshape(scores_TKGS.shape[:-1])
+    merged = torch.logaddexp(lse_TKG, scores_TKGS.logsumexp(-1))
+    total = out.reshape(*merged.shape, out.shape[-1]) * (lse_TKG - merged).exp()[..., None]
+    for weight, value in zip((scores_TKGS - merged[..., None]).exp().unbind(-1), values, strict=True):
+        total += weight[..., None] * value[:, :, None]
+    return total.reshape(out.shape).to(out.dtype), merged.reshape(lse.shape)
+
+
+def ttt_attention_backward(
+    grad_out: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor],
+    keys: list[Tensor],
+    values: list[Tensor],
+    grad_q: Tensor,
+) -> Grads:
+    """Return (dq, dk, dv) of ``ttt_attention`` for ``saved = (q, out, lse)``, all merged.
+
+    ``grad_q`` is the other keys' share of dq; its memory may be reused.
+    """
+    added, grad_keys, grad_values = _own_gradients(grad_out, saved, keys, values)
+    total = (added + grad_q.reshape(added.shape)).reshape(grad_q.shape).to(grad_q.dtype)
+    return total, grad_keys, grad_values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Kernels(DecoderKernels):
+    """What Eagle3 asks a backend for. ``causal_attention`` has no plain version: without it, the attention of all
+    steps is dense, a few queries at a time."""
+
+    rotate: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate
+    ttt_attention: Callable[[Tensor, Attended, list[Tensor], list[Tensor]], Attended] = ttt_attention
+    ttt_attention_backward: Callable[
+        [Tensor, tuple[Tensor, Tensor, Tensor], list[Tensor], list[Tensor], Tensor], Grads
+    ] = ttt_attention_backward
+    causal_attention: Callable[[Tensor, Tensor, Tensor, Bounds], Attended] | None = None
+    """(q, k, v, bounds) -> attended: causal inside each document, scale ``D ** -0.5``; any dtype and shape. Rows
+    outside every document are 0 in every result."""
+    causal_attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
+    """(grad_out, (q, k, v, out, lse), bounds) -> (dq, dk, dv); out and lse may be merged with further keys."""
+
+    @classmethod
+    def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
+        angle, q, grad_out, grad_q = draw(7, 1, 16), *(draw(7, 4, 32) for _ in range(3))
+        keys, values = ([draw(7, 2, 32) for _ in range(3)] for _ in range(2))
+        attended = draw(7, 4, 32), draw(7, 4)
+        merged = ttt_attention(q, attended, keys, values)
+        return {
+            **super().examples(draw),
+            "rotate": (draw(7, 3, 32).requires_grad_(), (angle.cos(), angle.sin())),
+            "ttt_attention": (q, attended, keys, values),
+            "ttt_attention_backward": (grad_out, (q, *merged), keys, values, grad_q),
+        }
+
+
+def grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
+    """[T, heads, D] -> [T, kv_heads, group, D], float32 or wider: products of bf16 numbers are summed there."""
+    wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
+    rows, num_heads, head_dim = heads.shape
+    return wide.reshape(rows, like_kv.shape[1], num_heads // like_kv.shape[1], head_dim)
+
+
+def _own_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+    """[T, kv_heads, group, S] in float32 or wider."""
+    q_TKGD = grouped(q, keys[0])
+    scores = [(q_TKGD * key[:, :, None]).sum(-1) for key in keys]
+    return torch.stack(scores, dim=-1) * q.shape[-1] ** -0.5
+
+
+def _own_gradients(
+    grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor], keys: Sequence[Tensor], values: Sequence[Tensor]
+) -> Grads:
+    """What the keys add to dq (wide, grouped), and their dk and dv; ``saved``: q and the merged out, lse."""
+    q, out, lse = saved
+    q_TKGD, grad_TKGD = grouped(q, keys[0]), grouped(grad_out, keys[0])
+    weights = (_own_scores(q, keys) - lse.reshape(*q_TKGD.shape[:-1], 1)).exp()
+    row_TKG = (grad_TKGD * grouped(out, keys[0])).sum(-1)
+    grad_q = torch.zeros_like(q_TKGD)
+    grad_keys: list[Tensor] = []
+    grad_values: list[Tensor] = []
+    for weight, key, value in zip(weights.unbind(-1), keys, values, strict=True):
+        from_value = (grad_TKGD * value[:, :, None]).sum(-1)
+        score = (weight * (from_value - row_TKG) * q.shape[-1] ** -0.5)[..., None]
+        grad_q += score * key[:, :, None]
+        grad_keys.append((score * q_TKGD).sum(2).to(key.dtype))
+        grad_values.append((weight[..., None] * grad_TKGD).sum(2).to(value.dtype))
+    return grad_q, grad_keys, grad_values
