@@ -10,6 +10,7 @@ import transformers
 
 from spec_core.draft import Draft
 from spec_core.plugins import load
+from spec_core.served_draft import write_draft
 from spec_core.target_reader import read_target, read_target_tensors
 from spec_core.testing import EngineSuite
 from spec_trainer.engines.hf import HfConfig, HfEngine
@@ -71,5 +72,5 @@ class TestHfEngine(EngineSuite):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module = draft.build(target, read_target_tensors(target), None)
-        draft.export(module.state_dict(), target, folder)
+        write_draft(draft, module.state_dict(), target, folder)
         return folder

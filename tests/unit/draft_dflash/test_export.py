@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from hashlib import sha256
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_core.served_draft import write_draft
 from spec_core.target_reader import read_target, read_target_tensors
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
@@ -50,7 +52,7 @@ def export(folder, target=None, **options):
     target, config = target or make_target(), DFlashConfig(**(options or SMALL))
     module = make_model(target, config)
     folder.mkdir(exist_ok=True)
-    DFlashDraft(config).export(module.state_dict(), target, folder)
+    write_draft(DFlashDraft(config), module.state_dict(), target, folder)
     return module
 
 
@@ -78,6 +80,20 @@ def test_folder_holds_exactly_the_serving_formats_files_and_tensors(tmp_path):
     assert tensors["fc.weight"].shape == (16, 5 * 16)
     assert tensors["layers.1.self_attn.q_proj.weight"].shape == (4 * 8, 16)
     assert tensors["layers.0.self_attn.k_norm.weight"].shape == (8,)
+
+
+def ramp(tensor):
+    """Numbers that depend on nothing but the shape."""
+    return torch.arange(tensor.numel()).reshape(tensor.shape).remainder(251).sub(125).to(tensor.dtype) / 64
+
+
+def test_an_exports_bytes_do_not_change(tmp_path):
+    """Of a format that is in use: a change here must be meant."""
+    target, draft = make_target(dtype="bfloat16", rope=LLAMA3), DFlashDraft(DFlashConfig(**EVERY_OPTION))
+    state = draft.build(target, make_tensors(target), None).state_dict()
+    write_draft(draft, {name: ramp(tensor) for name, tensor in state.items()}, target, tmp_path)
+    digests = {file.name: sha256(file.read_bytes()).hexdigest()[:16] for file in tmp_path.iterdir()}
+    assert digests == {"config.json": "dac6a3d7f172a50c", "model.safetensors": "f37d9185da0e78a7"}
 
 
 def test_config_fields_satisfy_both_engines(tmp_path):
@@ -171,7 +187,7 @@ def test_init_from_continues_with_the_same_loss_and_bytes(tmp_path):
     assert draft.shard_hints().blocks == ("layers.0", "layers.1")
     second = tmp_path / "second"
     second.mkdir()
-    draft.export(again.state_dict(), target, second)
+    write_draft(draft, again.state_dict(), target, second)
     for name in ("config.json", "model.safetensors"):
         assert (second / name).read_bytes() == (tmp_path / name).read_bytes()
 
@@ -330,7 +346,7 @@ def test_scaled_embedding_travels_along_for_vllm(make_target_folder, tmp_path):
     assert target.embedding_scale > 1
     tensors = read_target_tensors(target)
     module = draft.build(target, tensors, None)
-    draft.export(module.state_dict(), target, tmp_path)
+    write_draft(draft, module.state_dict(), target, tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     torch.testing.assert_close(stored["embed_tokens.weight"], tensors.embedding_VH * target.embedding_scale)
     again = DFlashDraft.from_folder(tmp_path).build(target, tensors, None)

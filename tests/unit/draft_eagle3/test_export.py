@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from hashlib import sha256
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_core.served_draft import write_draft
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
@@ -38,7 +40,7 @@ def export(folder, target=None, **options):
     target, config = target or make_target(), Eagle3Config(**options)
     module = make_model(target, config)
     folder.mkdir(exist_ok=True)
-    Eagle3Draft(config).export(module.state_dict(), target, folder)
+    write_draft(Eagle3Draft(config), module.state_dict(), target, folder)
     return module
 
 
@@ -63,6 +65,21 @@ def test_folder_holds_exactly_the_serving_formats_files_and_tensors(tmp_path):
     assert (tensors["t2d"].dtype, tensors["t2d"].shape) == (torch.bool, (29,))
     assert tensors["lm_head.weight"].shape == (11, 16)
     assert tensors["fc.weight"].shape == (16, 48)
+
+
+def ramp(tensor):
+    """Numbers that depend on nothing but the shape."""
+    return torch.arange(tensor.numel()).reshape(tensor.shape).remainder(251).sub(125).to(tensor.dtype) / 64
+
+
+def test_an_exports_bytes_do_not_change(tmp_path):
+    """Of a format that is in use: a change here must be meant."""
+    target, draft = make_target(dtype="bfloat16", rope=LLAMA3), Eagle3Draft(Eagle3Config(**EVERY_OPTION))
+    state = draft.build(target, make_tensors(target), None).state_dict()
+    mapping = {name: state[name] for name in ("d2t", "t2d")}
+    write_draft(draft, {name: ramp(tensor) for name, tensor in state.items()} | mapping, target, tmp_path)
+    digests = {file.name: sha256(file.read_bytes()).hexdigest()[:16] for file in tmp_path.iterdir()}
+    assert digests == {"config.json": "b5ff22f63dfb048d", "model.safetensors": "bda3dd8f3761a403"}
 
 
 def test_full_vocabulary_has_no_mapping(tmp_path):
@@ -140,7 +157,7 @@ def test_init_from_continues_with_the_same_loss(tmp_path):
     assert draft.required_features(target).layers == (1, 3, 4, 6, 8)
     second = tmp_path / "second"
     second.mkdir()
-    draft.export(again.state_dict(), target, second)
+    write_draft(draft, again.state_dict(), target, second)
     for name in ("config.json", "model.safetensors"):
         assert (second / name).read_bytes() == (tmp_path / name).read_bytes()
 

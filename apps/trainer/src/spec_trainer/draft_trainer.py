@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from spec_core import BatchShare, DraftTrainer
+from spec_core.served_draft import write_draft
 from spec_trainer.disk import follow_umask, new_folder, not_written
 from spec_trainer.engines.draft_folder import check_export
 
@@ -57,7 +58,7 @@ def export_draft(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, f
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = new_folder(folder.parent, f".{folder.name}-")
     try:
-        draft.export(weights, target, scratch)
+        write_draft(draft, weights, target, scratch)
         check_export(draft, scratch, target)
         for file in scratch.iterdir():  # whoever serves it may be another user
             follow_umask(file)

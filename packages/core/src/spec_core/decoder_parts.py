@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
-from torch.nn import functional as F
 
 from spec_core.plain_kernels import swiglu_mlp
 
@@ -17,18 +15,6 @@ if TYPE_CHECKING:
 
 INIT_STD = 0.02
 """As Llama starts. A draft that starts better otherwise scales what was drawn."""
-
-
-class RMSNorm(nn.Module):
-    """Over the last axis; the weight starts as 1."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Mlp(nn.Module):

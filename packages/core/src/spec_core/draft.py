@@ -15,8 +15,8 @@ D5  Shares add up: the loss and gradients of a global batch do not depend on how
 D6  ``denominators`` needs no model: the global batch's denominators are the sum over its samples, so any
     number of ranks computes the same ones.
 D7  Metrics are ratios of sums; ``acceptance_length`` is one of them, ``accuracy`` (per draft position) another.
-D8  ``export`` writes a folder that the engines in ``serving_methods`` load; ``from_folder`` recognises it, and
-    building from it gives the same weights, bit for bit in the stored dtype.
+D8  ``exported_config`` and ``exported_tensors`` make a folder that the engines in ``serving_methods`` load;
+    ``from_folder`` recognises it, and building from it gives the same weights, bit for bit in the stored dtype.
 D9  ``proposer`` drafts exactly as the engines do: its proposals are those of the module's own forward pass.
     ``max_draft_tokens`` is the most that one proposal can hold: a block's guesses; None where a chain goes on.
 D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain version.
@@ -27,14 +27,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from spec_core.config import DraftConfig
 from spec_core.kernels import FindKernel, KernelSet, no_kernel
 from spec_core.records import Availability, ShardHints
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Generator, Tensor, nn
@@ -132,9 +132,15 @@ class Draft(ABC):
         ``kernel``: the backend's, for the names that ``kernels`` declares."""
 
     @abstractmethod
-    def export(self, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
-        """D8: writes config.json and model.safetensors into ``folder`` (which exists) from full tensors under the
-        module's own state-dict names."""
+    def exported_config(self, target: TargetSpec) -> dict[str, Any]:
+        """D8: the fields of the exported config.json, in their order."""
+
+    @abstractmethod
+    def exported_tensors(
+        self, weights: Mapping[str, Tensor], target: TargetSpec
+    ) -> Iterator[tuple[str, Tensor]]:
+        """D8: the exported tensors one by one, under the names and in the dtypes that engines load. ``weights``: full
+        tensors under the module's own state-dict names."""
 
     @abstractmethod
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.config import DraftConfig
+    from spec_core.draft import Draft
     from spec_core.target import TargetSpec
 
 D = TypeVar("D", bound="DraftConfig")
@@ -227,18 +228,21 @@ def end_tokens(target: TargetSpec) -> Json:
     return {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
 
 
-def write_folder(folder: Path, fields: Json, tensors: Mapping[str, Tensor], dtype: str) -> None:
-    """Floating tensors are stored as ``dtype``, others as they are."""
-    from safetensors.torch import save_file
-
-    stored = {name: _as_stored(tensor, dtype) for name, tensor in tensors.items()}
-    save_file(stored, folder / _FILE, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-
-
-def _as_stored(tensor: Tensor, dtype: str) -> Tensor:
+def as_served(tensor: Tensor, dtype: str) -> Tensor:
+    """Return a floating tensor in ``dtype``, any other as it is, on the CPU."""
     import torch
 
     tensor = tensor.detach().cpu()
+    return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+
+
+def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
+    """Write what ``draft`` exports into ``folder``, which exists: config.json and model.safetensors."""
+    from safetensors.torch import save_file
+
     # A copy of its own: safetensors refuses tensors that share memory.
-    return (tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor).clone().contiguous()
+    exported = draft.exported_tensors(weights, target)
+    stored = {name: tensor.clone().contiguous() for name, tensor in exported}
+    save_file(stored, folder / _FILE, metadata={"format": "pt"})
+    config = json.dumps(draft.exported_config(target), indent=2) + "\n"
+    (folder / "config.json").write_text(config, encoding="utf-8")

@@ -1,17 +1,16 @@
-"""Writes a draft as stock vLLM and SGLang load it: config.json and model.safetensors, no prefix, no head."""
+"""A draft as stock vLLM and SGLang load it: the fields of config.json, and tensors without a prefix or a head."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from spec_core.rope_parameters import rope_fields
-from spec_core.served_draft import end_tokens, served_dtype, write_folder
+from spec_core.served_draft import as_served, end_tokens, served_dtype
 from spec_core.target_reader import read_target_tensors
 from spec_draft_dflash.artifact import ARCHITECTURE, EMBEDDING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -20,18 +19,24 @@ if TYPE_CHECKING:
     from spec_draft_dflash.shape import DraftShape
 
 
-def write_draft(weights: Mapping[str, Tensor], shape: DraftShape, target: TargetSpec, folder: Path) -> None:
-    """``weights``: the module's full state dict, stored in the target's dtype. Engines share the target's embedding:
-    SGLang the module with its scale, vLLM the bare rows, so for a scaled embedding vLLM gets one of its own."""
+def served_tensors(
+    weights: Mapping[str, Tensor], shape: DraftShape, target: TargetSpec
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the module's tensors in the dtype that they are served in.
+
+    Engines share the target's embedding: SGLang the module with its scale, vLLM the bare rows, so for a scaled
+    embedding vLLM gets one of its own.
+    """
     dtype = served_dtype(target)
-    tensors = {name: weights[name] for name in shape.tensor_shapes()}
+    for name in shape.tensor_shapes():
+        yield name, as_served(weights[name], dtype)
     if target.embedding_scale != 1:
-        tensors[EMBEDDING] = read_target_tensors(target).embedding_VH * target.embedding_scale
-    write_folder(folder, served_config(shape, target, dtype), tensors, dtype)
+        yield EMBEDDING, as_served(read_target_tensors(target).embedding_VH * target.embedding_scale, dtype)
 
 
-def served_config(shape: DraftShape, target: TargetSpec, dtype: str) -> Json:
+def served_config(shape: DraftShape, target: TargetSpec) -> Json:
     """Fields that both engines read."""
+    dtype = served_dtype(target)
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from spec_core.decoder_parts import Mlp, RMSNorm, linear
+from spec_core.decoder_parts import Mlp, linear
 from spec_core.host_tensors import sent
 from spec_core.rope import Rope
 from spec_draft_dflash.attention import BlockLayout
@@ -48,8 +48,8 @@ class Attention(nn.Module):
         self.k_proj = linear(shape.hidden_size, keys)
         self.v_proj = linear(shape.hidden_size, keys)
         self.o_proj = linear(queries, shape.hidden_size)
-        self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
-        self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
+        self.q_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
+        self.k_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
         self.head_dim = shape.head_dim
         self._norm_rotate = kernels.norm_rotate
 
@@ -69,8 +69,8 @@ class Layer(nn.Module):
 
     def __init__(self, shape: DraftShape, window: int | None, kernels: DFlashKernels) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.self_attn = Attention(shape, kernels)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
         self.window, self._block_attention = window, kernels.block_attention
@@ -108,9 +108,9 @@ class DFlashModel(nn.Module):
         self.embedding_scale = embedding_scale
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
-        self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.layers = nn.ModuleList(Layer(shape, window, kernels) for window in shape.windows)
-        self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """This batch's share of the loss; ``denominators`` float64 [1]: the global batch's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from spec_core.draft import Draft, Proposer
 from spec_core.errors import ConfigError, TargetError
@@ -14,7 +14,7 @@ from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.shape import FIXED_OPTIONS, DraftShape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -106,10 +106,17 @@ class Eagle3Draft(Draft):
             initialize(module, target, tensors, token_counts)
         return module
 
-    def export(self, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
-        from spec_draft_eagle3.export import write_draft
+    def exported_config(self, target: TargetSpec) -> dict[str, Any]:
+        from spec_draft_eagle3.export import served_config
 
-        write_draft(weights, self._shape(target), target, folder)
+        return served_config(self._shape(target), target)
+
+    def exported_tensors(
+        self, weights: Mapping[str, Tensor], target: TargetSpec
+    ) -> Iterator[tuple[str, Tensor]]:
+        from spec_draft_eagle3.export import served_tensors
+
+        return served_tensors(weights, self._shape(target), target)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         from spec_draft_eagle3.model import Eagle3Model

@@ -1,16 +1,15 @@
-"""Writes a draft as stock vLLM and SGLang load it: config.json and model.safetensors, one layer, no prefix."""
+"""A draft as stock vLLM and SGLang load it: the fields of config.json, and tensors of one layer without a prefix."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from spec_core.rope_parameters import rope_fields
-from spec_core.served_draft import end_tokens, served_dtype, write_folder
+from spec_core.served_draft import as_served, end_tokens, served_dtype
 from spec_draft_eagle3.artifact import ARCHITECTURE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -19,18 +18,18 @@ if TYPE_CHECKING:
     from spec_draft_eagle3.shape import DraftShape
 
 
-def write_draft(weights: Mapping[str, Tensor], shape: DraftShape, target: TargetSpec, folder: Path) -> None:
-    """``weights``: the module's full state dict. Floating tensors are stored in the target's dtype, which is the
-    dtype they are served in (bfloat16 where that is a quantised one); the vocabulary mapping stays int64 and bool."""
-    dtype = served_dtype(target)
-    names = [*shape.tensor_shapes(), *(("d2t", "t2d") if shape.reduced else ())]
-    tensors = {name: weights[name] for name in names}
-    write_folder(folder, served_config(shape, target, dtype), tensors, dtype)
+def served_tensors(
+    weights: Mapping[str, Tensor], shape: DraftShape, target: TargetSpec
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the module's tensors in the dtype that they are served in; the vocabulary mapping as it is."""
+    for name in (*shape.tensor_shapes(), *(("d2t", "t2d") if shape.reduced else ())):
+        yield name, as_served(weights[name], served_dtype(target))
 
 
-def served_config(shape: DraftShape, target: TargetSpec, dtype: str) -> Json:
+def served_config(shape: DraftShape, target: TargetSpec) -> Json:
     """Fields that both engines read. ``draft_vocab_size`` is always there: SGLang needs it, and takes null as 'use
     the target's head'. Without a reduced vocabulary it is the target's and there is no d2t: row = id for both."""
+    dtype = served_dtype(target)
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "llama",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_core.decoder_parts import Mlp, RMSNorm, linear
+from spec_core.decoder_parts import Mlp, linear
 from spec_core.rope import Rope
 from spec_draft_eagle3.attention import unrolled_attention
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
@@ -40,9 +40,9 @@ class Layer(nn.Module):
 
     def __init__(self, shape: DraftShape, kernels: Eagle3Kernels) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.self_attn = Attention(shape)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
         self.heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
@@ -89,9 +89,9 @@ class Eagle3Model(nn.Module):
         width = shape.hidden_size
         self.fc = linear(shape.num_captured * width, width)
         chunks = shape.num_captured if shape.fc_norm else 0
-        self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(chunks))
+        self.fc_norm = nn.ModuleList(nn.RMSNorm(width, shape.norm_eps) for _ in range(chunks))
         self.midlayer = Layer(shape, kernels)
-        self.norm = RMSNorm(width, shape.norm_eps)
+        self.norm = nn.RMSNorm(width, shape.norm_eps)
         self.lm_head = linear(width, shape.vocab_size)
         self.register_buffer(
             "d2t", torch.zeros(shape.vocab_size, dtype=torch.int64) if shape.reduced else None

@@ -20,6 +20,7 @@ from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
 from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
+from spec_core.served_draft import write_draft
 from spec_core.target_reader import read_target
 from spec_trainer.engines import running
 from spec_trainer.engines.sglang.config import SglangConfig
@@ -224,6 +225,6 @@ def eagle3_folder(tiny_llama, tmp_path_factory):
     draft = draft_type(draft_type.Config(name="eagle3"))
     with torch.random.fork_rng():
         module = draft.build(target, read_target_tensors(target), None)
-    draft.export(module.state_dict(), target, folder)
+    write_draft(draft, module.state_dict(), target, folder)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
     return folder

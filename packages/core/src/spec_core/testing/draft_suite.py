@@ -270,6 +270,18 @@ class DraftSuite(ConformanceSuite):
         bench.export(tmp_path / "out")
         assert sorted(file_bytes(tmp_path / "out")) == ["config.json", "model.safetensors"]
 
+    def test_d8_tensors_can_be_had_without_a_folder(self, bench: Workbench, tmp_path: Path) -> None:
+        """D8: what is exported one by one has the names, dtypes and values of the folder's file."""
+        from safetensors.torch import load_file
+
+        bench.export(tmp_path / "out")
+        stored = load_file(tmp_path / "out" / "model.safetensors")
+        exported = list(bench.draft.exported_tensors(bench.module.state_dict(), bench.target))
+        assert sorted(name for name, _ in exported) == sorted(stored)
+        for name, tensor in exported:
+            assert tensor.dtype == stored[name].dtype
+            assert torch.equal(tensor, stored[name]), f"{name} differs from the folder's"
+
     def test_d8_other_folders_are_not_its_own(self, bench: Workbench, tmp_path: Path) -> None:
         """D8: another algorithm's folder gives None."""
         (tmp_path / "config.json").write_text(

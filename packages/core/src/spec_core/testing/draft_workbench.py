@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spec_core.served_draft import write_draft
 from spec_core.testing.toy_target import (
     ToySample,
     toy_batch,
@@ -112,7 +113,7 @@ class Workbench:
     def export(self, folder: Path) -> Draft:
         """The draft that ``from_folder`` finds in what ``export`` wrote."""
         folder.mkdir()
-        self.draft.export(self.module.state_dict(), self.target, folder)
+        write_draft(self.draft, self.module.state_dict(), self.target, folder)
         draft = type(self.draft).from_folder(folder)
         assert isinstance(draft, type(self.draft)), "from_folder does not recognise the draft's own export"
         assert draft.config.init_from == folder
