@@ -156,7 +156,7 @@ def resolve_parts(values: Mapping[str, Any]) -> ResolvedParts:
 
 
 def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> ResolvedParts:
-    from spec_core.target_reader import read_target
+    from spec_core.target_reader import check_target_tensors, read_target
 
     backend, draft = types["backend"](config.backend), types["draft"](config.draft)
     _check_dtype(config, backend)
@@ -164,6 +164,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> ResolvedParts
     strategy_type = plugins.load_available(Strategy, config.train.strategy)
     target = read_target(resolve_target(config.target))
     draft.check_target(target)
+    check_target_tensors(target, draft.target_tensors(target))
     return ResolvedParts(
         config=config.model_copy(update={"draft": draft.config}),
         backend=backend,

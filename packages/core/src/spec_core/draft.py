@@ -21,6 +21,8 @@ D9  ``proposer`` drafts exactly as the engines do: its proposals are those of th
     ``max_draft_tokens`` is the most that one proposal can hold: a block's guesses; None where a chain goes on.
 D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain version.
     With a backend's kernels a step differs from the plain one by rounding only.
+D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. What stays as the target
+    has it becomes a buffer that is not persistent: neither a parameter nor in the state dict, and never exported.
 """
 
 from __future__ import annotations
@@ -110,6 +112,10 @@ class Draft(ABC):
     @abstractmethod
     def check_target(self, target: TargetSpec) -> None:
         """D2."""
+
+    def target_tensors(self, target: TargetSpec) -> Sequence[str]:
+        """D11: further tensors of the target that the draft needs, by their names in the target's folder."""
+        return ()
 
     @abstractmethod
     def required_features(self, target: TargetSpec) -> FeatureSchema:

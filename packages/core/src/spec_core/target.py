@@ -1,4 +1,4 @@
-"""TargetSpec: what the project knows of a target, read from its folder without torch; and its three tensors.
+"""TargetSpec: what the project knows of a target, read from its folder without torch; and its frozen tensors.
 
 The *trainer* reads embedding, final norm and head itself, from the target's safetensors (single file or
 sharded with an index, tied or not), never through the engine.
@@ -6,7 +6,7 @@ sharded with an index, tied or not), never through the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -72,3 +72,5 @@ class TargetTensors:
     """The same tensor as ``embedding_VH`` when tied."""
     norm_H: Tensor
     """Weight that multiplies the normed state: ``rms_plus_one`` is folded in (1 + stored weight)."""
+    others: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
+    """Every tensor of the target under its name in the folder, as stored; each is read when it is asked for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from spec_core.errors import TargetError
@@ -13,7 +14,7 @@ from spec_core.target_config import TargetConfig
 from spec_core.target_rope import target_rope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -51,7 +52,33 @@ def read_target_tensors(target: TargetSpec) -> TargetTensors:
         embedding_VH=embedding_VH,
         head_VH=embedding_VH if target.tied else _load(target, target.head_name),
         norm_H=norm_H,
+        others=_StoredTensors(target),
     )
+
+
+def check_target_tensors(target: TargetSpec, names: Sequence[str]) -> None:
+    """Raise TargetError for a name that no tensor of the target's folder has."""
+    stored = stored_tensors(target.folder) if names else {}
+    if missing := [name for name in names if name not in stored]:
+        raise TargetError(
+            f"target {target.folder} has no tensor {', '.join(missing)}, which the draft reads; use a target that has"
+        )
+
+
+class _StoredTensors(Mapping[str, "Tensor"]):
+    """The tensors of a target's folder, memory-mapped; a name that it does not hold is a TargetError."""
+
+    def __init__(self, target: TargetSpec) -> None:
+        self._target = target
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _load(self._target, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(stored_tensors(self._target.folder))
+
+    def __len__(self) -> int:
+        return len(stored_tensors(self._target.folder))
 
 
 def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str, StoredTensor]) -> TargetSpec:

@@ -1,4 +1,4 @@
-"""DraftSuite: the contract of spec_core.draft (D1–D10) as tests, on a small random target in memory.
+"""DraftSuite: the contract of spec_core.draft (D1–D11) as tests, on a small random target in memory.
 
 ::
 
@@ -93,9 +93,20 @@ class DraftSuite(ConformanceSuite):
         return bench.enlivened()
 
     @pytest.fixture
-    def bench(self, draft: type[Draft], options: dict[str, object], target: TargetSpec) -> Workbench:
+    def others(self, target: TargetSpec) -> Mapping[str, Tensor]:
+        """What the draft's ``target_tensors`` names: it gets these and no others (D11)."""
+        return {}
+
+    @pytest.fixture
+    def bench(
+        self,
+        draft: type[Draft],
+        options: dict[str, object],
+        target: TargetSpec,
+        others: Mapping[str, Tensor],
+    ) -> Workbench:
         instance = draft(draft.Config.model_validate({"name": draft.name, **options}))
-        return build(instance, target)
+        return build(instance, target, others=others)
 
     def supervised(self, last_known: int, position: int) -> list[int]:
         """Token indices to supervise so that ``accuracy[position]`` counts exactly one row: the draft's guess
@@ -136,13 +147,13 @@ class DraftSuite(ConformanceSuite):
             assert parameter.requires_grad, f"{name} is not trained: frozen tensors belong to ops"
             assert parameter.dtype == torch.float32
             assert parameter.device == torch.device("cpu")
-        other = build(bench.draft, bench.target, seed=9).module
+        other = build(bench.draft, bench.target, 9, bench.tensors.others).module
         other.load_state_dict(bench.module.state_dict())
         _assert_equal_states(other, bench.module)
 
     def test_d3_draws_weights_from_the_global_generator(self, bench: Workbench) -> None:
         """D3: the same seed of torch's global generator gives the same weights."""
-        _assert_equal_states(build(bench.draft, bench.target).module, bench.module)
+        _assert_equal_states(build(bench.draft, bench.target, 0, bench.tensors.others).module, bench.module)
 
     def test_d4_every_parameter_gets_a_gradient(self, bench: Workbench) -> None:
         """D4: one forward pass touches every parameter."""
@@ -191,6 +202,16 @@ class DraftSuite(ConformanceSuite):
         )
         _assert_same_output(got, whole)
         _assert_same_gradients(lively.gradients(), expected)
+
+    def test_d11_the_targets_tensors_stay_the_targets(self, bench: Workbench) -> None:
+        """D11: a buffer that the state dict leaves out is as the target has it, and is not exported."""
+        state = bench.module.state_dict()
+        frozen = {name: value for name, value in bench.module.named_buffers() if name not in state}
+        theirs = bench.tensors.others.values()
+        for name, value in frozen.items():
+            assert any(torch.equal(value, other) for other in theirs), f"{name} is no tensor of the target"
+        exported = {name for name, _ in bench.draft.exported_tensors(state, bench.target)}
+        assert not exported & frozen.keys()
 
     def test_d10_kernels_change_rounding_only(self, lively: Workbench) -> None:
         """D10: with a backend's kernels the same loss and the same gradients."""
@@ -255,7 +276,7 @@ class DraftSuite(ConformanceSuite):
     def test_d8_export_comes_back(self, lively: Workbench, tmp_path: Path) -> None:
         """D8: exported, recognised, built again: the same weights in the stored dtype, the same proposals; and
         exported again, the same bytes."""
-        again = build(lively.export(tmp_path / "first"), lively.target, seed=9)
+        again = build(lively.export(tmp_path / "first"), lively.target, 9, lively.tensors.others)
         stored = stored_dtype(tmp_path / "first")
         state = {name: round_to(value, stored) for name, value in lively.module.state_dict().items()}
         lively.module.load_state_dict(state)

@@ -23,7 +23,7 @@ from spec_core.testing.toy_target import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -120,8 +120,12 @@ class Workbench:
         return draft
 
 
-def build(draft: Draft, target: TargetSpec, seed: int = 0) -> Workbench:
-    tensors = toy_tensors(target)
+def build(
+    draft: Draft, target: TargetSpec, seed: int = 0, others: Mapping[str, Tensor] | None = None
+) -> Workbench:
+    """``others``: further tensors of the target, of which the draft gets those that it names (D11)."""
+    named = draft.target_tensors(target)
+    tensors = replace(toy_tensors(target), others={name: (others or {})[name] for name in named})
     schema = draft.required_features(target)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
