@@ -81,3 +81,23 @@ def _files(module: str) -> list[Path]:
     assert spec.origin is not None
     origin = Path(spec.origin)
     return sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
+
+
+def forbidden(tree: ast.Module) -> list[str]:
+    """Where the source names an optimizer, a collective or a device."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"torch.optim", "torch.distributed"}:
+            found.append(f"{node.lineno} {ast.unparse(node)}")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            ("torch.optim", "torch.distributed")
+        ):
+            found.append(f"{node.lineno} {node.module}")
+        elif isinstance(node, ast.Constant) and str(node.value).split(":")[0] in {
+            "cuda",
+            "npu",
+            "xpu",
+            "mps",
+        }:
+            found.append(f"{node.lineno} {node.value!r}")
+    return found

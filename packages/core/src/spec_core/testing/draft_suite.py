@@ -16,7 +16,6 @@ Losses are compared in float32: the shares of two cuts of one batch differ by ro
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
@@ -28,7 +27,7 @@ from spec_core.cpu.backend import CpuBackend
 from spec_core.draft import Draft
 from spec_core.errors import ArtifactError, TargetError
 from spec_core.kernels import no_kernel
-from spec_core.testing.conformance import ConformanceSuite, run_python, sources
+from spec_core.testing.conformance import ConformanceSuite, forbidden, run_python, sources
 from spec_core.testing.draft_workbench import (
     LENGTHS,
     NUM_PROPOSALS,
@@ -121,7 +120,7 @@ class DraftSuite(ConformanceSuite):
 
     def test_d1_holds_no_optimizer_collective_or_device(self, draft: type[Draft]) -> None:
         """D1: no optimizer, no collective, no device string anywhere in the plugin."""
-        found = [f"{file.name}:{where}" for file, tree in sources(draft) for where in _forbidden(tree)]
+        found = [f"{file.name}:{where}" for file, tree in sources(draft) for where in forbidden(tree)]
         assert not found, f"single-device code only, found {', '.join(found)}"
 
     @pytest.mark.parametrize("what", sorted(FOREIGN))
@@ -393,23 +392,3 @@ def _assert_equal_states(got: nn.Module, expected: nn.Module) -> None:
     assert own.keys() == states.keys()
     different = [name for name, value in states.items() if not torch.equal(own[name], value)]
     assert not different, f"{', '.join(different)} differ"
-
-
-def _forbidden(tree: ast.Module) -> list[str]:
-    """Where the source names an optimizer, a collective or a device."""
-    found: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"torch.optim", "torch.distributed"}:
-            found.append(f"{node.lineno} {ast.unparse(node)}")
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-            ("torch.optim", "torch.distributed")
-        ):
-            found.append(f"{node.lineno} {node.module}")
-        elif isinstance(node, ast.Constant) and str(node.value).split(":")[0] in {
-            "cuda",
-            "npu",
-            "xpu",
-            "mps",
-        }:
-            found.append(f"{node.lineno} {node.value!r}")
-    return found
