@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from spec_core.decoder_format import canonical_names
 from spec_core.errors import ArtifactError
 from spec_core.served_draft import (
     architectures,
@@ -17,7 +18,6 @@ from spec_core.served_draft import (
 from spec_draft_dflash.shape import DraftShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from torch import Tensor
@@ -52,7 +52,7 @@ class Artifact:
                 f"draft {folder} has a {_MASK_FILE}; only a token's own embedding can be the mask"
             )
         stored = read_shapes(folder)
-        names = _names(stored, folder)
+        names = canonical_names(stored, folder, lambda name: name.removeprefix("model."))
         embedding = {EMBEDDING: (shape.vocab_size, shape.hidden_size)}
         check_shapes(folder, {name: stored[names[name]] for name in names}, shape.tensor_shapes(), embedding)
         own_embedding = names.pop(EMBEDDING, None)
@@ -67,12 +67,3 @@ class Artifact:
         """The module's state dict, float32."""
         tensors = load_tensors(self.folder, self.stored_names)
         return {name: tensor.float() for name, tensor in tensors.items()}
-
-
-def _names(stored: Iterable[str], folder: Path) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for name in stored:
-        other = names.setdefault(name.removeprefix("model."), name)
-        if other != name:
-            raise ArtifactError(f"draft {folder}: {other} and {name} are the same tensor, stored twice")
-    return names

@@ -7,6 +7,7 @@ from typing import Literal, Self
 import pydantic
 
 from spec_core.config import DraftConfig
+from spec_core.decoder_format import CapturedLayers
 
 LossKind = Literal["ce", "dpace", "soft"]
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -43,20 +44,13 @@ class DFlashConfig(DraftConfig):
     num_features: int | None = pydantic.Field(None, ge=1)
     """Residual streams of the target that feed the draft, evenly from early to late. None: as many as ``layers``,
     else 5."""
-    layers: tuple[int, ...] | None = pydantic.Field(None, min_length=1)
+    layers: CapturedLayers | None = pydantic.Field(None, min_length=1)
     """Their ids k (streams entering target layer k). None: 1 + round(1 + i · (N − 4) / (num_features − 1))."""
     intermediate_size: int | None = pydantic.Field(None, ge=1)
     """Width of the draft's MLP. None, here and for the heads: the target's."""
     num_heads: int | None = pydantic.Field(None, ge=1)
     num_kv_heads: int | None = pydantic.Field(None, ge=1)
     head_dim: int | None = pydantic.Field(None, ge=2)
-
-    @pydantic.field_validator("layers")
-    @classmethod
-    def _ascending(cls, layers: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if layers is not None and list(layers) != sorted(set(layers)):
-            raise ValueError(f"{list(layers)} must be unique and ascending, as both engines capture them")
-        return layers
 
     @pydantic.model_validator(mode="after")
     def _window_is_used(self) -> Self:

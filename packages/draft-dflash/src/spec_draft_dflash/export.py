@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spec_core.decoder_format import decoder_fields
 from spec_core.rope_parameters import rope_fields
 from spec_core.served_draft import as_served, end_tokens, served_dtype
 from spec_core.target_reader import read_target_tensors
@@ -46,13 +47,7 @@ def served_config(shape: DraftShape, target: TargetSpec) -> Json:
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": shape.norm_eps,
-        "max_position_embeddings": shape.max_positions,
-        "attention_bias": False,
+        **decoder_fields(shape),
         "tie_word_embeddings": target.tied,
         "num_target_layers": target.num_layers,
         **end_tokens(target),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from spec_core.rope_parameters import read_rope, rope_problem
+from spec_core.decoder_format import decoder_problem, read_rope_fields
 from spec_core.served_draft import ConfigReader, Json, Shapes
 from spec_draft_dflash.config import LayerType
 from spec_draft_dflash.mask_token import choose_mask_token
@@ -154,7 +154,7 @@ class DraftShape:
             layers=_read_layers(own, top.size("num_hidden_layers")),
             num_target_layers=own.size("num_target_layers") if own.has("num_target_layers") else None,
             norm_eps=top.positive("rms_norm_eps", 1e-6),
-            rope=_read_rope(top),
+            rope=read_rope_fields(top),
             max_positions=top.size("max_position_embeddings", 32768),
         )
         _refuse_foreign_options(own, shape)
@@ -171,11 +171,9 @@ class DraftShape:
             )
         if self.block_size < 2:
             return f"block_size={self.block_size} leaves no slot to guess"
-        if self.num_heads % self.num_kv_heads:
-            return f"{self.num_heads} attention heads are no multiple of {self.num_kv_heads} key-value heads"
         if self.mask_token_id >= self.vocab_size:
             return f"mask_token_id={self.mask_token_id} is not below the vocabulary's {self.vocab_size}"
-        return rope_problem(self.rope, self.head_dim)
+        return decoder_problem(self)
 
 
 def default_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]:
@@ -189,12 +187,6 @@ def default_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]
 
 def _present(fields: Json) -> Json:
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def _read_rope(top: ConfigReader) -> Json:
-    for key in ("rope_parameters", "rope_scaling"):
-        top.section(key)
-    return read_rope(top.fields)
 
 
 def _read_layer_types(top: ConfigReader) -> tuple[str, ...]:

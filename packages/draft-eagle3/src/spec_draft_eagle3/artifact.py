@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from spec_core.decoder_format import canonical_names
 from spec_core.errors import ArtifactError
 from spec_core.served_draft import (
     architectures,
@@ -50,7 +51,7 @@ class Artifact:
             return None
         shape = DraftShape.from_json(fields, folder)
         stored = read_shapes(folder)
-        names = _names(stored, folder)
+        names = canonical_names(stored, folder, _canonical)
         embedding = names.pop(_EMBEDDING, None)
         mapping: Shapes = {"d2t": (shape.vocab_size,), "t2d": (shape.target_vocab_size,)}
         required = shape.tensor_shapes() | ({"d2t": mapping["d2t"]} if shape.reduced else {})
@@ -102,15 +103,6 @@ def _is_eagle3(fields: Json) -> bool:
     """By architecture; EAGLE's own files say LlamaForCausalLM and are known by their draft vocabulary."""
     named = architectures(fields)
     return bool(named & _ARCHITECTURES) or ("LlamaForCausalLM" in named and "draft_vocab_size" in fields)
-
-
-def _names(stored: Iterable[str], folder: Path) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for name in stored:
-        other = names.setdefault(_canonical(name), name)
-        if other != name:
-            raise ArtifactError(f"draft {folder}: {other} and {name} are the same tensor, stored twice")
-    return names
 
 
 def _canonical(name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 import pydantic
 
 from spec_core.config import DraftConfig
+from spec_core.decoder_format import CapturedLayers
 
 LossKind = Literal["ce", "lk_alpha", "lk_lambda"]
 
@@ -25,7 +26,7 @@ class Eagle3Config(DraftConfig):
 
     vocab_size: int | None = pydantic.Field(None, ge=1)
     """Rows of the draft's head: the most frequent supervised tokens. None: the target's whole vocabulary."""
-    layers: tuple[int, ...] | None = pydantic.Field(None, min_length=1)
+    layers: CapturedLayers | None = pydantic.Field(None, min_length=1)
     """Ids k of the residual streams (entering target layer k) that feed the draft. None: 2, N // 2, N − 3."""
     fc_norm: bool | None = None
     """EAGLE 3.1: one RMS norm per captured layer before ``fc``. None: without."""
@@ -37,10 +38,3 @@ class Eagle3Config(DraftConfig):
     num_heads: int | None = pydantic.Field(None, ge=1)
     num_kv_heads: int | None = pydantic.Field(None, ge=1)
     head_dim: int | None = pydantic.Field(None, ge=2)
-
-    @pydantic.field_validator("layers")
-    @classmethod
-    def _ascending(cls, layers: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if layers is not None and list(layers) != sorted(set(layers)):
-            raise ValueError(f"{list(layers)} must be unique and ascending, as both engines capture them")
-        return layers

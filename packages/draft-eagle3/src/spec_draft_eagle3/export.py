@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spec_core.decoder_format import decoder_fields
 from spec_core.rope_parameters import rope_fields
 from spec_core.served_draft import as_served, end_tokens, served_dtype
 from spec_draft_eagle3.artifact import ARCHITECTURE
@@ -41,13 +42,7 @@ def served_config(shape: DraftShape, target: TargetSpec) -> Json:
         "target_hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": 1,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": shape.norm_eps,
-        "max_position_embeddings": shape.max_positions,
-        "attention_bias": False,
+        **decoder_fields(shape),
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "norm_before_residual": False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spec_core.rope_parameters import read_rope, rope_problem
+from spec_core.decoder_format import decoder_problem, read_rope_fields
 from spec_core.served_draft import ConfigReader, Json, Shapes
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class DraftShape:
             fc_norm=bool(fields.get("fc_norm", False)),
             norm_output=bool(fields.get("norm_output", False)),
             norm_eps=reader.positive("rms_norm_eps", 1e-6),
-            rope=_read_rope(reader),
+            rope=read_rope_fields(reader),
             max_positions=read("max_position_embeddings", 2048),
         )
         _refuse_foreign_options(reader)
@@ -132,11 +132,9 @@ class DraftShape:
 
     def problem(self) -> str | None:
         """Why no draft can have this shape, or None."""
-        if self.num_heads % self.num_kv_heads:
-            return f"{self.num_heads} attention heads are no multiple of {self.num_kv_heads} key-value heads"
         if self.vocab_size > self.target_vocab_size:
             return f"a draft vocabulary of {self.vocab_size} exceeds the target's {self.target_vocab_size}"
-        return rope_problem(self.rope, self.head_dim)
+        return decoder_problem(self)
 
 
 FIXED_OPTIONS = (
@@ -157,12 +155,6 @@ def _refuse_foreign_options(reader: ConfigReader) -> None:
         for value in (fields.get(key), nested.get(key)):
             if value not in (None, plain):
                 raise reader.error(f"{key}={value!r}; only {plain!r} can be trained and served here")
-
-
-def _read_rope(reader: ConfigReader) -> dict[str, Any]:
-    for key in ("rope_parameters", "rope_scaling"):
-        reader.section(key)
-    return read_rope(reader.fields)
 
 
 def _read_layers(reader: ConfigReader) -> tuple[int, ...] | None:
