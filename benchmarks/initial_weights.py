@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from measure import machine, versions
 
 from spec_core import Draft, plugins
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_draft_eagle3 import initial_weights
 from spec_trainer.job import run_training
 from spec_trainer.quickstart.run import QuickstartSize, held_out_prompts, prepare_files
@@ -96,8 +96,8 @@ def _resolved(row: Row, files: QuickstartFiles, output: Path, words: list[str]) 
 def _acceptance(run: ResolvedRun, size: QuickstartSize) -> tuple[float, float]:
     """Acceptance length over all prompts, and its standard error from how prompts differ."""
     prompts = held_out_prompts(run, size.num_prompts)
-    site = Site(backend=run.backend, start_s=600.0, peer_s=120.0)
-    with run.engine_type.at(run.config.engine, run.target, site) as engine:
+    context = EngineContext(backend=run.backend, start_s=600.0, peer_s=120.0)
+    with run.engine_type.create(run.config.engine, run.target, context) as engine:
         engine.load_draft(run.directory.draft)
         counts: list[tuple[int, int]] = []
         before = engine.acceptance()

@@ -8,7 +8,7 @@ from pathlib import Path  # noqa: TC003 (pydantic reads DeskedConfig's annotatio
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.cpu.backend import CpuBackend
-from spec_core.engine import Site
+from spec_core.engine import EngineContext
 from spec_core.records import CaptureRequest
 from spec_trainer.engines.capture_desk import CaptureDesk
 from spec_trainer.engines.capture_outlet import CaptureOutlet
@@ -41,9 +41,10 @@ class DeskedEngine(HfEngine):
         super().close()
         self._link.close()
 
-    def _sender(self, destination: str, schema: FeatureSchema) -> Any:
+    def _sender(self, transport: Any, destination: str, schema: FeatureSchema) -> Any:
         if self._desk is None:
-            site = Site(backend=CpuBackend(CpuBackend.Config()), placement="disaggregated", peer_s=LIMIT_S)
+            backend = CpuBackend(CpuBackend.Config())
+            site = EngineContext(backend=backend, placement="disaggregated", peer_s=LIMIT_S)
             self._desk = self._link.enter_context(CaptureDesk(site, schema, LIMIT_S))
             self._await_worker()
             self._outlet = self._link.enter_context(CaptureOutlet(self._desk.address, LIMIT_S))

@@ -27,6 +27,8 @@ from spec_core.errors import (
 from spec_core.strategy import Strategy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from spec_core.records import Availability
 
 API_VERSION = 1
@@ -97,6 +99,15 @@ def load_available(interface: type[P], name: str) -> type[P]:
             f"{record.kind} {name!r} ({record.owner}) cannot run here: {availability.reason}"
         )
     return plugin
+
+
+def load_each(interface: type[P]) -> Iterator[tuple[str, type[P] | PluginError]]:
+    """Yield every installed plugin's name with its class, or with the error that loading it ends in."""
+    for name in sorted({record.name for record in installed(interface)}):
+        try:
+            yield name, load(interface, name)
+        except PluginError as error:
+            yield name, error
 
 
 def find(interface: type[P], name: str) -> PluginRecord:

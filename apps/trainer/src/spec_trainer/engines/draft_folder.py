@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from spec_core.draft import Draft
 from spec_core.engine import Engine
 from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError, UsageError
-from spec_core.plugins import installed, load
+from spec_core.plugins import load_each
 from spec_core.served_draft import architectures, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import torch
 
     from spec_core.target import TargetSpec
     from spec_trainer.engines.decoding import DraftSource
-
-P = TypeVar("P", Draft, Engine)
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +77,7 @@ def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
         if again is None:
             raise ArtifactError(f"{draft.name} does not recognise it")
         again.check_target(target)
-        for name, engine_type in _loaded(Engine):
+        for name, engine_type in load_each(Engine):
             if isinstance(engine_type, PluginError):
                 log.warning("the export is not checked for engine %s: %s", name, engine_type)
             else:
@@ -95,7 +92,7 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
     if not folder.is_dir():
         raise ArtifactError(f"draft {folder} is not a folder")
     tried: list[str] = []
-    for name, plugin in _loaded(Draft):
+    for name, plugin in load_each(Draft):
         if isinstance(plugin, PluginError):
             tried.append(f"{name} (broken: {plugin})")
             continue
@@ -108,15 +105,6 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
         f"{folder} is not a draft that an installed plugin knows (tried: {', '.join(tried) or 'none'}): "
         f"{_what_it_is(folder)}"
     )
-
-
-def _loaded(interface: type[P]) -> Iterator[tuple[str, type[P] | PluginError]]:
-    """Yield every installed plugin's name with its class, or with the error that loading it ends in."""
-    for name in sorted({record.name for record in installed(interface)}):
-        try:
-            yield name, load(interface, name)
-        except PluginError as error:
-            yield name, error
 
 
 def _what_it_is(folder: Path) -> str:
