@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ENGINES ?= $(VENV)-vllm
 ASCEND ?= $(VENV)-ascend
 RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
-MEMBERS := packages/core packages/draft-eagle3 packages/draft-dflash packages/backend-cuda packages/backend-ascend apps/trainer
+MEMBERS := packages/core $(filter-out packages/core,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))) apps/trainer
 EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 
 .PHONY: help install quickstart test test-engines test-ascend check bench mutations mutations-ascend clean

@@ -32,7 +32,7 @@ from spec_core import Backend, Draft, Engine, plugins
 from spec_core.config import read_layers, validate
 from spec_core.engine import EngineContext
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
-from spec_core.target_reader import read_target
+from spec_core.targets.target_reader import read_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

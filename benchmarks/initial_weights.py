@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from spec_core.records import AcceptanceCounters, SamplingParams
     from spec_trainer.quickstart.run import QuickstartFiles
-    from spec_trainer.resolve import ResolvedRun
+    from spec_trainer.resolved_run import ResolvedRun
 
 DEFAULT = (initial_weights.MATRIX_GAIN, initial_weights.FUSION_GAIN)
 

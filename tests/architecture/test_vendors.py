@@ -18,13 +18,10 @@ SOURCES = [
     if not file.relative_to(ROOT).parts[1].startswith("backend-")
 ]
 PLUGINS = "packages/core/src/spec_core/plugins.py"
-TABLE = "apps/trainer/src/spec_trainer/plugin_table.py"
 DRAFT_SUITE = "packages/core/src/spec_core/testing/draft_suite.py"
 NAMED = {
     # Which distribution to install for a name that is not there.
     *((PLUGINS, name) for name in ("cuda", "ascend", "spec-backend-cuda", "spec-backend-ascend")),
-    # Whose probe need not run in a process of its own.
-    *((TABLE, name) for name in ("spec-backend-cuda", "spec-backend-ascend")),
     # What a draft must not name.
     *((DRAFT_SUITE, name) for name in ("cuda", "npu", "xpu", "mps")),
 }

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from spec_core.cpu.backend import CpuBackend
+from spec_backend_cpu.backend import CpuBackend
 from spec_core.testing import BackendSuite, DraftSuite, EngineSuite, StrategySuite
 from spec_core.testing.conformance import ConformanceSuite
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.cpu.backend import CpuBackend
+from spec_backend_cpu.backend import CpuBackend
 from spec_core.testing import BackendSuite
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spec_core.cpu.inline_transport import InlineTransport
-from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
+from spec_core.streams.inline_transport import InlineTransport
+from spec_core.streams.shared_memory_transport import SharedMemoryTransport
 from spec_core.testing import TransportSuite
 
 

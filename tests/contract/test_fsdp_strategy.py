@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core.testing import StrategySuite
-from spec_trainer.strategies.fsdp import FsdpStrategy
+from spec_strategy_fsdp.strategy import FsdpStrategy
 
 if TYPE_CHECKING:
     from spec_core import Strategy

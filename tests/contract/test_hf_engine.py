@@ -9,11 +9,11 @@ import torch
 import transformers
 
 from spec_core.draft import Draft
+from spec_core.drafting.served_draft import write_draft
 from spec_core.plugins import load
-from spec_core.served_draft import write_draft
-from spec_core.target_reader import read_target, read_target_tensors
+from spec_core.targets.target_reader import read_target, read_target_tensors
 from spec_core.testing import EngineSuite
-from spec_trainer.engines.hf import HfConfig, HfEngine
+from spec_engine_hf.engine import HfConfig, HfEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

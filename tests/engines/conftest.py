@@ -13,15 +13,15 @@ import pytest
 import torch
 import transformers
 
+from spec_backend_cpu.backend import CpuBackend
 from spec_core import plugins
-from spec_core.cpu.backend import CpuBackend
 from spec_core.draft import Draft
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
-from spec_core.target_reader import read_target
+from spec_core.targets.target_reader import read_target
+from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_engine_vllm.config import VllmConfig
 from spec_trainer.cli import run
-from spec_trainer.engines.hf import HfConfig, HfEngine
-from spec_trainer.engines.vllm.config import VllmConfig
 
 from .sharing import Pool, SharingEngine
 

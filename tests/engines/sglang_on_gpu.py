@@ -22,14 +22,14 @@ from pathlib import Path
 import torch
 
 from spec_core import Backend, plugins
-from spec_core.cpu.inline_transport import InlineTransport
 from spec_core.engine import EngineContext
 from spec_core.errors import PeerLost
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
-from spec_core.target_reader import read_target
-from spec_trainer.engines.hf import HfConfig, HfEngine
-from spec_trainer.engines.sglang.config import SglangConfig
-from spec_trainer.engines.sglang.engine import SglangEngine
+from spec_core.streams.inline_transport import InlineTransport
+from spec_core.targets.target_reader import read_target
+from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_engine_sglang.config import SglangConfig
+from spec_engine_sglang.engine import SglangEngine
 
 LIMIT_S = 600.0
 WINDOW_BYTES = 4 << 30

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from spec_core.hosting.modes import SpeculativeMode
+from spec_core.hosting.running import EngineSession
 from spec_core.records import AcceptanceCounters
-from spec_trainer.engines.modes import SpeculativeMode
-from spec_trainer.engines.running import EngineSession
-from spec_trainer.engines.vllm.engine import VllmEngine
-from spec_trainer.engines.vllm.process import VllmProcess
+from spec_engine_vllm.engine import VllmEngine
+from spec_engine_vllm.process import VllmProcess
 
 if TYPE_CHECKING:
     from spec_core import TargetSpec
     from spec_core.engine import EngineContext
-    from spec_trainer.engines.modes import Mode
-    from spec_trainer.engines.vllm.config import VllmConfig
+    from spec_core.hosting.modes import Mode
+    from spec_engine_vllm.config import VllmConfig
 
 
 class Lease:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from spec_core import Draft, plugins
-from spec_core.target_reader import read_target
-from spec_trainer.engines.vllm.versions import installed
+from spec_core.targets.target_reader import read_target
+from spec_engine_vllm.versions import installed
 from spec_trainer.evaluation.command import export_untrained
 
 pytestmark = pytest.mark.engine

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, ClassVar
 import psutil
 import pytest
 
-from spec_core.cpu.backend import CpuBackend
-from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
+from spec_backend_cpu.backend import CpuBackend
 from spec_core.errors import EngineError
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
-from spec_core.target_reader import read_target
-from spec_trainer.engines.vllm.engine import VllmEngine
+from spec_core.streams.shared_memory_transport import SharedMemoryTransport
+from spec_core.targets.target_reader import read_target
+from spec_engine_vllm.engine import VllmEngine
 
 from .conftest import BATCH_TOKENS, MAX_LENGTH, Transformer
 from .vllm_here import lives, needs_vllm

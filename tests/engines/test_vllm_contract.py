@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
 from spec_core.records import FeatureSchema
+from spec_core.streams.shared_memory_transport import SharedMemoryTransport
 from spec_core.testing import EngineSuite
 
 from .conftest import Transformer

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from spec_core.cpu.backend import CpuBackend
+from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
-from spec_core.target_reader import read_target
-from spec_trainer.engines.draft_folder import load_draft
-from spec_trainer.engines.hf import HfConfig, HfEngine
+from spec_core.targets.target_reader import read_target
+from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_engine_hf.proposers import load_draft
 
 from .conftest import NEW_TOKENS, NUM_DRAFT_TOKENS, Transformer, installed_drafts
 from .vllm_here import needs_vllm

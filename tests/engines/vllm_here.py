@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from spec_trainer.engines.vllm.engine import VllmEngine
+from spec_engine_vllm.engine import VllmEngine
 
 _probed = VllmEngine.probe()
 

@@ -19,10 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "packages/core/src/spec_core"
 
-GLOO, INLINE = "cpu/gloo_process_group.py", "cpu/inline_transport.py"
-SENDER, RECEIVER = "cpu/shared_memory_transport.py", "cpu/shared_memory_receiver.py"
-HOST_MEMORY = "cpu/host_memory.py"
-ARENA, WIRE = "cpu/shared_memory.py", "cpu/shared_memory_wire.py"
+GLOO, INLINE = "streams/gloo_process_group.py", "streams/inline_transport.py"
+SENDER, RECEIVER = "streams/shared_memory_transport.py", "streams/shared_memory_receiver.py"
+HOST_MEMORY = "streams/host_memory.py"
+ARENA, WIRE = "streams/shared_memory.py", "streams/shared_memory_wire.py"
 RENDEZVOUS, RELAY = "rendezvous.py", "rendezvous_relay.py"
 
 GROUP_TEST = "tests/contract/test_cpu_process_group.py::TestGlooProcessGroup::test_"
@@ -258,7 +258,7 @@ MUTATIONS = [
         SENDER,
         "            if grant.kind is Kind.GRANT and grant.number == self._number:\n",
         "            if grant.kind is Kind.GRANT:\n",
-        "tests/unit/core/test_shared_memory_transport.py::test_a_grant_that_came_too_late_is_not_used",
+        "tests/unit/core/streams/test_shared_memory_transport.py::test_a_grant_that_came_too_late_is_not_used",
     ),
     Mutation(
         "T6",

@@ -33,7 +33,7 @@ def run_fixture() -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Distribution name -> wheel, of our six and of the stranger's."""
+    """Distribution name -> wheel, of ours and of the stranger's."""
     folder = tmp_path_factory.mktemp("wheels")
     members = sorted(file.parent for file in ROOT.glob("*/*/pyproject.toml"))
     # The environment's own build backend where it has one: nothing to fetch then.

@@ -22,10 +22,16 @@ pytestmark = pytest.mark.xdist_group("packaging")  # one worker: the environment
 
 OURS = {
     "spec-backend-ascend",
+    "spec-backend-cpu",
     "spec-backend-cuda",
     "spec-core",
     "spec-draft-dflash",
     "spec-draft-eagle3",
+    "spec-engine-hf",
+    "spec-engine-sglang",
+    "spec-engine-vllm",
+    "spec-launcher-local",
+    "spec-strategy-fsdp",
     "spec-trainer",
 }
 ROOT = Path(__file__).parents[2]
@@ -64,7 +70,7 @@ def declared_entry_points(name: str) -> dict[str, dict[str, str]]:
     raise AssertionError(f"no member of the workspace is called {name}")
 
 
-def test_there_are_six_distributions_of_one_version(wheels):
+def test_distributions_are_of_one_version(wheels):
     assert wheels.keys() == OURS | {"spec-backend-echo"}
     assert len({metadata_of(wheels[name])["Version"] for name in OURS}) == 1
 
@@ -91,24 +97,34 @@ def test_built_ins_take_the_same_road_as_a_stranger(wheels):
         "spec_core.backends",
         "spec_core.drafts",
         "spec_core.engines",
+        "spec_core.launchers",
         "spec_core.strategies",
     }
     assert entry_points_of(wheels["spec-backend-echo"]).keys() == {"spec_core.backends"}
     assert requirements_of(wheels["spec-backend-echo"]) == {"spec-core"}
 
 
-@pytest.mark.parametrize("name", sorted(name for name in OURS if name.startswith("spec-backend")))
+@pytest.mark.parametrize("name", ["spec-backend-ascend", "spec-backend-cuda"])
 def test_backend_brings_the_command(wheels, name):
     assert {"spec-core", "spec-trainer"} <= requirements_of(wheels[name])
 
 
-def test_command_brings_the_drafts(wheels):
-    drafts = {name for name in OURS if name.startswith("spec-draft")}
-    assert drafts | {"spec-core"} <= requirements_of(wheels["spec-trainer"])
-    assert not [name for name in requirements_of(wheels["spec-trainer"]) if name.startswith("spec-backend")]
+def test_command_brings_what_runs_anywhere(wheels):
+    anywhere = {"backend-cpu", "draft-dflash", "draft-eagle3", "engine-hf", "launcher-local", "strategy-fsdp"}
+    required = {name for name in requirements_of(wheels["spec-trainer"]) if name in OURS}
+    assert required == {"spec-core", *(f"spec-{name}" for name in anywhere)}
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+@pytest.mark.parametrize("extra", ["vllm", "sglang", "cuda", "ascend"])
+def test_extra_of_the_command_brings_the_plugin(wheels, extra):
+    required = metadata_of(wheels["spec-trainer"]).get_all("Requires-Dist")
+    kind = "backend" if extra in ("cuda", "ascend") else "engine"
+    assert [
+        word for word in required if word.startswith(f"spec-{kind}-{extra}") and f"extra == '{extra}'" in word
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(OURS - {"spec-launcher-local"}))
 def test_torch_is_required_without_a_vendor(wheels, name):
     required = metadata_of(wheels[name]).get_all("Requires-Dist")
     assert "torch>=2.11" in required
@@ -128,7 +144,7 @@ def test_command_of_a_clean_environment_lists_the_stranger(run, clean_python, tm
     rows = json.loads(run(command, "plugins", "--json", cwd=tmp_path))
     found = {(row["kind"], row["name"], row["distribution"], row["status"]) for row in rows}
     assert ("backend", "echo", "spec-backend-echo", "ok") in found
-    assert ("backend", "cpu", "spec-core", "ok") in found
+    assert ("backend", "cpu", "spec-backend-cpu", "ok") in found
     # Without a GPU, an NPU or an engine installed, what needs them says so; nothing is broken.
     assert {status for *_, status in found} == {"ok", "unavailable"}
     reasons = {row["name"]: row["reason"] for row in rows if row["status"] == "unavailable"}

@@ -12,8 +12,8 @@ import torch
 from spec_backend_ascend import announcing_sender
 from spec_backend_ascend.backend import AscendBackend
 from spec_backend_ascend.npu_memory import NpuMemory, NpuView
-from spec_core.cpu.shared_memory_wire import Kind, Layout, Record
 from spec_core.records import FeatureSample
+from spec_core.streams.shared_memory_wire import Kind, Layout, Record
 from spec_core.testing import TransportSuite
 from spec_core.testing.processes import run_ranks
 from spec_core.testing.transport_stage import LONG_S, SCHEMA, UNIT, UNIT_BYTES, Stage

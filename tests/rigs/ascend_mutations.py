@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "packages/backend-ascend/src/spec_backend_ascend", ROOT / "packages/core/src/spec_core")
-ARENA, RECEIVER = "spec_core/device_arena.py", "spec_core/cpu/shared_memory_receiver.py"
+ARENA, RECEIVER = "spec_core/streams/device_arena.py", "spec_core/streams/shared_memory_receiver.py"
 MEMORY, ANNOUNCER, HCCL_MEMORY, GROUP, NOTICES, HCCL = (
     f"spec_backend_ascend/{name}.py"
     for name in ("npu_memory", "announcing_sender", "hccl_memory", "hccl_process_group", "notices", "hccl")

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path  # noqa: TC003 (pydantic reads DeskedConfig's annotations)
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core.cpu.backend import CpuBackend
+from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
+from spec_core.hosting.capture_desk import CaptureDesk
+from spec_core.hosting.capture_outlet import CaptureOutlet
 from spec_core.records import CaptureRequest
-from spec_trainer.engines.capture_desk import CaptureDesk
-from spec_trainer.engines.capture_outlet import CaptureOutlet
-from spec_trainer.engines.hf import HfConfig, HfEngine
+from spec_engine_hf.engine import HfConfig, HfEngine
 
 if TYPE_CHECKING:
     from spec_core.records import FeatureSample, FeatureSchema

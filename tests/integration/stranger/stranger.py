@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path  # noqa: TC003 (pydantic reads MoodyConfig's annotations)
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core.cpu.backend import CpuBackend
+from spec_backend_cpu.backend import CpuBackend
 from spec_core.errors import RunError
-from spec_trainer.engines.hf import HfConfig, HfEngine
-from spec_trainer.strategies.fsdp import FsdpStrategy
+from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_strategy_fsdp.strategy import FsdpStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spec_core import plain_kernels as plain
-from spec_core.rope import rotate
+from spec_core.drafting.rope import rotate
 from spec_draft_dflash.attention import BlockLayout, block_attention
 from spec_draft_dflash.kernels import norm_rotate, scaled_softmax_
 from spec_draft_eagle3.kernels import ttt_attention, ttt_attention_backward

@@ -15,13 +15,13 @@ import torch
 from spec_backend_cuda.line import Line
 from spec_backend_cuda.pushed_memory import PushedMemory
 from spec_backend_cuda.pushing_view import PushingView
-from spec_core.cpu.announcing_sender import AnnouncingSender
-from spec_core.cpu.block_memory import SenderEnd
-from spec_core.cpu.packet_relay import ReachableReceiver, relayed
-from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
-from spec_core.cpu.shared_memory_wire import Layout
-from spec_core.device_arena import DeviceArena, arena_bytes
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
+from spec_core.streams.announcing_sender import AnnouncingSender
+from spec_core.streams.block_memory import SenderEnd
+from spec_core.streams.device_arena import DeviceArena, arena_bytes
+from spec_core.streams.packet_relay import ReachableReceiver, relayed
+from spec_core.streams.shared_memory_receiver import SharedMemoryReceiver
+from spec_core.streams.shared_memory_wire import Layout
 from spec_core.testing import TransportSuite
 from spec_core.testing.processes import Fault, run_ranks, watch_ranks
 from spec_core.testing.transport_stage import LONG_S, SCHEMA, SHORT_S, UNIT, UNIT_BYTES, Stage, take

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spec_core.cpu.attention import KERNELS as CPU_KERNELS
+from spec_backend_cpu.attention import KERNELS as CPU_KERNELS
+from spec_core.drafting.target_ops import TargetOps
 from spec_core.records import Supervision
-from spec_core.target_ops import TargetOps
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.config import Eagle3Config

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spec_core.cpu.backend import CpuBackend
-from spec_core.cpu.inline_transport import InlineTransport
+from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
+from spec_core.streams.inline_transport import InlineTransport
 
 
 class LimitedBackend(CpuBackend):

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from spec_core import local_socket
-from spec_core.cpu.shared_memory_transport import SharedMemoryTransport
 from spec_core.errors import DeadlineExceeded
+from spec_core.streams.shared_memory_transport import SharedMemoryTransport
 from spec_core.testing.transport_stage import SCHEMA
 
 NOBODY = 65534

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_backend_cpu.backend import CpuBackend
 from spec_core import Backend, Draft, Engine, Strategy, plugins
-from spec_core.cpu.backend import CpuBackend
 from spec_core.errors import (
     PluginApiMismatch,
     PluginConflict,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GOOD = """
-    from spec_core.cpu.backend import CpuBackend
+    from spec_backend_cpu.backend import CpuBackend
 
     class Planted(CpuBackend):
         name = "planted"

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from spec_core.drafting.served_draft import write_draft
 from spec_core.errors import ArtifactError, ConfigError, TargetError
-from spec_core.served_draft import write_draft
-from spec_core.target_reader import read_target, read_target_tensors
+from spec_core.targets.target_reader import read_target, read_target_tensors
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 

@@ -9,10 +9,10 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from spec_core.cpu.attention import KERNELS
+from spec_backend_cpu.attention import KERNELS
+from spec_core.drafting.target_ops import TargetOps
 from spec_core.records import DraftBatch, Span
 from spec_core.target import TargetSpec, TargetTensors
-from spec_core.target_ops import TargetOps
 from spec_draft_eagle3.draft import Eagle3Draft
 
 from .dense_reference import Document, Setting

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from spec_core.drafting.served_draft import write_draft
 from spec_core.errors import ArtifactError, ConfigError, TargetError
-from spec_core.served_draft import write_draft
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from spec_core.cpu.attention import KERNELS
+from spec_backend_cpu.attention import KERNELS
 from spec_core.kernels import no_kernel
 from spec_core.records import Supervision
 from spec_draft_eagle3 import attention, loss

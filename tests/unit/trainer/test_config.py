@@ -11,9 +11,9 @@ from spec_core import BackendConfig, Config, EngineConfig
 from spec_core.config import dump_yaml, validate
 from spec_core.errors import ConfigError
 from spec_draft_eagle3.config import Eagle3Config
+from spec_engine_hf.engine import HfConfig
 from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.data.config import DataConfig
-from spec_trainer.engines.hf import HfConfig
 
 LEAST = {"target": "t", "output": "o", "data": {"path": "d"}}
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STRANGERS = {
-    "fine": "from spec_core.cpu.backend import CpuBackend\nclass Plugin(CpuBackend):\n    name = 'fine'\n",
+    "fine": "from spec_backend_cpu.backend import CpuBackend\nclass Plugin(CpuBackend):\n    name = 'fine'\n",
     "crashing": "import os\nos._exit(7)\n",
     "hanging": "import time\ntime.sleep(600)\n",
     "broken": "import no_such_module\n",

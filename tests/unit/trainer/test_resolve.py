@@ -96,7 +96,7 @@ def test_description_counts_what_there_is(resolved, tiny_llama):
 
 
 def test_dtype_that_the_backend_cannot_do_is_refused(resolved, monkeypatch):
-    from spec_core.cpu.backend import CpuBackend
+    from spec_backend_cpu.backend import CpuBackend
     from spec_core.records import Capabilities
 
     monkeypatch.setattr(CpuBackend, "capabilities", classmethod(lambda cls: Capabilities()))
@@ -114,6 +114,6 @@ def test_unreadable_files_are_bad_input(words, monkeypatch):
     def denied(folder):
         raise PermissionError(13, "Permission denied", str(folder / "config.json"))
 
-    monkeypatch.setattr("spec_core.target_reader.read_target", denied)
+    monkeypatch.setattr("spec_core.targets.target_reader.read_target", denied)
     with pytest.raises(ConfigError, match=r"config.json: Permission denied"):
         resolve(None, {}, words)

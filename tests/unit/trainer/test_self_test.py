@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from spec_core.cpu.backend import CpuBackend
+from spec_backend_cpu.backend import CpuBackend
 from spec_core.errors import ConfigError, PluginNotFound
 from spec_core.records import Availability
 from spec_trainer.self_test import run_self_test
@@ -31,7 +31,7 @@ def test_cpu_passes():
     }
     assert "torch" in report["versions"]
     assert report["capabilities"]["num_devices"] == 1
-    assert report["package"].startswith("spec-core ")
+    assert report["package"].startswith("spec-backend-cpu ")
     assert json.loads(json.dumps(report)) == report
 
 

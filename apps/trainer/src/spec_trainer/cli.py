@@ -17,11 +17,12 @@ from cyclopts.exceptions import CycloptsError
 from cyclopts.validators import Number
 
 from spec_core.errors import ConfigError, SpecError
+from spec_core.plugins import packages
+from spec_core.processes.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
 from spec_core.wording import one_line, printable, shown
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.last_resort import unforeseen_errors
 from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
-from spec_trainer.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -164,7 +165,7 @@ def capture(
     _check_words(overrides)
     if flags.output is None and not any(word.startswith("output=") for word in overrides):
         raise ConfigError("capture needs --output: the folder to write features to")
-    from spec_trainer.offline.capture import resolve_capture, run_capture
+    from spec_trainer.capture.command import resolve_capture, run_capture
 
     return _print_document(run_capture(resolve_capture(flags.config, flags.as_keys(), overrides)), as_json)
 
@@ -289,7 +290,7 @@ def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler])
-    for package in ("spec_trainer", "spec_core"):
+    for package in {"spec_trainer", "spec_core"} | packages():
         logging.getLogger(package).setLevel(logging.INFO)
 
 

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from spec_core import BackendConfig, Config, DraftConfig, EngineConfig, OptimizerConfig
+from spec_core.config import Seconds
 from spec_trainer.data.config import DataConfig
 
 B = TypeVar("B", bound=BackendConfig)
@@ -28,8 +29,6 @@ E = TypeVar("E", bound=EngineConfig)
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
-Seconds = Annotated[float, Field(gt=0, le=1e6)]
-"""Eleven days: Python's sockets count milliseconds in 32 bits."""
 
 
 def _named(path: object) -> object:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from spec_trainer.dispatch import sample_bytes
 
 if TYPE_CHECKING:
-    from spec_trainer.resolve import ResolvedRun
+    from spec_trainer.resolved_run import ResolvedRun
 
 
 def describe(run: ResolvedRun) -> dict[str, Any]:

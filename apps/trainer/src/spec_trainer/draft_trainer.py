@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from spec_core import BatchShare, DraftTrainer
-from spec_core.served_draft import write_draft
+from spec_core.drafting.served_draft import write_draft
 from spec_trainer.disk import follow_umask, new_folder, not_written
-from spec_trainer.engines.draft_folder import check_export
+from spec_trainer.draft_folder import check_export
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None = None) -> Path:
     """Writes ``output``; the target must still be the one that the draft was trained for. ``target_folder``: where it
     is now, if not where it was."""
-    from spec_core.target_reader import read_target
+    from spec_core.targets.target_reader import read_target
 
     meta = check_whole(checkpoint)
     if os.path.exists(output):

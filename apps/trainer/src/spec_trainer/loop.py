@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spec_trainer.checkpoint.store import CheckpointStore
     from spec_trainer.feature_stream import BatchSource
     from spec_trainer.profiling import StepProfiler
-    from spec_trainer.resolve import ResolvedRun
+    from spec_trainer.resolved_run import ResolvedRun
     from spec_trainer.run_log import RunLog
     from spec_trainer.work_plan import WorkItem
 

@@ -6,15 +6,13 @@ import json
 import subprocess
 import sys
 
-from spec_core import Backend, Draft, Engine, Strategy, plugins
+from spec_core import Backend, Draft, Engine, Launcher, Strategy, plugins
 
-_INTERFACES = {plugins.kind_of(interface): interface for interface in (Backend, Draft, Engine, Strategy)}
-_OURS = frozenset(
-    {
-        "spec-core", "spec-backend-cuda", "spec-backend-ascend",
-        "spec-draft-eagle3", "spec-draft-dflash", "spec-trainer",
-    }
-)  # fmt: skip
+_INTERFACES = {
+    plugins.kind_of(interface): interface for interface in (Backend, Draft, Engine, Launcher, Strategy)
+}
+_COMMAND = "spec-trainer"
+"""The distribution that names, in its requirements and extras, every plugin of this repository."""
 _PROBE_DEADLINE_S = 20.0
 _PIPED_COLUMNS = 1000
 """Into a file or another program, every row is one line."""
@@ -26,9 +24,10 @@ def plugin_rows() -> list[Row]:
     """One row per installed entry point. A stranger's probe runs in a process of its own, with a deadline: it may
     hang or crash without taking the table along."""
     rows: list[Row] = []
+    ours = plugins.required_by(_COMMAND)
     for kind, interface in _INTERFACES.items():
         for record in plugins.installed(interface):
-            probe = _probe_here if record.distribution in _OURS else _probe_apart
+            probe = _probe_here if record.distribution in ours else _probe_apart
             status, reason, api = probe(kind, record.name)
             rows.append(
                 {

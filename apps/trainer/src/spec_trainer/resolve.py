@@ -5,29 +5,24 @@ from __future__ import annotations
 import os
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_core import Backend, Draft, Engine, Strategy, plugins
+from spec_core import Backend, Draft, Engine, Launcher, Strategy, plugins
 from spec_core.config import read_layers, read_resolved, validate
 from spec_core.errors import ConfigError, TargetError
 from spec_trainer.config import AnyRunConfig, run_config_type
-from spec_trainer.dispatch import check_sizes, sample_bytes
-from spec_trainer.launch.members import members
+from spec_trainer.dispatch import check_sizes
 from spec_trainer.metrics import check_trackers
 from spec_trainer.offline.store import open_features
-from spec_trainer.run_directory import RunDirectory, run_identity
-from spec_trainer.work_plan import BatchSettings, WorkPlan
+from spec_trainer.resolved_run import ResolvedParts, ResolvedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from spec_core import TargetSpec
-    from spec_core.records import FeatureSchema
     from spec_trainer.data.dataset import Dataset
-    from spec_trainer.launch.members import Member
+
 
 _PATHS = (
     (None, "target"),
@@ -37,59 +32,6 @@ _PATHS = (
     ("draft", "init_from"),
 )
 _SECTIONS = {"backend": (Backend, "cpu"), "draft": (Draft, "eagle3"), "engine": (Engine, "hf")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResolvedParts:
-    """What the configuration names, loaded and checked; all but the data."""
-
-    config: AnyRunConfig
-    backend: Backend
-    draft: Draft
-    engine_type: type[Engine]
-    strategy_type: type[Strategy]
-    target: TargetSpec
-    schema: FeatureSchema
-
-    def with_dataset(self, dataset: Dataset) -> ResolvedRun:
-        work = WorkPlan(dataset, BatchSettings.from_config(self.config))
-        return ResolvedRun(**vars(self), dataset=dataset, work=work)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResolvedRun(ResolvedParts):
-    """All that a run is, on this machine."""
-
-    dataset: Dataset
-    work: WorkPlan
-
-    def resuming(self, checkpoint: str) -> ResolvedRun:
-        """The same run with another ``train.resume_from``."""
-        train = self.config.train.model_copy(update={"resume_from": checkpoint})
-        return replace(self, config=self.config.model_copy(update={"train": train}))
-
-    @cached_property
-    def directory(self) -> RunDirectory:
-        return RunDirectory(self.config.output)
-
-    @cached_property
-    def identity(self) -> str:
-        return run_identity(self.config, self.dataset.digest, self.target.digest)
-
-    @cached_property
-    def window_bytes(self) -> int:
-        """``placement.window_bytes``, or room for two global batches, so that one is captured while one trains."""
-        if self.config.placement.window_bytes is not None:
-            return self.config.placement.window_bytes
-        longest = max(self.dataset.lengths.values())
-        return 2 * sample_bytes(self.schema, max(self.config.train.global_batch_tokens, longest))
-
-    def members(self) -> list[Member]:
-        """The processes of the run; none inline. ConfigError where their devices cannot hold them."""
-        if self.config.placement.kind == "inline":
-            return []
-        window_bytes = self.window_bytes if self.config.data.features is None else 0
-        return members(self.config, self.backend.capabilities(), window_bytes)
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> ResolvedRun:
@@ -156,7 +98,7 @@ def resolve_parts(values: Mapping[str, Any]) -> ResolvedParts:
 
 
 def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> ResolvedParts:
-    from spec_core.target_reader import check_target_tensors, read_target
+    from spec_core.targets.target_reader import check_target_tensors, read_target
 
     backend, draft = types["backend"](config.backend), types["draft"](config.draft)
     _check_dtype(config, backend)
@@ -171,6 +113,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> ResolvedParts
         draft=draft,
         engine_type=types["engine"],
         strategy_type=strategy_type,
+        launcher_type=plugins.load_available(Launcher, config.launcher.name),
         target=target,
         schema=draft.required_features(target),
     )

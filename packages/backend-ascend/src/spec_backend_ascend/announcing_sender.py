@@ -10,16 +10,16 @@ from abc import abstractmethod
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from spec_core.cpu.block_memory import SenderMemory
-from spec_core.cpu.shared_memory_transport import SharedMemorySender
-from spec_core.cpu.shared_memory_wire import Kind, Record
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
+from spec_core.streams.block_memory import SenderMemory
+from spec_core.streams.shared_memory_transport import SharedMemorySender
+from spec_core.streams.shared_memory_wire import Kind, Record
 
 if TYPE_CHECKING:
     import torch
 
-    from spec_core.cpu.block_memory import SenderEnd
     from spec_core.records import FeatureSample, FeatureSchema
+    from spec_core.streams.block_memory import SenderEnd
     from spec_core.transport import Ticket
 
 CLOSE_S = 10.0

@@ -120,7 +120,7 @@ class AscendBackend(Backend):
 
     def transport(self, placement: Placement) -> Transport:
         if placement == "inline":
-            from spec_core.cpu.inline_transport import InlineTransport
+            from spec_core.streams.inline_transport import InlineTransport
 
             return InlineTransport()
         _torch_with_npu()

@@ -23,17 +23,17 @@ import torch
 from spec_backend_ascend.announcing_sender import DeviceView, Mark
 from spec_backend_ascend.hccl import Communicator, root_info
 from spec_backend_ascend.place import place_of
-from spec_core.cpu.block_memory import Block, MemoryProvider, ReceiverMemory, SenderEnd, SenderMemory
-from spec_core.cpu.host_memory import HostEnd
 from spec_core.errors import RunError
+from spec_core.streams.block_memory import Block, MemoryProvider, ReceiverMemory, SenderEnd, SenderMemory
+from spec_core.streams.host_memory import HostEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from spec_core.cpu.shared_memory_wire import Layout, Record, Welcome
     from spec_core.records import FeatureSample
+    from spec_core.streams.shared_memory_wire import Layout, Record, Welcome
 
 SENDER, RECEIVER = 0, 1
 LINGER_S, POLL_S = 60.0, 1e-3

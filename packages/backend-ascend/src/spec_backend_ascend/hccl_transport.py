@@ -1,6 +1,6 @@
 """HcclTransport: features between the cards of a host, over HCCL; within one card through the host's memory.
 
-The conversation is that of ``spec_core.cpu.SharedMemoryTransport``: one host, a Unix socket.
+The conversation is that of ``SharedMemoryTransport``: one host, a Unix socket.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import torch
 
 from spec_backend_ascend.announcing_sender import AnnouncingSender
 from spec_backend_ascend.hccl_memory import HcclEnd, OtherCards
-from spec_core.cpu.host_memory import StagedMemory
-from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
-from spec_core.cpu.shared_memory_wire import Layout
+from spec_core.streams.host_memory import StagedMemory
+from spec_core.streams.shared_memory_receiver import SharedMemoryReceiver
+from spec_core.streams.shared_memory_wire import Layout
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 
 if TYPE_CHECKING:

@@ -18,20 +18,20 @@ import torch
 from spec_backend_ascend import acl
 from spec_backend_ascend.announcing_sender import DeviceView
 from spec_backend_ascend.place import place_of
-from spec_core.cpu.block_memory import Block, ReceiverMemory, SenderEnd, SenderMemory
-from spec_core.cpu.host_memory import HostEnd
-from spec_core.cpu.shared_memory import aligned
-from spec_core.device_arena import BatonNote, DeviceArena, ScatteredBlock, arena_bytes
 from spec_core.errors import PeerLost, ProtocolError
+from spec_core.streams.block_memory import Block, ReceiverMemory, SenderEnd, SenderMemory
+from spec_core.streams.device_arena import BatonNote, DeviceArena, ScatteredBlock, arena_bytes
+from spec_core.streams.host_memory import HostEnd
+from spec_core.streams.shared_memory import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from spec_core.cpu.holes import Range
-    from spec_core.cpu.shared_memory_wire import Layout, Record, Welcome
     from spec_core.records import FeatureSample
+    from spec_core.streams.holes import Range
+    from spec_core.streams.shared_memory_wire import Layout, Record, Welcome
 
 _OFFER = struct.Struct("<65s7xQ")
 """The arena's key, and where in that allocation it begins."""

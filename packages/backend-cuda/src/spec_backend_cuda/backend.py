@@ -184,7 +184,7 @@ class CudaBackend(Backend):
 
     def transport(self, placement: Placement) -> Transport:
         if placement == "inline":
-            from spec_core.cpu.inline_transport import InlineTransport
+            from spec_core.streams.inline_transport import InlineTransport
 
             return InlineTransport()
         if placement == "disaggregated":

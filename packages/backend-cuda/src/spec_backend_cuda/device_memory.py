@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from spec_backend_cuda.device_segment import DeviceSegment
-from spec_core.cpu.block_memory import Block, ReceiverMemory, SenderEnd, SenderMemory
-from spec_core.cpu.host_memory import HostEnd
-from spec_core.device_arena import (
+from spec_core.streams.block_memory import Block, ReceiverMemory, SenderEnd, SenderMemory
+from spec_core.streams.device_arena import (
     BatonNote,
     DeviceArena,
     ScatteredBlock,
@@ -25,15 +24,16 @@ from spec_core.device_arena import (
     copied_aside,
     copy_sample,
 )
+from spec_core.streams.host_memory import HostEnd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from spec_core.cpu.holes import Range
-    from spec_core.cpu.shared_memory_wire import Layout, Record, Welcome
     from spec_core.records import FeatureSample
+    from spec_core.streams.holes import Range
+    from spec_core.streams.shared_memory_wire import Layout, Record, Welcome
 
 _exported: weakref.WeakValueDictionary[bytes, Baton] = weakref.WeakValueDictionary()
 """This process's batons by handle: CUDA does not let a process open what it has exported itself. Batons, not events:

@@ -1,6 +1,6 @@
 """IpcTransport: features between the processes of one GPU, in its memory; through the host's memory between others.
 
-The conversation is that of ``spec_core.cpu.SharedMemoryTransport``; only what the samples lie in differs. A ticket is
+The conversation is that of ``SharedMemoryTransport``; only what the samples lie in differs. A ticket is
 done when ``send`` returns: work on the stream that was current then comes after the copy.
 """
 
@@ -13,15 +13,15 @@ import torch
 
 from spec_backend_cuda.device_memory import DeviceEnd, DeviceMemory
 from spec_backend_cuda.driver import UNSUPPORTED, CudaError
-from spec_core.cpu.host_memory import HostEnd, StagedMemory
-from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
-from spec_core.cpu.shared_memory_transport import SharedMemorySender
-from spec_core.cpu.shared_memory_wire import Layout
+from spec_core.streams.host_memory import HostEnd, StagedMemory
+from spec_core.streams.shared_memory_receiver import SharedMemoryReceiver
+from spec_core.streams.shared_memory_transport import SharedMemorySender
+from spec_core.streams.shared_memory_wire import Layout
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 
 if TYPE_CHECKING:
-    from spec_core.cpu.block_memory import ReceiverMemory
     from spec_core.records import FeatureSchema
+    from spec_core.streams.block_memory import ReceiverMemory
 
 log = logging.getLogger(__name__)
 

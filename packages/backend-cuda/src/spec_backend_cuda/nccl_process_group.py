@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_backend_cuda.nccl import SUMMABLE, UNIQUE_ID_BYTES, Communicator, unique_id
-from spec_core.cpu.gloo_process_group import GlooProcessGroup
 from spec_core.errors import ConfigError, PeerLost, ProtocolError, RunError
 from spec_core.process_group import ProcessGroup
+from spec_core.streams.gloo_process_group import GlooProcessGroup
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -1,6 +1,6 @@
 """NcclTransport: features from the GPU of an engine to another one of a trainer, over NCCL.
 
-The conversation is that of ``spec_core.cpu.SharedMemoryTransport``, over a Unix socket, or TCP between hosts.
+The conversation is that of ``SharedMemoryTransport``, over a Unix socket, or TCP between hosts.
 Samples go from GPU to GPU (``pushed_memory``); where both ends are on one GPU, or the sender is on the host, through
 memory of the host.
 """
@@ -19,21 +19,21 @@ from spec_backend_cuda.driver import UNSUPPORTED, CudaError
 from spec_backend_cuda.nccl_line import NcclLine, offer
 from spec_backend_cuda.pushed_memory import PushedMemory
 from spec_backend_cuda.pushing_view import PushingView
-from spec_core.cpu.announcing_sender import AnnouncingSender
-from spec_core.cpu.block_memory import SenderEnd, SenderMemory
-from spec_core.cpu.host_memory import HostEnd, StagedMemory
-from spec_core.cpu.packet_relay import ReachableReceiver, address_from_here
-from spec_core.cpu.shared_memory_receiver import SharedMemoryReceiver
-from spec_core.cpu.shared_memory_wire import Layout
-from spec_core.device_arena import DeviceArena, arena_bytes
+from spec_core.streams.announcing_sender import AnnouncingSender
+from spec_core.streams.block_memory import SenderEnd, SenderMemory
+from spec_core.streams.device_arena import DeviceArena, arena_bytes
+from spec_core.streams.host_memory import HostEnd, StagedMemory
+from spec_core.streams.packet_relay import ReachableReceiver, address_from_here
+from spec_core.streams.shared_memory_receiver import SharedMemoryReceiver
+from spec_core.streams.shared_memory_wire import Layout
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.cpu.block_memory import MemoryProvider
-    from spec_core.cpu.shared_memory_wire import Welcome
     from spec_core.records import FeatureSchema
+    from spec_core.streams.block_memory import MemoryProvider
+    from spec_core.streams.shared_memory_wire import Welcome
 
 _PLACE = "nccl|"
 """Before the GPU of a sender that can send over NCCL."""

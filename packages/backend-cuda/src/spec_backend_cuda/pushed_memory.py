@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
-from spec_core.cpu.block_memory import Block, MemoryProvider, ReceiverMemory
-from spec_core.device_arena import ScatteredBlock
 from spec_core.errors import RunError
+from spec_core.streams.block_memory import Block, MemoryProvider, ReceiverMemory
+from spec_core.streams.device_arena import ScatteredBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_backend_cuda.line import Line
-    from spec_core.cpu.block_memory import Arrived
-    from spec_core.cpu.holes import Range
-    from spec_core.device_arena import DeviceArena
+    from spec_core.streams.block_memory import Arrived
+    from spec_core.streams.device_arena import DeviceArena
+    from spec_core.streams.holes import Range
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_backend_cuda.pushed_memory import piece_lengths
-from spec_core.cpu.announcing_sender import Delivery, TravellingMemory
-from spec_core.device_arena import copied_aside
+from spec_core.streams.announcing_sender import Delivery, TravellingMemory
+from spec_core.streams.device_arena import copied_aside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_backend_cuda.line import Line
-    from spec_core.cpu.shared_memory_wire import Layout, Record
     from spec_core.records import FeatureSample
+    from spec_core.streams.shared_memory_wire import Layout, Record
 
 
 class PushingView(TravellingMemory):

@@ -1,9 +1,10 @@
-"""Interfaces, records, plugin loader, CPU reference backend and conformance kit. Imports without torch."""
+"""Interfaces, records, plugin loader, libraries for plugins and conformance kit. Imports without torch."""
 
 from spec_core.backend import Backend
 from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.engine import Engine, EngineContext
+from spec_core.launcher import Launcher
 from spec_core.ops import VocabularyOps
 from spec_core.process_group import ProcessGroup
 from spec_core.strategy import OptimizerConfig, Strategy, TrainStep
@@ -25,6 +26,7 @@ __all__ = [
     "EngineContext",
     "FeatureReceiver",
     "FeatureSender",
+    "Launcher",
     "OptimizerConfig",
     "ProcessGroup",
     "Proposal",

@@ -7,7 +7,7 @@ import io
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import pydantic
 import yaml
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
 C = TypeVar("C", bound="Config")
+
+Seconds = Annotated[float, pydantic.Field(gt=0, le=1e6)]
+"""Eleven days: Python's sockets count milliseconds in 32 bits."""
 
 _FILE_BYTES = 1 << 20
 _WORD_CHARACTERS = 1 << 16

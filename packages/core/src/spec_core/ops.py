@@ -2,7 +2,8 @@
 
 The target's embedding, head and final norm never become parameters of the draft: they live here, outside
 sharding, checkpoints, optimizer and weight sync. On one device the implementation is plain
-(``spec_core.target_ops.TargetOps``); a tensor-parallel strategy supplies one whose vocabulary axis is sharded.
+(``spec_core.drafting.target_ops.TargetOps``); a tensor-parallel strategy supplies one whose vocabulary axis is
+sharded.
 
 Contract:
 

@@ -7,6 +7,7 @@ imports torch; a plugin's entry-point module must import without torch and witho
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,7 @@ from spec_core.errors import (
     PluginNotFound,
     PluginUnavailable,
 )
+from spec_core.launcher import Launcher
 from spec_core.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -34,13 +36,19 @@ if TYPE_CHECKING:
 API_VERSION = 1
 """Version of the interfaces. A plugin states the one that it was written for as ``api_version``."""
 
-P = TypeVar("P", Backend, Draft, Engine, Strategy)
+P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy)
 
 _FIRST_PARTY = {
+    ("backend", "cpu"): "spec-backend-cpu",
     ("backend", "cuda"): "spec-backend-cuda",
     ("backend", "ascend"): "spec-backend-ascend",
     ("draft", "eagle3"): "spec-draft-eagle3",
     ("draft", "dflash"): "spec-draft-dflash",
+    ("engine", "hf"): "spec-engine-hf",
+    ("engine", "vllm"): "spec-engine-vllm",
+    ("engine", "sglang"): "spec-engine-sglang",
+    ("launcher", "local"): "spec-launcher-local",
+    ("strategy", "fsdp"): "spec-strategy-fsdp",
 }
 
 
@@ -57,6 +65,12 @@ class PluginRecord:
     @property
     def owner(self) -> str:
         return f"{self.distribution} {self.version}"
+
+
+def required_by(distribution: str) -> set[str]:
+    """Return the distributions that another one requires, those of its extras too."""
+    words = metadata.requires(distribution) or []
+    return {found[0] for word in words if (found := re.match(r"[\w.-]+", word))}
 
 
 def kind_of(interface: type[P]) -> str:
@@ -82,6 +96,14 @@ def installed(interface: type[P]) -> list[PluginRecord]:
                 ),
             )
     return [records[key] for key in sorted(records)]
+
+
+def packages() -> set[str]:
+    """Return the top-level packages of every installed plugin; the names of their loggers begin with these."""
+    kinds = ("backend", "draft", "engine", "launcher", "strategy")
+    groups = [f"spec_core.{_plural(kind)}" for kind in kinds]
+    points = [point for group in groups for point in metadata.entry_points(group=group)]
+    return {point.module.partition(".")[0] for point in points}
 
 
 def load(interface: type[P], name: str) -> type[P]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from spec_core.decoder_format import canonical_names
-from spec_core.errors import ArtifactError
-from spec_core.served_draft import (
+from spec_core.drafting.decoder_format import canonical_names
+from spec_core.drafting.served_draft import (
     architectures,
     check_embedding,
     check_shapes,
@@ -15,6 +14,7 @@ from spec_core.served_draft import (
     read_config,
     read_shapes,
 )
+from spec_core.errors import ArtifactError
 from spec_draft_dflash.shape import DraftShape
 
 if TYPE_CHECKING:

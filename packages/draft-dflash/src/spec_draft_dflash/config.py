@@ -7,7 +7,7 @@ from typing import Literal, Self
 import pydantic
 
 from spec_core.config import DraftConfig
-from spec_core.decoder_format import CapturedLayers
+from spec_core.drafting.decoder_format import CapturedLayers
 
 LossKind = Literal["ce", "dpace", "soft"]
 LayerType = Literal["full_attention", "sliding_attention"]

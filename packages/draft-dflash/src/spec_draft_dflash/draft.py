@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from spec_core.draft import Draft, Proposer
+from spec_core.drafting.served_draft import head_problem, published
 from spec_core.errors import TargetError
 from spec_core.kernels import no_kernel
 from spec_core.records import FeatureSchema, ShardHints
-from spec_core.served_draft import head_problem, published
 from spec_draft_dflash.artifact import Artifact
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.shape import FIXED_OPTIONS, DraftShape

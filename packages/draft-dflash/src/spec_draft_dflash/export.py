@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core.decoder_format import decoder_fields
-from spec_core.rope_parameters import rope_fields
-from spec_core.served_draft import as_served, end_tokens, served_dtype
-from spec_core.target_reader import read_target_tensors
+from spec_core.drafting.decoder_format import decoder_fields
+from spec_core.drafting.served_draft import as_served, end_tokens, served_dtype
+from spec_core.targets.rope_parameters import rope_fields
+from spec_core.targets.target_reader import read_target_tensors
 from spec_draft_dflash.artifact import ARCHITECTURE, EMBEDDING
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.served_draft import Json
+    from spec_core.drafting.served_draft import Json
     from spec_core.target import TargetSpec
     from spec_draft_dflash.shape import DraftShape
 

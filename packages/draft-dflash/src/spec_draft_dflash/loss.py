@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
+from spec_core.drafting.known_gradients import with_gradients
+from spec_core.drafting.vocabulary_rows import logsumexp_argmax
 from spec_core.host_tensors import sent
-from spec_core.known_gradients import with_gradients
 from spec_core.records import StepOutput
-from spec_core.vocabulary_rows import logsumexp_argmax
 from spec_draft_dflash.guides import Labels, Laws
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from spec_core.decoder_parts import Mlp, linear
+from spec_core.drafting.decoder_parts import Mlp, linear
+from spec_core.drafting.rope import Rope
 from spec_core.host_tensors import sent
-from spec_core.rope import Rope
 from spec_draft_dflash.attention import BlockLayout
 from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
 from spec_draft_dflash.loss import BlockLoss, CountedSlots

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from spec_core.decoder_format import decoder_problem, read_rope_fields
-from spec_core.served_draft import ConfigReader, Json, Shapes
+from spec_core.drafting.decoder_format import decoder_problem, read_rope_fields
+from spec_core.drafting.served_draft import ConfigReader, Json, Shapes
 from spec_draft_dflash.config import LayerType
 from spec_draft_dflash.mask_token import choose_mask_token
 

@@ -7,7 +7,7 @@ from typing import Literal
 import pydantic
 
 from spec_core.config import DraftConfig
-from spec_core.decoder_format import CapturedLayers
+from spec_core.drafting.decoder_format import CapturedLayers
 
 LossKind = Literal["ce", "lk_alpha", "lk_lambda"]
 

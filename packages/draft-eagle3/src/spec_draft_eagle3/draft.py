@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from spec_core.draft import Draft, Proposer
+from spec_core.drafting.served_draft import head_problem, published
 from spec_core.errors import ConfigError, TargetError
 from spec_core.kernels import no_kernel
 from spec_core.records import FeatureSchema
-from spec_core.served_draft import head_problem, published
 from spec_draft_eagle3.artifact import Artifact
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.shape import FIXED_OPTIONS, DraftShape

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core.decoder_format import decoder_fields
-from spec_core.rope_parameters import rope_fields
-from spec_core.served_draft import as_served, end_tokens, served_dtype
+from spec_core.drafting.decoder_format import decoder_fields
+from spec_core.drafting.served_draft import as_served, end_tokens, served_dtype
+from spec_core.targets.rope_parameters import rope_fields
 from spec_draft_eagle3.artifact import ARCHITECTURE
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.served_draft import Json
+    from spec_core.drafting.served_draft import Json
     from spec_core.target import TargetSpec
     from spec_draft_eagle3.shape import DraftShape
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.decoder_parts import INIT_STD
+from spec_core.drafting.decoder_parts import INIT_STD
 from spec_draft_eagle3.vocabulary import mapping, select_tokens
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.plain_kernels import DecoderKernels
-from spec_core.rope import rotate
+from spec_core.drafting.plain_kernels import DecoderKernels
+from spec_core.drafting.rope import rotate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
+from spec_core.drafting.known_gradients import with_gradients
 from spec_core.host_tensors import sent
-from spec_core.known_gradients import with_gradients
 from spec_core.records import StepOutput
 from spec_draft_eagle3.row_loss import ROW_LOSSES, score, teach
 

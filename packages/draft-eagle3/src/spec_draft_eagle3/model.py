@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_core.decoder_parts import Mlp, linear
-from spec_core.rope import Rope
+from spec_core.drafting.decoder_parts import Mlp, linear
+from spec_core.drafting.rope import Rope
 from spec_draft_eagle3.attention import unrolled_attention
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
 

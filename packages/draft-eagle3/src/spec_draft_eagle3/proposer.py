@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core.draft import Proposal, Proposer
-from spec_core.rope import rotate
+from spec_core.drafting.rope import rotate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

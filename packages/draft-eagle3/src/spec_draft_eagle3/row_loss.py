@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.vocabulary_rows import logsumexp_argmax
+from spec_core.drafting.vocabulary_rows import logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
+    from spec_core.drafting.plain_kernels import Distribution
     from spec_core.ops import VocabularyOps
-    from spec_core.plain_kernels import Distribution
     from spec_draft_eagle3.config import LossKind
     from spec_draft_eagle3.kernels import Eagle3Kernels
 

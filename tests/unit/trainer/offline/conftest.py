@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from spec_core.records import FeatureSchema
+from spec_trainer.capture.command import resolve_capture, run_capture
 from spec_trainer.data.dataset import Sample
 from spec_trainer.data.packing import empty_batch
-from spec_trainer.offline.capture import resolve_capture, run_capture
 from spec_trainer.offline.folder import FeatureFolder
 from spec_trainer.offline.index import FeatureIdentity
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from spec_core.errors import RunError
-from spec_trainer.job import engine_stream
 from spec_trainer.offline.store import open_features
 from spec_trainer.offline.stream import StoredStream
+from spec_trainer.wiring import engine_stream
 
 CPU = torch.device("cpu")
 ONE_PASS_EACH = "engine.batch_tokens=10"

@@ -55,7 +55,7 @@ def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
     """A draft of the same shape with fresh weights: where training began."""
     import torch
 
-    from spec_core.target_reader import read_target_tensors
+    from spec_core.targets.target_reader import read_target_tensors
 
     fresh = type(draft)(draft.config.model_copy(update={"init_from": None}))
     with torch.random.fork_rng(devices=[]):

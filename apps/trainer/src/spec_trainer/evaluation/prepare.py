@@ -39,8 +39,8 @@ class Evaluation:
 
 def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     """Raises a UsageError, one line, for anything that is wrong."""
-    from spec_core.target_reader import read_target
-    from spec_trainer.engines.draft_folder import check_draft
+    from spec_core.targets.target_reader import read_target
+    from spec_trainer.draft_folder import check_draft
     from spec_trainer.evaluation.finite import check_finite
     from spec_trainer.resolve import resolve_target
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from contextlib import ExitStack
 
-    from spec_trainer.launch.control import ControlChannel, Record
+    from spec_core.processes.control import ControlChannel, Record
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from spec_core.errors import SpecError
 
 if TYPE_CHECKING:
     from spec_core import Engine
-    from spec_trainer.launch.control import ControlChannel
+    from spec_core.processes.control import ControlChannel
 
 _CHECKS_PER_TIMEOUT = 8
 _LEAVING_S = 1.0

@@ -1,4 +1,4 @@
-"""Launcher ``local``: engine replicas and trainer ranks as processes of this host.
+"""A run of several processes: engine replicas and trainer ranks, whoever launches them.
 
 This process trains nothing: it hands out capture batches, answers the ranks after every step, and watches. In place
 of the ranks there may be another kind of process that takes features, such as a capture's writer.
@@ -19,16 +19,15 @@ from spec_core.errors import DeadlineExceeded, RunError
 from spec_trainer.data.store import saved_dataset
 from spec_trainer.dispatch import Dispatcher
 from spec_trainer.interrupted import Interrupted
-from spec_trainer.launch.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from spec_core.launcher import Event, Launcher, Worker
     from spec_core.records import CaptureRequest, FeatureSchema
-    from spec_trainer.launch.supervisor import Child, Event
     from spec_trainer.progress import StepProgress
-    from spec_trainer.resolve import ResolvedRun
+    from spec_trainer.resolved_run import ResolvedRun
     from spec_trainer.stop_request import StopRequest
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ _LEAVING_S = 30.0
 class RemoteEngine:
     """The launcher's end of an engine process: ``capture`` as the dispatcher calls it."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Worker) -> None:
         self.child = child
         self._running: dict[int, Future[None]] = {}
         self._next = 0
@@ -81,7 +80,7 @@ class LocalRun:
     """One run of several processes, from start to finish; every handler runs in the main thread."""
 
     def __init__(
-        self, plan: ResolvedRun, supervisor: Supervisor, stop: StopRequest, progress: StepProgress
+        self, plan: ResolvedRun, supervisor: Launcher, stop: StopRequest, progress: StepProgress
     ) -> None:
         self._progress = progress
         self._plan = plan
@@ -89,7 +88,7 @@ class LocalRun:
         self._stop = stop
         self._dispatcher: Dispatcher | None = None
         self._engines: dict[str, RemoteEngine] = {}
-        self._ranks: dict[str, Child] = {}
+        self._ranks: dict[str, Worker] = {}
         self._ready: dict[str, dict[str, Any]] = {}
         self._turns: dict[str, int] = {}
         """``Member.turn`` of those that are not ready."""
@@ -153,7 +152,7 @@ class LocalRun:
     def _handle(self, event: Event) -> None:
         record = event.record
         assert record is not None
-        handlers: dict[str, Callable[[Child, dict[str, Any]], None]] = {
+        handlers: dict[str, Callable[[Worker, dict[str, Any]], None]] = {
             "rendezvous": self._on_rendezvous,
             "ready": self._on_ready,
             "captured": self._on_captured,
@@ -165,12 +164,12 @@ class LocalRun:
         }
         handlers[record["kind"]](event.child, record)
 
-    def _on_rendezvous(self, child: Child, record: dict[str, Any]) -> None:
+    def _on_rendezvous(self, child: Worker, record: dict[str, Any]) -> None:
         for name, other in self._ranks.items():
             if name != child.name:
                 other.tell("rendezvous", address=record["address"])
 
-    def _on_ready(self, child: Child, record: dict[str, Any]) -> None:
+    def _on_ready(self, child: Worker, record: dict[str, Any]) -> None:
         self._ready[child.name] = record
         log.info("%s is ready", child.name)
         self._let_next_begin(self._turns.pop(child.name))
@@ -199,20 +198,20 @@ class LocalRun:
         if self._engines:
             self._dispatcher.start(plan.work.items(done), failed=_never)
 
-    def _on_captured(self, child: Child, record: dict[str, Any]) -> None:
+    def _on_captured(self, child: Worker, record: dict[str, Any]) -> None:
         self._engines[child.name].captured(record["batch"])
 
-    def _on_released(self, child: Child, record: dict[str, Any]) -> None:
+    def _on_released(self, child: Worker, record: dict[str, Any]) -> None:
         assert self._dispatcher is not None
         self._dispatcher.released(record["rank"], record["num_tokens"])
 
-    def _on_step(self, child: Child, record: dict[str, Any]) -> None:
+    def _on_step(self, child: Worker, record: dict[str, Any]) -> None:
         """The first rank to ask after a step decides for all: they stop after the same one."""
         go_on = self._go_on.setdefault(record["done"], not self._stop.requested)
         self._go_on.pop(record["done"] - 2, None)  # no rank is more than one step behind another
         child.tell("go_on", value=go_on)
 
-    def _on_interrupted(self, child: Child, record: dict[str, Any]) -> None:
+    def _on_interrupted(self, child: Worker, record: dict[str, Any]) -> None:
         self._interrupted = record["message"]
 
 
@@ -222,7 +221,9 @@ def run_local(
     """Runs every process in its place until all have ended. ``taker``: what takes the features."""
     with (
         saved_dataset(plan.dataset, plan.directory.root) as dataset,
-        Supervisor(plan.directory.logs, plan.config.timeouts.peer_s, plan.backend.check_host) as supervisor,
+        plan.launcher_type(
+            plan.directory.logs, plan.config.timeouts.peer_s, plan.backend.check_host
+        ) as supervisor,
         progress,
     ):
         run = LocalRun(plan, supervisor, stop, progress)

@@ -13,11 +13,11 @@ from spec_core.rendezvous import Rendezvous
 from spec_trainer.data.store import open_dataset
 from spec_trainer.feature_stream import FeatureStream
 from spec_trainer.interrupted import Interrupted
-from spec_trainer.job import RankLinks, finish, training_run
 from spec_trainer.loop import train
 from spec_trainer.offline.store import open_features
 from spec_trainer.offline.stream import StoredStream
 from spec_trainer.resolve import resolve_parts
+from spec_trainer.wiring import RankLinks, finish, training_run
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
+    from spec_core.processes.control import ControlChannel, Record
     from spec_trainer.feature_stream import BatchSource
-    from spec_trainer.launch.control import ControlChannel, Record
-    from spec_trainer.resolve import ResolvedRun
+    from spec_trainer.resolved_run import ResolvedRun
 
 
 class LauncherSide:

@@ -14,7 +14,7 @@ from spec_trainer.feature_stream import lay_out
 if TYPE_CHECKING:
     from spec_core.records import DraftBatch, Span
     from spec_trainer.offline.store import FeatureStore
-    from spec_trainer.resolve import ResolvedRun
+    from spec_trainer.resolved_run import ResolvedRun
     from spec_trainer.work_plan import WorkItem
 
 _HOST = torch.device("cpu")

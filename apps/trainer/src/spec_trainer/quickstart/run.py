@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from spec_trainer.evaluation.workload import Prompts
     from spec_trainer.quickstart.corpus import Document
-    from spec_trainer.resolve import ResolvedRun
+    from spec_trainer.resolved_run import ResolvedRun
 
 T = TypeVar("T")
 
@@ -175,7 +175,7 @@ def _measure_all(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -
 def _measure_baselines(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -> dict[str, float]:
     """Acceptance length of two drafts that see tokens only. The default engine, which is the reference, decodes with
     any Proposer."""
-    from spec_trainer.engines.baselines import BigramLaw, BigramProposer, PromptLookupProposer
+    from spec_trainer.quickstart.baselines import BigramLaw, BigramProposer, PromptLookupProposer
 
     law = BigramLaw((sample.input_ids.tolist() for sample in run.dataset.train), run.target.vocab_size)
     results: dict[str, float] = {}

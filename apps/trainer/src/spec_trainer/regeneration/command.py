@@ -98,7 +98,7 @@ def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) 
 
 def prepare(request: RegenerationRequest, words: Sequence[str]) -> Regeneration:
     """Raises a UsageError, one line, for anything that is wrong; creates nothing."""
-    from spec_core.target_reader import read_target
+    from spec_core.targets.target_reader import read_target
     from spec_trainer.data.tokens import Encoder
     from spec_trainer.resolve import resolve_target
 

@@ -23,10 +23,9 @@ import torch
 
 from spec_core import plugins
 from spec_core.config import DraftConfig
-from spec_core.cpu.backend import CpuBackend
 from spec_core.draft import Draft
 from spec_core.errors import ArtifactError, TargetError
-from spec_core.kernels import no_kernel
+from spec_core.kernels import Kernel, no_kernel
 from spec_core.testing.conformance import ConformanceSuite, forbidden, run_python, sources
 from spec_core.testing.draft_workbench import (
     LENGTHS,
@@ -41,6 +40,7 @@ from spec_core.testing.draft_workbench import (
     stored_dtype,
 )
 from spec_core.testing.kernels import assert_kernel_agrees, drawing
+from spec_core.testing.reference import reference_backend
 from spec_core.testing.toy_target import ToySample, toy_batch, toy_target
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ FOREIGN: dict[str, dict[str, object]] = {
 }
 
 
-CPU = CpuBackend(CpuBackend.Config())
+def reference_kernel(name: str) -> Kernel | None:
+    """Return the reference backend's kernel."""
+    return reference_backend().kernel(name)
 
 
 class DraftSuite(ConformanceSuite):
@@ -161,7 +163,7 @@ class DraftSuite(ConformanceSuite):
         dead = [name for name, grad in bench.gradients().items() if not grad.any()]
         assert not dead, f"the gradient of {', '.join(dead)} is zero everywhere"
 
-    @pytest.mark.parametrize("kernel", [no_kernel, CPU.kernel], ids=["plain", "kernel"])
+    @pytest.mark.parametrize("kernel", [no_kernel, reference_kernel], ids=["plain", "kernel"])
     @pytest.mark.parametrize("spans", [0, 1, 2])
     def test_d4_empty_batch_touches_every_parameter(
         self, bench: Workbench, spans: int, kernel: FindKernel
@@ -218,7 +220,7 @@ class DraftSuite(ConformanceSuite):
         batches, denominators = [toy_batch(samples, lively.schema, width=8)], lively.denominators(samples)
         plain = lively.forward_backward(batches, denominators)
         expected = lively.gradients()
-        fast = lively.with_kernels(CPU.kernel)
+        fast = lively.with_kernels(reference_kernel)
         _assert_same_output(fast.forward_backward(batches, denominators), plain)
         _assert_same_gradients(fast.gradients(), expected)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.served_draft import write_draft
+from spec_core.drafting.served_draft import write_draft
 from spec_core.testing.toy_target import (
     ToySample,
     toy_batch,
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spec_core.draft import Draft, Proposal, Proposer
+    from spec_core.drafting.target_ops import TargetOps
     from spec_core.kernels import FindKernel
     from spec_core.records import DraftBatch, FeatureSchema, StepOutput
     from spec_core.target import TargetSpec, TargetTensors
-    from spec_core.target_ops import TargetOps
 
 LENGTHS = (11, 1, 7, 19, 5, 2, 13)
 NUM_PROPOSALS = 3

@@ -26,13 +26,13 @@ import pytest
 import torch
 
 from spec_core import plugins
-from spec_core.cpu.backend import CpuBackend
-from spec_core.cpu.inline_transport import InlineTransport
 from spec_core.draft import Draft
 from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
+from spec_core.streams.inline_transport import InlineTransport
 from spec_core.testing.conformance import ConformanceSuite
+from spec_core.testing.reference import reference_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -92,8 +92,7 @@ class EngineSuite(ConformanceSuite):
     @pytest.fixture
     def context(self, transport: Transport) -> EngineContext:
         """The engine's surroundings. An engine with processes of its own needs a placement that crosses processes."""
-        backend = CpuBackend(CpuBackend.Config(name="cpu"))
-        return EngineContext(backend=backend, placement="inline", transport=transport)
+        return EngineContext(backend=reference_backend(), placement="inline", transport=transport)
 
     @pytest.fixture
     def engine(

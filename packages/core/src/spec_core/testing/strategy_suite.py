@@ -22,9 +22,9 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from spec_core.cpu.backend import CpuBackend
 from spec_core.strategy import OptimizerConfig, Strategy
 from spec_core.testing.conformance import ConformanceSuite, run_python, sources
+from spec_core.testing.reference import reference_backend
 from spec_core.testing.toy_training import (
     OPTIMIZER,
     TOLERANCE,
@@ -52,8 +52,8 @@ _COLLECTIVES = {
 class StrategySuite(ConformanceSuite):
     """Needs the fixture ``strategy``: the plugin's class."""
 
-    backend: ClassVar[type[Backend]] = CpuBackend
-    """Where the suite runs: its devices and its ``dist_backend``."""
+    backend: ClassVar[type[Backend] | None] = None
+    """Where the suite runs: its devices and its ``dist_backend``; by default the reference backend."""
 
     @pytest.fixture
     def strategy(self) -> type[Strategy]:
@@ -61,7 +61,7 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.fixture
     def plan(self, strategy: type[Strategy], tmp_path: Path) -> Plan:
-        return Plan(strategy, self.backend, tmp_path)
+        return Plan(strategy, self.backend or type(reference_backend()), tmp_path)
 
     def test_imports_without_torch(self, strategy: type[Strategy]) -> None:
         """The entry-point module imports without torch, and Config derives from OptimizerConfig."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spec_core.drafting.target_ops import TargetOps
 from spec_core.records import DraftBatch, Span, Supervision
 from spec_core.target import TargetSpec, TargetTensors
-from spec_core.target_ops import TargetOps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""EchoBackend: computes on the CPU, lends its parts from core's cpu backend, and remembers what it was asked for."""
+"""EchoBackend: computes on the CPU, takes its parts from core's library, and remembers what it was asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from spec_core import Backend, BackendConfig
-from spec_core.cpu.backend import CpuBackend
 from spec_core.errors import ConfigError
 from spec_core.records import Availability, Capabilities
 
@@ -47,7 +46,6 @@ class EchoBackend(Backend):
         self.threads = config.threads
         self.calls: list[str] = []
         """What this backend was asked for, in order."""
-        self._cpu = CpuBackend(CpuBackend.Config())
 
     @classmethod
     def probe(cls) -> Availability:
@@ -74,11 +72,15 @@ class EchoBackend(Backend):
 
     def device(self, local_rank: int) -> torch.device:
         self._echo(f"device {local_rank}")
-        return self._cpu.device(local_rank)
+        import torch
+
+        return torch.device("cpu")
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
         self._echo(f"process_group {rendezvous.rank} of {rendezvous.world_size}")
-        return self._cpu.process_group(rendezvous, device)
+        from spec_core.streams.gloo_process_group import GlooProcessGroup
+
+        return GlooProcessGroup(rendezvous)
 
     def transport(self, placement: Placement) -> Transport:
         self._echo(f"transport {placement}")
@@ -86,7 +88,13 @@ class EchoBackend(Backend):
             raise ConfigError(
                 "backend 'echo' has one host: set placement.kind to inline or colocated, not disaggregated"
             )
-        return self._cpu.transport(placement)
+        if placement == "inline":
+            from spec_core.streams.inline_transport import InlineTransport
+
+            return InlineTransport()
+        from spec_core.streams.shared_memory_transport import SharedMemoryTransport
+
+        return SharedMemoryTransport()
 
     def _echo(self, call: str) -> None:
         logger.info("echo: %s", call)

@@ -1,0 +1,1 @@
+"""``spec-trainer capture``: features of every sample into a folder."""

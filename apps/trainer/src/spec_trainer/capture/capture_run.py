@@ -1,0 +1,116 @@
+"""A capture is a run whose steps are shards: what it is, and its writing, the same in every process.
+
+The plan, dispatcher, engines and stream are those of training, with shards in place of global batches and a disk
+in place of a trainer. Which samples a shard holds follows from data and settings alone, so going on means
+capturing the shards that are not there.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.data.dataset import Dataset
+from spec_trainer.dispatch import sample_bytes
+from spec_trainer.interrupted import Interrupted
+from spec_trainer.offline.folder import FeatureFolder
+from spec_trainer.offline.index import FeatureIdentity, data_digest
+from spec_trainer.resolved_run import ResolvedRun
+from spec_trainer.work_plan import BatchSettings, WorkPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from spec_trainer.feature_stream import FeatureStream
+    from spec_trainer.resolved_run import ResolvedParts
+    from spec_trainer.work_plan import WorkItem
+
+
+class ShardPlan(WorkPlan):
+    """Every sample once, in the order of the data; an item is a shard, and only missing ones are items."""
+
+    def __init__(self, dataset: Dataset, settings: BatchSettings, folder: FeatureFolder) -> None:
+        super().__init__(Dataset(dataset.samples, (), dataset.report), settings)
+        self._folder = folder
+
+    def items(self, done_steps: int) -> Iterator[WorkItem]:
+        return (item for item in super().items(done_steps) if not self._folder.has(item.step))
+
+
+@dataclass(frozen=True)
+class CaptureRun:
+    run: ResolvedRun
+    folder: FeatureFolder
+    identity: FeatureIdentity
+
+    @property
+    def num_shards(self) -> int:
+        return self.run.work.total_steps
+
+    def missing(self) -> list[WorkItem]:
+        return list(self.run.work.items(0))
+
+    def num_bytes(self, items: Sequence[WorkItem]) -> int:
+        return sample_bytes(self.run.schema, self.num_tokens(items))
+
+    def num_tokens(self, items: Sequence[WorkItem]) -> int:
+        lengths = self.run.dataset.lengths
+        return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)
+
+
+def plan_capture(parts: ResolvedParts, dataset: Dataset) -> CaptureRun:
+    """The same in every process of a capture."""
+    config, folder = parts.config, FeatureFolder(parts.config.output)
+    settings = BatchSettings(
+        global_batch_tokens=max(1, config.capture.shard_bytes // sample_bytes(parts.schema, 1)),
+        shuffle=False,
+        seed=0,
+        ranks=1,
+        accumulation=1,
+        capture_tokens=config.engine.batch_tokens,
+        total_steps=None,
+        epochs=1,
+        eval_every=0,
+    )
+    work = ShardPlan(dataset, settings, folder)
+    identity = FeatureIdentity(
+        schema=parts.schema,
+        target_digest=parts.target.digest,
+        data_digest=data_digest(dataset),
+        num_samples=len(dataset.samples),
+        shard_bytes=config.capture.shard_bytes,
+    )
+    return CaptureRun(ResolvedRun(**vars(parts), dataset=work.dataset, work=work), folder, identity)
+
+
+def write_shards(
+    capture: CaptureRun,
+    stream: FeatureStream,
+    should_stop: Callable[[int], bool],
+    show: Callable[[dict[str, Any]], None],
+) -> None:
+    """The missing shards, from ``stream`` to disk; one is written while the next one arrives."""
+    from spec_trainer.offline.shard import write_shard
+
+    missing = capture.missing()
+    written: Future[None] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="shard") as disk:
+        for number, item in enumerate(missing, start=1):
+            since = time.monotonic()
+            (batch,) = stream.micro_batches(item)
+            stream.check()
+            if written is not None:
+                written.result()
+            written = disk.submit(write_shard, capture.folder.shard(item.step), batch, capture.identity)
+            tokens_per_s = capture.num_tokens([item]) / (time.monotonic() - since)
+            show({"step": number, "tokens_per_s": tokens_per_s})
+            if should_stop(number) and number < len(missing):
+                written.result()
+                raise Interrupted(
+                    f"interrupted; {len(missing) - number} of {capture.num_shards} shards are left; the same command "
+                    "goes on there"
+                )
+        if written is not None:
+            written.result()

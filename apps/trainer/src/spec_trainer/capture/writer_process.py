@@ -1,0 +1,43 @@
+"""The process that receives the features of a capture and writes them, where engines have processes of their own."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_trainer.capture.capture_run import plan_capture, write_shards
+from spec_trainer.data.store import open_dataset
+from spec_trainer.feature_stream import FeatureStream
+from spec_trainer.interrupted import Interrupted
+from spec_trainer.launch.trainer_process import LauncherSide, released
+from spec_trainer.resolve import resolve_parts
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from spec_core.processes.control import ControlChannel, Record
+
+
+def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
+    """Stands where a trainer rank stands in training, and speaks as one with the launcher."""
+    launcher = LauncherSide(channel)
+    capture = plan_capture(resolve_parts(order["config"]), open_dataset(order["dataset"]))
+    plan = capture.run
+    if order["memory_fraction"] is not None:
+        plan.backend.limit_memory(order["memory_fraction"])
+    plan.backend.device(0)  # binds this process to its device, which the transport uses
+    transport = plan.backend.transport(plan.config.placement.kind)
+    receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
+    freed = functools.partial(released, channel)
+    stream = FeatureStream(plan.work, 0, receiver, plan.schema, plan.config, torch.device("cpu"), freed)
+    channel.send("ready", address=receiver.address, done_steps=0)
+    launcher.wait("start", plan.config.timeouts.start_s)
+    try:
+        write_shards(capture, stream, launcher.should_stop, launcher.show)
+    except Interrupted as stopped:
+        channel.send("interrupted", message=str(stopped))
+    else:
+        channel.send("finished")
+    launcher.wait("stop")  # until then engines may hold its memory

@@ -1,0 +1,59 @@
+"""Check an exported draft's folder: before an evaluation, and after an export."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from spec_core.drafting.draft_folder import recognise
+from spec_core.engine import Engine
+from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError, UsageError
+from spec_core.plugins import load_each
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.draft import Draft
+    from spec_core.target import TargetSpec
+
+
+log = logging.getLogger(__name__)
+
+CHAIN_TOKENS = 4
+"""Draft tokens a round, unless asked for, where a draft has no limit of its own."""
+
+
+def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) -> tuple[Draft, int]:
+    """The draft in ``folder`` and how many tokens it is to propose a round (None: as many as it can, at most
+    ``CHAIN_TOKENS`` for one that could go on). Starts nothing.
+
+    Raises ArtifactError for a folder that is damaged or no draft, TargetError for another target's, ConfigError for
+    more tokens than the draft can propose.
+    """
+    draft = recognise(folder, target)
+    most = draft.max_draft_tokens
+    if num_draft_tokens is None:
+        return draft, CHAIN_TOKENS if most is None else most
+    if most is not None and num_draft_tokens > most:
+        raise ConfigError(
+            f"--num-draft-tokens={num_draft_tokens}: draft {folder} has blocks of {most + 1} (a known token and "
+            f"{most} guesses); use {most} or less"
+        )
+    return draft, num_draft_tokens
+
+
+def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
+    """Read back what ``draft`` has exported. Its plugin must find it whole and made for ``target``, and every
+    installed engine must read in it what was written. Raises RunError: it is no fault of the user's."""
+    try:
+        again = type(draft).from_folder(folder)
+        if again is None:
+            raise ArtifactError(f"{draft.name} does not recognise it")
+        again.check_target(target)
+        for name, engine_type in load_each(Engine):
+            if isinstance(engine_type, PluginError):
+                log.warning("the export is not checked for engine %s: %s", name, engine_type)
+            else:
+                engine_type.check_export(target, again, folder)
+    except UsageError as error:
+        raise RunError(f"the {draft.name} draft was exported and fails the check: {error}") from error

@@ -1,0 +1,1 @@
+"""Which process of a run is what, on which device, with which share of it."""

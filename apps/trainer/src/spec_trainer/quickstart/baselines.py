@@ -1,0 +1,99 @@
+"""Two drafts that need no training on hidden states: what a trained draft has to beat.
+
+Both are decoded by the same code as a real draft (``Engine.use_proposer``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.draft import Proposal, Proposer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Generator, Tensor
+
+
+class BigramLaw:
+    """p(b | a) = (count(a, b) + strength · p(b)) / (count(a) + strength), estimated from token sequences.
+
+    p(b) is the unigram law with one added count per token, so that no probability is 0. Counts are kept for
+    the pairs that occur, not for all V². Shape suffix: V vocabulary.
+    """
+
+    def __init__(self, sequences: Iterable[Sequence[int]], vocab_size: int, strength: float = 1.0) -> None:
+        self._vocab_size = vocab_size
+        self._strength = strength
+        unigram_V = torch.ones(vocab_size, dtype=torch.float64)
+        keys = [torch.empty(0, dtype=torch.int64)]
+        for sequence in sequences:
+            ids = torch.tensor(sequence, dtype=torch.int64)
+            unigram_V += torch.bincount(ids, minlength=vocab_size)
+            keys.append(ids[:-1] * vocab_size + ids[1:])
+        self._unigram_V = unigram_V / unigram_V.sum()
+        self._keys, self._counts = torch.unique(torch.cat(keys), return_counts=True)
+
+    def after(self, token_id: int) -> Tensor:
+        """float64 [V]: the law of the token that follows."""
+        edges = torch.tensor([token_id, token_id + 1]) * self._vocab_size
+        start, stop = torch.searchsorted(self._keys, edges).tolist()
+        law_V = self._strength * self._unigram_V
+        law_V[self._keys[start:stop] % self._vocab_size] += self._counts[start:stop]
+        return law_V / law_V.sum()
+
+
+class BigramProposer(Proposer):
+    """Guesses each token from the one before it."""
+
+    def __init__(self, bigram: BigramLaw) -> None:
+        self._bigram = bigram
+        self._last = 0
+
+    def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
+        self._last = next_ids[-1]
+
+    def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
+        token_ids: list[int] = []
+        laws: list[Tensor] = []
+        for _ in range(num_tokens):
+            law_V = self._bigram.after(token_ids[-1] if token_ids else self._last)
+            if temperature == 0:
+                token_ids.append(int(law_V.argmax()))
+                continue
+            law_V = torch.softmax(law_V.log() / temperature, dim=-1).to(generator.device)
+            token_ids.append(int(torch.multinomial(law_V, 1, generator=generator)))
+            laws.append(law_V.float())
+        return Proposal(token_ids=tuple(token_ids), probs_KV=torch.stack(laws) if laws else None)
+
+
+class PromptLookupProposer(Proposer):
+    """Copies what followed the latest earlier occurrence of the last three, two or one tokens.
+
+    Guesses fewer tokens, or none, where the text does not say more. Method: prompt lookup decoding, A. Saxena,
+    2023, https://github.com/apoorvumang/prompt-lookup-decoding.
+    """
+
+    def __init__(self, longest_ngram: int = 3) -> None:
+        self._longest_ngram = longest_ngram
+        self._ids: list[int] = []
+
+    def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
+        # The prompt's first token follows nothing and is never handed over; it may be missed.
+        self._ids.extend(next_ids)
+
+    def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
+        for length in range(self._longest_ngram, 0, -1):
+            found = self._end_of_latest(self._ids[-length:])
+            if found is not None:
+                return Proposal(token_ids=tuple(self._ids[found : found + num_tokens]))
+        return Proposal(token_ids=())
+
+    def _end_of_latest(self, ngram: list[int]) -> int | None:
+        """Where the latest earlier occurrence of ``ngram`` (the text's end) is followed by something."""
+        for start in range(len(self._ids) - len(ngram) - 1, -1, -1):
+            if self._ids[start : start + len(ngram)] == ngram:
+                return start + len(ngram)
+        return None

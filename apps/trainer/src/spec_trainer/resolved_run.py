@@ -1,0 +1,73 @@
+"""ResolvedRun: everything that a run is, read, loaded and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from spec_trainer.dispatch import sample_bytes
+from spec_trainer.placement.members import members
+from spec_trainer.run_directory import RunDirectory, run_identity
+from spec_trainer.work_plan import BatchSettings, WorkPlan
+
+if TYPE_CHECKING:
+    from spec_core import Backend, Draft, Engine, Launcher, Strategy, TargetSpec
+    from spec_core.records import FeatureSchema
+    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.data.dataset import Dataset
+    from spec_trainer.placement.members import Member
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedParts:
+    """What the configuration names, loaded and checked; all but the data."""
+
+    config: AnyRunConfig
+    backend: Backend
+    draft: Draft
+    engine_type: type[Engine]
+    strategy_type: type[Strategy]
+    launcher_type: type[Launcher]
+    target: TargetSpec
+    schema: FeatureSchema
+
+    def with_dataset(self, dataset: Dataset) -> ResolvedRun:
+        work = WorkPlan(dataset, BatchSettings.from_config(self.config))
+        return ResolvedRun(**vars(self), dataset=dataset, work=work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedRun(ResolvedParts):
+    """All that a run is, on this machine."""
+
+    dataset: Dataset
+    work: WorkPlan
+
+    def resuming(self, checkpoint: str) -> ResolvedRun:
+        """The same run with another ``train.resume_from``."""
+        train = self.config.train.model_copy(update={"resume_from": checkpoint})
+        return replace(self, config=self.config.model_copy(update={"train": train}))
+
+    @cached_property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.config.output)
+
+    @cached_property
+    def identity(self) -> str:
+        return run_identity(self.config, self.dataset.digest, self.target.digest)
+
+    @cached_property
+    def window_bytes(self) -> int:
+        """``placement.window_bytes``, or room for two global batches, so that one is captured while one trains."""
+        if self.config.placement.window_bytes is not None:
+            return self.config.placement.window_bytes
+        longest = max(self.dataset.lengths.values())
+        return 2 * sample_bytes(self.schema, max(self.config.train.global_batch_tokens, longest))
+
+    def members(self) -> list[Member]:
+        """The processes of the run; none inline. ConfigError where their devices cannot hold them."""
+        if self.config.placement.kind == "inline":
+            return []
+        window_bytes = self.window_bytes if self.config.data.features is None else 0
+        return members(self.config, self.backend.capabilities(), window_bytes)

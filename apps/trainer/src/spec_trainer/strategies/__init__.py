@@ -1,1 +1,0 @@
-"""How the trainer is parallel: one module per strategy plugin."""

@@ -1,0 +1,77 @@
+"""CpuBackend: the reference that every machine has, and that other backends are compared with."""
+
+from __future__ import annotations
+
+import platform
+from contextlib import nullcontext
+from importlib import metadata
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_core.backend import Backend, Placement, Role
+from spec_core.config import BackendConfig
+from spec_core.records import Availability, Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    from spec_core.kernels import Kernel
+    from spec_core.process_group import ProcessGroup
+    from spec_core.rendezvous import Rendezvous
+    from spec_core.transport import Transport
+
+
+class CpuConfig(BackendConfig):
+    """The cpu backend has no options of its own."""
+
+
+class CpuBackend(Backend):
+    name: ClassVar[str] = "cpu"
+    api_version: ClassVar[int] = 1
+    Config: ClassVar[type[BackendConfig]] = CpuConfig
+    dist_backend: ClassVar[str] = "gloo"
+
+    @classmethod
+    def probe(cls) -> Availability:
+        versions = {"torch": metadata.version("torch"), "machine": platform.machine()}
+        return Availability(ok=True, versions=versions)
+
+    @classmethod
+    def capabilities(cls) -> Capabilities:
+        return Capabilities(shared_device=True, dtypes=frozenset({"float32", "bfloat16"}))
+
+    def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
+        """Processes of one host share its cores: each gets its share as OpenMP threads, at least one."""
+        import os
+
+        threads = max(1, int(share * len(os.sched_getaffinity(0))))
+        return {"OMP_NUM_THREADS": str(threads)}
+
+    def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def device(self, local_rank: int) -> torch.device:
+        import torch
+
+        return torch.device("cpu")
+
+    def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
+        from spec_core.streams.gloo_process_group import GlooProcessGroup
+
+        return GlooProcessGroup(rendezvous)
+
+    def transport(self, placement: Placement) -> Transport:
+        if placement == "inline":
+            from spec_core.streams.inline_transport import InlineTransport
+
+            return InlineTransport()
+        from spec_core.streams.shared_memory_transport import SharedMemoryTransport
+
+        return SharedMemoryTransport()
+
+    def kernel(self, name: str) -> Kernel | None:
+        from spec_backend_cpu.attention import KERNELS
+
+        return KERNELS.get(name)

@@ -1,1 +1,0 @@
-"""The reference backend: gloo, shared memory, in-process transport."""

@@ -1,0 +1,2 @@
+"""For drafts: an exported draft's folder, rotary embeddings, decoder layers, plain kernels and the target's
+head."""

@@ -1,0 +1,47 @@
+"""Find the installed draft plugin whose export a folder is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.draft import Draft
+from spec_core.drafting.served_draft import architectures, read_config
+from spec_core.errors import ArtifactError, PluginError
+from spec_core.plugins import load_each
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.target import TargetSpec
+
+
+def recognise(folder: Path, target: TargetSpec) -> Draft:
+    """The installed draft whose export ``folder`` is. Raises ArtifactError where there is none or the folder is
+    damaged, TargetError where the draft does not go with ``target``."""
+    if not folder.is_dir():
+        raise ArtifactError(f"draft {folder} is not a folder")
+    tried: list[str] = []
+    for name, plugin in load_each(Draft):
+        if isinstance(plugin, PluginError):
+            tried.append(f"{name} (broken: {plugin})")
+            continue
+        draft = plugin.from_folder(folder)
+        if draft is not None:
+            draft.check_target(target)
+            return draft
+        tried.append(name)
+    raise ArtifactError(
+        f"{folder} is not a draft that an installed plugin knows (tried: {', '.join(tried) or 'none'}): "
+        f"{_what_it_is(folder)}"
+    )
+
+
+def _what_it_is(folder: Path) -> str:
+    fields = read_config(folder)
+    if fields is None:
+        return "it has no config.json"
+    if kind := fields.get("speculators_model_type"):
+        return f"it is in the speculators format ({kind}), which only vLLM loads; convert it"
+    if not (named := architectures(fields)):
+        return "its config.json names no architectures"
+    return f"its config.json names the architecture {', '.join(sorted(named))}"

@@ -1,0 +1,1 @@
+"""For engines whose program runs the target in processes of its own."""

@@ -1,0 +1,58 @@
+"""A process of ours and the one that starts it, each side's first steps.
+
+The child leads a process group of its own, holds one end of a control channel, and lives no longer than the thread
+that started it, whatever that ends of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import IO, TYPE_CHECKING
+
+from spec_core.processes.control import ControlChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def spawn(
+    words: Sequence[str], env: Mapping[str, str], output: int | IO[bytes], peer_s: float
+) -> tuple[subprocess.Popen[bytes], ControlChannel]:
+    """Starts ``python -m WORDS FD PARENT`` with the environment ``env``; ``peer_s``: longest wait for it to read.
+
+    Neither it nor a Python that it starts in turn imports from the working directory, which may be anybody's.
+    """
+    ours, theirs = socket.socketpair()
+    channel = ControlChannel(ours, peer_s)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", *words, str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**env, "PYTHONSAFEPATH": "1"},
+            start_new_session=True,
+        )
+    return process, channel
+
+
+def channel_to_parent(descriptor: str, parent: str) -> ControlChannel:
+    """In the child: takes up what ``spawn`` has handed over; FD and PARENT are its last two arguments."""
+    _die_with(int(parent))
+    os.set_inheritable(int(descriptor), False)
+    return ControlChannel(socket.socket(fileno=int(descriptor)))
+
+
+def _die_with(parent: int) -> None:
+    """The kernel kills this process when the thread that started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)

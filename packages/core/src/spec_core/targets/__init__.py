@@ -1,0 +1,1 @@
+"""For whoever reads a target: its configuration, its weight files, its frozen tensors."""

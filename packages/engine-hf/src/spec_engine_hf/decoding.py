@@ -1,0 +1,135 @@
+"""Reference decoding, one sequence at a time: draft, verify in one forward pass of the target, accept, repeat.
+
+What counts: a *round* is one verification of a proposal, also of an empty one; the prefill (which yields the first
+token) is none. A round counts in full also where it passes ``max_new_tokens`` or an end-of-sequence token: only the
+emitted text is cut there. Decoding without a draft counts nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.draft import Proposal
+from spec_core.errors import EngineError
+from spec_core.hosting.tally import Tally
+from spec_core.records import Generation
+from spec_engine_hf.sampling import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Generator, Tensor
+
+    from spec_core.draft import Proposer
+    from spec_core.records import AcceptanceCounters, SamplingParams
+    from spec_engine_hf.hf_model import HfModel
+
+_NO_GUESS = Proposal(token_ids=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSource:
+    """A source of proposers, one per sequence, and the target layers whose states they want."""
+
+    new_proposer: Callable[[], Proposer]
+    layers: tuple[int, ...] = ()
+
+
+class Decoder:
+    """Decodes with ``drafting``, or plainly, and counts acceptance over its lifetime."""
+
+    def __init__(self, model: HfModel, drafting: DraftSource | None = None) -> None:
+        self._model = model
+        self._drafting = drafting
+        self._tally = Tally()
+
+    def acceptance(self) -> AcceptanceCounters:
+        return self._tally.counters()
+
+    def generate_all(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
+        """Answers in the prompts' order; a sampled answer depends on ``sampling.seed`` and the prompt's index."""
+        generator = torch.Generator(self._model.device)
+        answers: list[Generation] = []
+        for index, prompt in enumerate(prompts):
+            generator.manual_seed(sampling.seed * 1_000_003 + index)
+            answers.append(self.generate(prompt, sampling, generator))
+        return answers
+
+    def generate(self, prompt: Sequence[int], sampling: SamplingParams, generator: Generator) -> Generation:
+        """One answer. The last known token is always the one that the target has not seen yet."""
+        drafting = self._drafting_for(sampling)
+        self._check_prompt(prompt, sampling)
+        session = self._model.session(drafting.layers if drafting else ())
+        proposer = drafting.new_proposer() if drafting else None
+        answer = _Answer(sampling, frozenset(self._model.target.eos_token_ids))
+
+        logits_RV, hidden_TNH = session.forward(prompt, last_only=True)
+        verdict = verify(logits_RV, _NO_GUESS, sampling.temperature, generator, sampling.top_p)
+        next_ids = [*prompt[1:], verdict.next_token]
+        answer.take(next_ids[-1:], logits_RV)
+        while not answer.complete:
+            proposal = _NO_GUESS
+            if proposer is not None:
+                proposer.extend(next_ids, hidden_TNH)
+                proposal = proposer.propose(sampling.num_draft_tokens, sampling.temperature, generator)
+            logits_RV, hidden_TNH = session.forward([next_ids[-1], *proposal.token_ids])
+            verdict = verify(logits_RV, proposal, sampling.temperature, generator, sampling.top_p)
+            session.rewind(len(proposal.token_ids) - verdict.accepted)
+            next_ids = [*proposal.token_ids[: verdict.accepted], verdict.next_token]
+            hidden_TNH = hidden_TNH[: len(next_ids)]
+            answer.take(next_ids, logits_RV)
+            if proposer is not None:
+                self._tally.add(len(proposal.token_ids), verdict.accepted)
+        return answer.generation()
+
+    def _drafting_for(self, sampling: SamplingParams) -> DraftSource | None:
+        if sampling.num_draft_tokens == 0:
+            return None
+        if self._drafting is None:
+            raise EngineError(f"{sampling.num_draft_tokens} draft tokens are wanted, but no draft is loaded")
+        if kinds := self._model.unrewindable_layers():
+            raise EngineError(
+                f"target {self._model.target.folder} has layers ({', '.join(kinds)}) that cannot drop rejected "
+                f"tokens again; reference decoding with a draft needs attention layers only"
+            )
+        return self._drafting
+
+    def _check_prompt(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        target = self._model.target
+        longest = len(prompt) + sampling.max_new_tokens + sampling.num_draft_tokens
+        if not prompt or longest > target.max_positions:
+            raise EngineError(
+                f"a prompt of {len(prompt)} tokens with {sampling.max_new_tokens} new and "
+                f"{sampling.num_draft_tokens} draft tokens does not fit target {target.folder} "
+                f"(1 to {target.max_positions} positions)"
+            )
+
+
+class _Answer:
+    """The emitted text: cut at ``max_new_tokens`` and after the first end-of-sequence token (which stays)."""
+
+    def __init__(self, sampling: SamplingParams, eos_token_ids: frozenset[int]) -> None:
+        self._room = sampling.max_new_tokens
+        self._stops = eos_token_ids if sampling.stop_at_eos else frozenset[int]()
+        self._token_ids: list[int] = []
+        self._gaps: list[float] = []
+
+    @property
+    def complete(self) -> bool:
+        stopped = bool(self._token_ids) and self._token_ids[-1] in self._stops
+        return stopped or len(self._token_ids) >= self._room
+
+    def take(self, token_ids: Sequence[int], logits_RV: Tensor) -> None:
+        """``token_ids`` and the rows of logits that they follow from; further rows are ignored."""
+        top_R2 = logits_RV[: len(token_ids)].topk(2, dim=-1).values
+        gaps: list[float] = (top_R2[:, 0] - top_R2[:, 1]).tolist()
+        for token_id, gap in zip(token_ids, gaps, strict=True):
+            if not self.complete:
+                self._token_ids.append(token_id)
+                self._gaps.append(gap)
+
+    def generation(self) -> Generation:
+        return Generation(token_ids=tuple(self._token_ids), top_two_gap=tuple(self._gaps))

@@ -1,0 +1,175 @@
+"""HfEngine: the target run by Transformers in this process. The reference that other engines are compared with."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import metadata
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
+
+from spec_core.engine import Engine
+from spec_core.errors import ConfigError, DeadlineExceeded, EngineError
+from spec_core.hosting.checks import check_schema
+from spec_core.hosting.config import SendingConfig
+from spec_core.records import Availability, FeatureSample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from spec_core.config import EngineConfig
+    from spec_core.draft import Proposer
+    from spec_core.engine import EngineContext
+    from spec_core.records import (
+        AcceptanceCounters,
+        CaptureRequest,
+        FeatureSchema,
+        Generation,
+        SamplingParams,
+    )
+    from spec_core.target import TargetSpec
+    from spec_core.transport import FeatureSender, Transport
+
+R = TypeVar("R")
+
+_SEND_SLICE_S = 1.0
+
+
+class HfConfig(SendingConfig):
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Compute dtype of the target; None: as its weights are stored."""
+
+
+class HfEngine(Engine):
+    """One worker thread owns the model: captures and generations run one after the other, in call order."""
+
+    name: ClassVar[str] = "hf"
+    api_version: ClassVar[int] = 1
+    Config: ClassVar[type[EngineConfig]] = HfConfig
+
+    @classmethod
+    def probe(cls) -> Availability:
+        try:
+            return Availability(ok=True, versions={"transformers": metadata.version("transformers")})
+        except metadata.PackageNotFoundError:
+            return Availability(ok=False, reason="transformers is not installed; pip install transformers")
+
+    def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
+        from spec_engine_hf.decoding import Decoder
+        from spec_engine_hf.hf_model import HfModel
+
+        super().__init__(config, target, context)
+        self._config = cast("HfConfig", config)
+        self._device = context.claim_device()
+        self._transport = context.open_transport()
+        self._model = HfModel(target, self._device, self._config.dtype or target.dtype)
+        self._decoder = Decoder(self._model)
+        self._senders: dict[tuple[str, FeatureSchema], FeatureSender] = {}
+        self._closing = threading.Event()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
+
+    def start(self, schema: FeatureSchema) -> None:
+        """Check that states can be captured; the target was loaded by the constructor."""
+        self._submit(lambda: self._check_capture(schema)).result()
+
+    def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
+        return self._submit(lambda: self._capture(list(requests), schema))
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
+        return self._submit(lambda: self._decoder.generate_all(prompts, sampling)).result()
+
+    def load_draft(self, folder: Path) -> None:
+        from spec_engine_hf.proposers import load_draft
+
+        drafting = load_draft(folder, self.target, self._device, self._model.dtype)
+        self.use_proposer(drafting.new_proposer, drafting.layers)
+
+    def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
+        from spec_engine_hf.decoding import Decoder, DraftSource
+
+        self._decoder = Decoder(self._model, DraftSource(new_proposer=new_proposer, layers=layers))
+
+    def acceptance(self) -> AcceptanceCounters:
+        return self._decoder.acceptance()
+
+    def health(self) -> None:
+        """In this process there is nothing to lose but the thread: a target that computes NaN is found here."""
+        if not self._submit(self._model.is_sound).result():
+            raise EngineError(f"target {self.target.folder} computes states that are not finite")
+
+    def close(self) -> None:
+        """A capture ends after its forward pass, also while it waits for a trainer that has stopped receiving; what
+        is still queued ends with EngineError. A running ``generate`` is awaited."""
+        self._closing.set()
+        self._worker.shutdown(wait=True)
+        for sender in self._senders.values():
+            sender.close()
+        self._senders.clear()
+
+    def _submit(self, work: Callable[[], R]) -> Future[R]:
+        def run() -> R:
+            self._check_open()
+            return work()
+
+        self._check_open()
+        return self._worker.submit(run)
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise EngineError("the hf engine is closed")
+
+    def _capture(self, requests: list[CaptureRequest], schema: FeatureSchema) -> None:
+        import torch
+
+        transport = self._check_capture(schema)
+        for indices in forward_passes([len(r.input_ids) for r in requests], self.config.batch_tokens):
+            self._check_open()
+            chosen = [requests[index] for index in indices]
+            states = self._model.states([r.input_ids for r in chosen], schema)
+            for request, hidden_TNH in zip(chosen, states, strict=True):
+                ids = torch.tensor(request.input_ids, dtype=torch.int64, device=self._device)
+                sample = FeatureSample(sample_id=request.sample_id, input_ids=ids, hidden_TNH=hidden_TNH)
+                self._send(self._sender(transport, request.destination, schema), sample)
+
+    def _check_capture(self, schema: FeatureSchema) -> Transport:
+        """Return the way to the trainers. Raise EngineError where there is none, or no such states."""
+        if self._transport is None:
+            raise EngineError("this engine was created without a transport: it can generate, not capture")
+        check_schema(schema, self.target)
+        return self._transport
+
+    def _sender(self, transport: Transport, destination: str, schema: FeatureSchema) -> FeatureSender:
+        key = (destination, schema)
+        if key not in self._senders:
+            self._senders[key] = transport.connect(destination, schema, self._config.send_timeout_s)
+        return self._senders[key]
+
+    def _send(self, sender: FeatureSender, sample: FeatureSample) -> None:
+        """Waits in slices (T6: a send may be repeated), so that ``close`` is heard. Tickets are not awaited: the
+        sample's memory is its own and lives as long as the transport holds it."""
+        deadline = time.monotonic() + self._config.send_timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                sender.send(sample, max(0.0, min(_SEND_SLICE_S, left)))
+                return
+            except DeadlineExceeded:
+                if left <= _SEND_SLICE_S or self._closing.is_set():
+                    raise
+
+
+def forward_passes(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Cuts a capture batch into forward passes: indices, longest first, padding to the longest counted."""
+    passes: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if lengths[index] > batch_tokens:
+            raise ConfigError(
+                f"a sample has {lengths[index]} tokens, engine.batch_tokens={batch_tokens}; "
+                f"raise it or lower data.max_length"
+            )
+        if passes and (len(passes[-1]) + 1) * lengths[passes[-1][0]] <= batch_tokens:
+            passes[-1].append(index)
+        else:
+            passes.append([index])
+    return passes

@@ -1,0 +1,211 @@
+"""HfModel: a target loaded by Transformers, with its residual stream tapped by hooks.
+
+Shape suffixes: B sequences of a forward pass, T tokens, N wanted layers, H hidden size, V vocabulary, R logit rows.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from spec_core.drafting.target_ops import TargetOps
+from spec_core.errors import EngineError, TargetError
+from spec_core.foreign import foreign_errors
+from spec_core.processes.torch_extensions import hide_broken_extensions
+from spec_core.records import FeatureSchema
+from spec_core.target import TargetTensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from spec_core.target import TargetSpec
+
+# Kinds of layers whose cache can forget its last tokens again; recurrent states cannot.
+_REWINDABLE = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+# The head is compared in the target's own dtype: rounding stays far below, a missing scale or cap far above.
+_HEAD_TOLERANCE = 0.05
+
+
+class HfModel:
+    """The target in evaluation mode. Used by one thread at a time."""
+
+    def __init__(self, target: TargetSpec, device: torch.device, dtype: str) -> None:
+        self.target = target
+        self.device = device
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.causal_lm = _load(target, self.dtype).to(device)
+        self._stack, layers, norm = _find_stack(self.causal_lm, target)
+        self._norm = norm
+        self._taps = [*layers, norm]
+        self._check_head()
+
+    def states(self, rows: Sequence[Sequence[int]], schema: FeatureSchema) -> list[Tensor]:
+        """One forward pass without the head: the wanted states of each row, ``[T, N, H]``, in memory of its own."""
+        kept = [
+            torch.empty(schema.shape(len(r)), dtype=schema.torch_dtype(), device=self.device) for r in rows
+        ]
+
+        def keep(index: int, state_BTH: Tensor) -> None:
+            for row, kept_TNH in zip(state_BTH, kept, strict=True):
+                kept_TNH[:, index].copy_(row[: len(kept_TNH)])
+
+        # Padding stands on the right, so a causal target never looks at it and needs no mask for it.
+        with torch.no_grad(), self.tapped(schema.layers, keep), _target_errors(self.target):
+            self._stack(input_ids=self._padded(rows), use_cache=False)
+        return kept
+
+    @contextmanager
+    def tapped(self, layers: Sequence[int], keep: Callable[[int, Tensor], None]) -> Iterator[None]:
+        """Calls ``keep(index in layers, residual stream entering that layer [B, T, H])`` during forward passes."""
+        seen: set[int] = set()
+
+        def hook(index: int) -> Callable[..., None]:
+            def take(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                keep(index, args[0] if args else kwargs["hidden_states"])
+                seen.add(index)
+
+            return take
+
+        handles = [
+            self._taps[layer].register_forward_pre_hook(hook(index), with_kwargs=True)
+            for index, layer in enumerate(layers)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(seen) != len(layers):
+            raise EngineError(f"target {self.target.folder} did not run all of its layers {list(layers)}")
+
+    def session(self, layers: tuple[int, ...]) -> Session:
+        """An empty KV cache for one sequence, whose forward passes also give the states of ``layers``."""
+        return Session(self, layers)
+
+    def is_sound(self) -> bool:
+        schema = FeatureSchema(
+            layers=(self.target.num_layers,), hidden_size=self.target.hidden_size, dtype="float32"
+        )
+        return bool(self.states([[0, 1]], schema)[0].isfinite().all())
+
+    def unrewindable_layers(self) -> list[str]:
+        """Kinds of layers whose cache cannot drop rejected tokens again; none for most targets."""
+        kinds = getattr(self.causal_lm.config.get_text_config(), "layer_types", None) or ()
+        return sorted(set(kinds) - _REWINDABLE)
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        padded_BT = torch.zeros(len(rows), max(1, *(len(row) for row in rows)), dtype=torch.int64)
+        for index, row in enumerate(rows):
+            padded_BT[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
+        return padded_BT.to(self.device)
+
+    def _check_head(self) -> None:
+        """TargetSpec was read from config.json alone; what it says of the head must be what the model computes."""
+        if self.target.norm == "layer" or self.target.head_bias_name is not None:
+            return  # no draft takes such a head
+        norm_H = self._norm.weight.detach()
+        tensors = TargetTensors(
+            embedding_VH=self.causal_lm.get_input_embeddings().weight.detach(),
+            head_VH=self.causal_lm.get_output_embeddings().weight.detach(),
+            norm_H=1 + norm_H.float() if self.target.norm == "rms_plus_one" else norm_H,
+        )
+        states: list[Tensor] = []
+        ids_BT = self._padded([range(min(8, self.target.vocab_size))])
+        taps = self.tapped((self.target.num_layers,), lambda _, state_BTH: states.append(state_BTH[0]))
+        with torch.no_grad(), taps, _target_errors(self.target):
+            logits_RV = self.causal_lm(ids_BT, use_cache=False).logits[0].float()
+        said_RV = TargetOps(self.target, tensors, self.device, self.dtype).teacher_logits(states[0])
+        if (said_RV - logits_RV).abs().max() > _HEAD_TOLERANCE * logits_RV.abs().max():
+            raise TargetError(
+                f"target {self.target.folder}: model_type {self.target.model_type!r} computes other logits than its "
+                f"config.json says (norm {self.target.norm}, logit scale {self.target.logit_scale}, soft-cap "
+                f"{self.target.logit_softcap}); this architecture's head cannot be expressed"
+            )
+
+
+class Session:
+    """One sequence in the target's KV cache."""
+
+    def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
+        from transformers import DynamicCache
+
+        self._model = model
+        self._layers = layers
+        # Without the config every layer keeps all of its keys, so that rewinding works past a sliding window.
+        config = model.causal_lm.config if model.unrewindable_layers() else None
+        self._cache = DynamicCache(config=config)
+
+    @torch.no_grad()
+    def forward(self, token_ids: Sequence[int], last_only: bool = False) -> tuple[Tensor, Tensor]:
+        """Appends T tokens: logits float32 [R, V] (R = 1 if ``last_only``, else T), states [T, N, H]."""
+        model = self._model
+        states: list[Tensor] = []
+        ids_BT = torch.tensor([list(token_ids)], dtype=torch.int64, device=model.device)
+        keep = 1 if last_only else 0  # 0: all
+        taps = model.tapped(self._layers, lambda _, state_BTH: states.append(state_BTH[0]))
+        with taps, _target_errors(model.target):
+            output = model.causal_lm(ids_BT, past_key_values=self._cache, use_cache=True, logits_to_keep=keep)
+        empty_TNH = torch.empty(len(token_ids), 0, model.target.hidden_size, device=model.device)
+        return output.logits[0].float(), torch.stack(states, dim=1) if states else empty_TNH
+
+    def rewind(self, num_tokens: int) -> None:
+        """Forgets the last ``num_tokens`` tokens."""
+        if num_tokens:
+            self._cache.crop(-num_tokens)
+
+
+def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
+    hide_broken_extensions()
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    # A bar per load would tear the run's own; what is missing is checked and said here.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    with foreign_errors(TargetError, f"transformers cannot load target {target.folder}"):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            target.folder,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+        )
+    if info["missing_keys"]:
+        raise TargetError(
+            f"target {target.folder} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}"
+        )
+    return model.eval().requires_grad_(False)
+
+
+def _find_stack(causal_lm: nn.Module, target: TargetSpec) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
+    """(the model below the head, its decoder layers, its final norm), by structure: names differ by architecture."""
+    norm_leaf = target.norm_name.split(".")[-2]
+    found = [
+        (owner, child, owner.get_submodule(norm_leaf))
+        for owner in causal_lm.modules()
+        for child in owner.children()
+        if isinstance(child, nn.ModuleList)
+        and len(child) == target.num_layers
+        and norm_leaf in dict(owner.named_children())
+    ]
+    if len(found) != 1:
+        raise EngineError(
+            f"target {target.folder}: expected one stack of {target.num_layers} layers next to {norm_leaf!r} in "
+            f"{type(causal_lm).__name__}, found {len(found)}; this architecture cannot be captured"
+        )
+    return found[0]
+
+
+@contextmanager
+def _target_errors(target: TargetSpec) -> Iterator[None]:
+    """What goes wrong inside Transformers becomes the project's error."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+        raise EngineError(f"target {target.folder} failed in a forward pass: {error}") from error

@@ -1,0 +1,68 @@
+"""What SGLang is told for what it is started for.
+
+The arguments are fields of SGLang's ``ServerArgs``, named as in every version from 0.5.16 to 0.5.23.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_core.hosting.modes import CaptureMode, SpeculativeMode
+from spec_engine_sglang.speculation import speculative_arguments
+
+if TYPE_CHECKING:
+    from spec_core.hosting.modes import Mode
+    from spec_core.target import TargetSpec
+    from spec_engine_sglang.config import SglangConfig
+
+Arguments = dict[str, Any]
+
+SPARE_POSITIONS = 8
+"""SGLang refuses prompts within 7 tokens of its context length, so it is told a longer one. What may be asked for is
+checked before (``engine.py``): no position beyond the target's is ever run."""
+ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+
+
+def server_arguments(
+    config: SglangConfig, target: TargetSpec, memory_fraction: float | None, mode: Mode
+) -> Arguments:
+    """``memory_fraction``: share of each device's memory that SGLang may take, None for all that it likes.
+
+    Later entries win: what a mode needs, a person cannot take away.
+    """
+    return {
+        "random_seed": 0,
+        **_memory(config, memory_fraction),
+        **config.args,
+        "model_path": str(target.folder),
+        "skip_tokenizer_init": True,
+        "context_length": target.max_positions + SPARE_POSITIONS,
+        "dtype": config.dtype,
+        "tp_size": config.tensor_parallel,
+        "chunked_prefill_size": config.batch_tokens,
+        "max_prefill_tokens": config.batch_tokens,
+        "log_level": config.log_level,
+        **_of_mode(mode),
+    }
+
+
+def _of_mode(mode: Mode) -> Arguments:
+    if isinstance(mode, CaptureMode):
+        return {
+            # A cached prefix is not computed, so its states would be missing.
+            "disable_radix_cache": True,
+            # Replaying a graph calls no hook.
+            "disable_cuda_graph": True,
+            # Its layers hand on partial sums, which only the next layer's fused kernel adds up over ranks.
+            "enforce_disable_flashinfer_allreduce_fusion": True,
+        }
+    if isinstance(mode, SpeculativeMode):
+        return speculative_arguments(mode)
+    return {}
+
+
+def _memory(config: SglangConfig, memory_fraction: float | None) -> Arguments:
+    """SGLang's fraction is that of weights and KV cache together, of the memory that it finds free at its start."""
+    if memory_fraction is None:
+        return {}
+    return {"mem_fraction_static": round(memory_fraction * (1 - config.headroom), 4)}

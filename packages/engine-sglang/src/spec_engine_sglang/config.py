@@ -1,0 +1,63 @@
+"""Section ``engine`` of the sglang engine. Imports without torch and without SGLang."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pydantic
+
+from spec_core.hosting.config import SendingConfig
+
+RESERVED = frozenset(
+    {
+        # decided by this engine
+        "model_path",
+        "skip_tokenizer_init",
+        "context_length",
+        "chunked_prefill_size",
+        "max_prefill_tokens",
+        "tp_size",
+        "dtype",
+        "log_level",
+        "custom_sigquit_handler",
+        "speculative_algorithm",
+        "speculative_draft_model_path",
+        "speculative_num_steps",
+        "speculative_eagle_topk",
+        "speculative_num_draft_tokens",
+        "speculative_dflash_block_size",
+        # ways of running that spread a request's rows over processes, or cut a batch otherwise than by request
+        "pp_size",
+        "dp_size",
+        "nnodes",
+        "attn_cp_size",
+        "dcp_size",
+        "enable_dp_attention",
+        "enable_two_batch_overlap",
+        "enable_pdmux",
+        "disaggregation_mode",
+        "enable_mixed_chunk",
+    }
+)
+"""Arguments of SGLang that ``engine.args`` may not hold."""
+
+
+class SglangConfig(SendingConfig):
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Compute dtype of the target; auto: as its weights are stored."""
+    headroom: float = pydantic.Field(0.15, gt=0, lt=1)
+    """Share of the engine's memory that is left to activations and captured states; the rest holds weights and the
+    KV cache. Counts where the engine's memory is limited; without a limit SGLang decides."""
+    gaps: bool = True
+    """Plain greedy answers tell the gap of the two largest logits, which costs a little speed."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Of SGLang's processes; their output joins this one's log."""
+    args: dict[str, Any] = pydantic.Field(default_factory=dict)
+    """Further arguments of SGLang's ``ServerArgs``, by its own names (``attention_backend: triton``)."""
+
+    @pydantic.field_validator("args")
+    @classmethod
+    def _not_ours(cls, args: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(RESERVED & args.keys()):
+            raise ValueError(f"{', '.join(taken)} may not be set here: the engine sets or forbids it")
+        return args

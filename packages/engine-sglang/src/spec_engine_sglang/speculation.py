@@ -1,0 +1,142 @@
+"""How SGLang is told of a draft's folder, and what it needs in one, beyond what the draft's plugin has checked.
+
+docs/evaluation.md has the table of fields and versions, and how each is known. A folder whose architecture is not
+listed here is passed on unchecked. Sources: ``arg_groups/speculative_hook.py``, ``models/dflash.py`` and
+``models/llama_eagle3.py`` of 0.5.16 and 0.5.23.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_core.drafting.draft_checks import Flaw, check_served
+from spec_core.drafting.served_draft import ConfigReader, architectures, read_config
+from spec_core.errors import ArtifactError, ConfigError
+from spec_engine_sglang.versions import OLDEST, READS_DRAFT_CAUSALITY, installed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.drafting.draft_checks import ServedFolder
+    from spec_core.hosting.modes import SpeculativeMode
+    from spec_core.target import TargetSpec
+
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_CHAIN = "LlamaForCausalLMEagle3"
+_VLLM_CHAIN = "Eagle3LlamaForCausalLM"
+_UNNAMED_CHAIN = "LlamaForCausalLM"
+"""The same in EAGLE's own files, where a draft vocabulary tells it from a whole Llama."""
+_BLOCK = "DFlashDraftModel"
+
+
+def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
+    """Return the fields of ``ServerArgs`` that make SGLang draft as ``mode`` says."""
+    # A block is drafted in one pass, a chain in one for each token.
+    steps = mode.num_draft_tokens if _block_size(_read(mode.folder)) is None else 1
+    return {
+        "speculative_algorithm": mode.method,
+        "speculative_draft_model_path": str(mode.folder),
+        "speculative_num_steps": steps,
+        "speculative_eagle_topk": 1,
+        # A verification takes the last known token and all guesses.
+        "speculative_num_draft_tokens": mode.num_draft_tokens + 1,
+    }
+
+
+def check_folder(folder: Path, target: TargetSpec) -> None:
+    """Raise ArtifactError, one line, for a folder that an SGLang from 0.5.16 on would refuse or read differently."""
+    check_served("SGLang", _FLAWS, folder, target)
+
+
+def check_speculation(folder: Path, num_draft_tokens: int) -> None:
+    """Raise ArtifactError for a folder that the installed SGLang would not serve as it was trained, and ConfigError
+    for more draft tokens than the draft can propose."""
+    config = _read(folder)
+    if not architectures(config.fields).isdisjoint({_CHAIN, _BLOCK}):
+        _check_switches(config)
+    block_size = _block_size(config)
+    if num_draft_tokens < 1 or (block_size is not None and num_draft_tokens >= block_size):
+        most = "or more" if block_size is None else f"to {block_size - 1}, its block of {block_size} less one"
+        raise ConfigError(f"{num_draft_tokens} draft tokens are wanted, draft {folder} proposes 1 {most}")
+
+
+def _read(folder: Path) -> ConfigReader:
+    fields = read_config(folder)
+    if fields is None:
+        raise ArtifactError(f"draft {folder} has no config.json")
+    return ConfigReader(fields, folder)
+
+
+def _block_size(config: ConfigReader) -> int | None:
+    nested = config.fields.get("dflash_config")
+    if nested is None:
+        return None
+    # SGLang's own default, where neither place has one.
+    return ConfigReader({**config.fields, **nested}, config.folder).size("block_size", 16)
+
+
+def _check_switches(config: ConfigReader) -> None:
+    fields = config.fields
+    if fields.get("norm_before_residual"):
+        raise config.error("norm_before_residual=true, which SGLang does not read")
+    if (installed() or OLDEST) >= READS_DRAFT_CAUSALITY:
+        return
+    if fields.get("norm_before_fc"):
+        raise config.error("norm_before_fc=true, which this version of SGLang does not read")
+    causal, layers = fields.get("is_causal"), fields.get("layer_types") or ["full_attention"]
+    if causal is not None and {kind == "sliding_attention" for kind in layers} != {causal}:
+        raise config.error(
+            f"is_causal={str(causal).lower()} with layer_types={layers}, but this version of SGLang takes sliding "
+            f"layers as causal and full ones as not"
+        )
+
+
+def _is_chain(draft: ServedFolder) -> bool:
+    return _CHAIN in draft.architectures
+
+
+def _is_misnamed_chain(draft: ServedFolder) -> bool:
+    named = draft.architectures
+    unnamed = _UNNAMED_CHAIN in named and "draft_vocab_size" in draft.fields
+    return not _is_chain(draft) and (_VLLM_CHAIN in named or unnamed)
+
+
+def _is_block(draft: ServedFolder) -> bool:
+    return _BLOCK in draft.architectures
+
+
+def _names_layers_at_top_only(draft: ServedFolder) -> bool:
+    """SGLang taps layers of its own choice for a chain that names none; a list of these is right by accident."""
+    depth = draft.target.num_layers
+    read_otherwise = draft.fields.get(_LAYERS) not in (None, [2, depth // 2, depth - 3])
+    return _is_chain(draft) and not draft.nested("eagle_config", _LAYERS) and read_otherwise
+
+
+def _lacks_target_depth(draft: ServedFolder) -> bool:
+    places = (draft.fields.get("num_target_layers"), draft.nested("dflash_config", "num_target_layers"))
+    return _is_block(draft) and places == (None, None)
+
+
+_FLAWS = (
+    Flaw(
+        f"its architecture has a name that SGLang does not know; SGLang serves the same draft as {_CHAIN}",
+        _is_misnamed_chain,
+    ),
+    Flaw(
+        "its config.json has no draft_vocab_size, which SGLang needs also where it is the target's",
+        lambda draft: _is_chain(draft) and draft.fields.get("draft_vocab_size") is None,
+    ),
+    Flaw(
+        f"it names its layers at the top level only, which SGLang does not read; write {_LAYERS} into "
+        "eagle_config too, each one smaller",
+        _names_layers_at_top_only,
+    ),
+    Flaw(
+        "its config.json has no dflash_config.mask_token_id, where SGLang looks for it",
+        lambda draft: _is_block(draft) and draft.nested("dflash_config", "mask_token_id") is None,
+    ),
+    Flaw(
+        "its config.json has no num_target_layers; SGLang 0.5.16 takes the draft's own number of layers instead",
+        _lacks_target_depth,
+    ),
+)

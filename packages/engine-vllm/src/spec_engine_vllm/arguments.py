@@ -1,0 +1,114 @@
+"""The arguments and environment of a vLLM that is started in a mode. Pure; imports no vLLM.
+
+Capture and drafting both take vLLM's one speculation slot, so a process does either, or neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_core.hosting.modes import CaptureMode, SpeculativeMode
+
+if TYPE_CHECKING:
+    from spec_core.engine import EngineContext
+    from spec_core.hosting.modes import Mode
+    from spec_core.target import TargetSpec
+    from spec_engine_vllm.config import VllmConfig
+
+Arguments = dict[str, Any]
+
+DESK_VARIABLE = "SPEC_TRAINER_CAPTURE_DESK"
+"""Environment variable with the capture desk's address and token: vLLM writes its configuration into logs."""
+
+_CONNECTOR = "spec_engine_vllm.connector"
+_CHECKS = "spec_engine_vllm.soundness.WorkerChecks"
+_MOST_SEQUENCES = 256
+"""Running at once, by default."""
+_KV_BYTES = 1 << 30
+"""Where nothing limits memory; vLLM would take most of the host's."""
+_DRAFTER_ROOM = 2
+"""Positions after a sample: vLLM stores no states of a batch in which a sequence, its one new token and the one that
+the extractor 'drafts' exceed the model length."""
+
+
+def longest(config: VllmConfig, target: TargetSpec, mode: Mode) -> int:
+    """Most tokens of a sample, or of a prompt with its answer. No sample is longer than a batch."""
+    most = target.max_positions
+    if isinstance(mode, CaptureMode):
+        most = min(most, config.batch_tokens)
+    return config.max_model_len or most
+
+
+def engine_arguments(config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> Arguments:
+    """Of vLLM's ``AsyncEngineArgs``; nested configurations as mappings."""
+    capabilities = context.backend.capabilities()
+    eager = config.enforce_eager
+    arguments: Arguments = {
+        "model": str(target.folder),
+        "dtype": config.dtype or target.dtype,
+        "skip_tokenizer_init": True,
+        "max_model_len": longest(config, target, mode),
+        "max_num_batched_tokens": config.batch_tokens,
+        "max_num_seqs": min(_MOST_SEQUENCES, config.batch_tokens),
+        "tensor_parallel_size": config.tensor_parallel,
+        "enable_chunked_prefill": True,
+        # Reused keys and values would make the second of two timed passes over the same prompts look fast.
+        "enable_prefix_caching": False,
+        "enforce_eager": not capabilities.graph_capture if eager is None else eager,
+        # The target's generation_config.json would change what is sampled.
+        "generation_config": "vllm",
+        "disable_log_stats": False,  # the acceptance counters are among them
+    }
+    if isinstance(mode, CaptureMode):
+        arguments["max_model_len"] += _DRAFTER_ROOM
+    if context.memory_fraction is not None:
+        arguments["gpu_memory_utilization"] = context.memory_fraction
+    kv_bytes = config.kv_cache_bytes or (None if capabilities.memory_limit else _KV_BYTES)
+    if kv_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = kv_bytes
+    return arguments | _of_mode(config, mode) | config.args
+
+
+def _of_mode(config: VllmConfig, mode: Mode) -> Arguments:
+    if isinstance(mode, CaptureMode):
+        layers = {"eagle_aux_hidden_state_layer_ids": list(mode.schema.layers)}
+        return {
+            "speculative_config": {
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {"hf_config": layers},
+            },
+            "kv_transfer_config": {
+                "kv_connector": "CaptureConnector",
+                "kv_connector_module_path": _CONNECTOR,
+                "kv_role": "kv_producer",
+            },
+        }
+    if isinstance(mode, SpeculativeMode):
+        return {
+            "speculative_config": {
+                **config.draft_args,
+                "method": mode.method,
+                "model": str(mode.folder),
+                "num_speculative_tokens": mode.num_draft_tokens,
+            },
+            "worker_extension_cls": _CHECKS,
+        }
+    return {}
+
+
+DEFAULT_ENVIRONMENT = {
+    "NO_COLOR": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled at the first start, for up to two minutes
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every process of a run is bound to the same cores
+}
+"""For the process and what it starts; the caller's environment wins."""
+
+
+def forced_environment(desk_address: str | None) -> dict[str, str]:
+    """What a capturing vLLM needs, whatever the caller's environment says."""
+    if desk_address is None:
+        return {}
+    # _DRAFTER_ROOM may exceed the target's positions; no token is ever run there.
+    return {DESK_VARIABLE: desk_address, "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}

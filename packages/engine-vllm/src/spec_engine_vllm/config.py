@@ -1,0 +1,62 @@
+"""Section ``engine`` of a run with vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PositiveInt
+
+from spec_core.hosting.config import SendingConfig
+
+RESERVED = frozenset(
+    {
+        "model",
+        "dtype",
+        "skip_tokenizer_init",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "enable_chunked_prefill",
+        "enforce_eager",
+        "generation_config",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "disable_log_stats",
+        "speculative_config",
+        "kv_transfer_config",
+        "worker_extension_cls",
+    }
+)
+"""Arguments of vLLM that the engine sets itself."""
+DRAFT_RESERVED = frozenset({"method", "model", "num_speculative_tokens", "draft_model_config"})
+"""Likewise of its ``speculative_config``."""
+
+
+def _free_of(reserved: frozenset[str]) -> AfterValidator:
+    def check(args: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(reserved & args.keys()):
+            raise ValueError(f"{', '.join(taken)} cannot be set here: the engine sets it; remove it")
+        return args
+
+    return AfterValidator(check)
+
+
+class VllmConfig(SendingConfig):
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Compute dtype of the target; None: as its weights are stored."""
+    max_model_len: PositiveInt | None = None
+    """Longest sequence. None: what the target takes; while capturing, no more than ``batch_tokens``, which every
+    sample fits."""
+    kv_cache_bytes: PositiveInt | None = None
+    """Memory of the key-value cache per device. None: what the engine's share of the device leaves; 1 GiB where the
+    hardware limits no memory."""
+    enforce_eager: bool | None = None
+    """No compilation and no graphs. None: where the hardware captures no graphs."""
+    draft_method: Annotated[str, Field(min_length=1)] | None = None
+    """vLLM's speculative method for the exported draft; None: the one that the draft's plugin names for vLLM."""
+    draft_args: Annotated[dict[str, Any], _free_of(DRAFT_RESERVED)] = Field(default_factory=dict)
+    """Further fields of vLLM's ``speculative_config``, while a draft is served."""
+    args: Annotated[dict[str, Any], _free_of(RESERVED)] = Field(default_factory=dict)
+    """Further arguments of vLLM's engine, by their Python names."""

@@ -1,0 +1,198 @@
+"""CaptureConnector: takes captured states out of vLLM's cache and hands them to the CaptureOutlet.
+
+vLLM loads this module itself, by ``kv_connector_module_path``: one connector in its scheduler, which knows the
+requests, and one in each worker, which hold the states. The method ``extract_hidden_states`` writes the states of
+every token into a cache of their own, in the blocks of their request, so prompts may be run in chunks. In the step
+that runs the last chunk, the scheduler's connector names the request's blocks, and the worker's gathers them after
+all of that step's forward passes (``wait_for_save``). Whatever later writes into these blocks does so on the same
+stream, behind the gather: no block has to be held back.
+
+Shapes: T tokens, N captured layers, H hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import get_layers_from_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
+
+# vLLM's own reader of this cache: its layout is [block, token, N, H] in 0.26, [block, N, token, H] in 0.32.
+from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import extract_from_kv_cache
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
+from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
+
+from spec_core.errors import EngineError
+from spec_core.hosting.capture_outlet import CaptureOutlet
+from spec_engine_vllm.arguments import DESK_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 60.0
+"""The desk listens before vLLM is started."""
+
+
+@dataclass
+class Prompt:
+    """A request that is to be captured, while vLLM runs its prompt."""
+
+    key: int
+    token_ids: list[int]
+    block_ids: list[int]
+
+
+@dataclass
+class Captures(KVConnectorMetadata):
+    """What the scheduler tells the workers in one step."""
+
+    complete: list[Prompt] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    """Keys of requests that ended before their prompt did."""
+
+
+class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._group = _states_group(kv_cache_config)
+        self._block_size: int = kv_cache_config.kv_cache_groups[self._group].kv_cache_spec.block_size
+        self._prompts: dict[str, Prompt] = {}
+        self._lost: list[int] = []
+        self._outlet: CaptureOutlet | None = None
+        self._cache: Tensor | None = None
+
+    # In the scheduler.
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """Runs once a step, after it was planned."""
+        captures = Captures(lost=self._lost)
+        self._lost = []
+        for request_id, num_computed in self._planned(scheduler_output):
+            prompt = self._prompts[request_id]
+            num_run = num_computed + scheduler_output.num_scheduled_tokens[request_id]
+            if num_run >= len(prompt.token_ids):
+                captures.complete.append(self._prompts.pop(request_id))
+        return captures
+
+    def _planned(self, scheduler_output: Any) -> Iterable[tuple[str, int]]:
+        """(request, tokens that it ran before this step) of every prompt in this step, its blocks noted."""
+        for new in scheduler_output.scheduled_new_reqs:
+            key = _key(new.sampling_params)
+            if key is not None:
+                self._prompts[new.req_id] = Prompt(
+                    key, list(new.prompt_token_ids), self._of_group(new.block_ids)
+                )
+                yield new.req_id, new.num_computed_tokens
+        cached = scheduler_output.scheduled_cached_reqs
+        for index, request_id in enumerate(cached.req_ids):
+            prompt = self._prompts.get(request_id)
+            if prompt is None:
+                continue
+            blocks = self._of_group(cached.new_block_ids[index])
+            resumed = request_id in cached.resumed_req_ids  # it was preempted and has lost its blocks
+            prompt.block_ids = blocks if resumed else prompt.block_ids + blocks
+            yield request_id, cached.num_computed_tokens[index]
+
+    def _of_group(self, block_ids: tuple[list[int], ...] | None) -> list[int]:
+        return list(block_ids[self._group]) if block_ids else []
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        """False: the blocks may be freed at once. A request that was aborted will never be complete."""
+        if (prompt := self._prompts.pop(request.request_id, None)) is not None:
+            self._lost.append(prompt.key)
+        return False, None
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, block_ids)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return 0, False  # nothing is ever loaded
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        pass
+
+    # In a worker.
+
+    def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
+        """Every rank of a tensor-parallel group holds whole states; the first one sends them."""
+        if get_tensor_model_parallel_rank() != 0:
+            return
+        layers = get_layers_from_vllm_config(self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches))
+        (name,) = layers
+        self._cache = kv_caches[name]
+        if self._outlet is None:
+            self._outlet = CaptureOutlet(os.environ[DESK_VARIABLE], _CONNECT_S)
+
+    def wait_for_save(self) -> None:
+        """Runs after all forward passes of a step, the extractor's included."""
+        if self._outlet is None or not self.has_connector_metadata():
+            return
+        captures = self._get_connector_metadata()
+        if not isinstance(captures, Captures):
+            return
+        for key in captures.lost:
+            self._outlet.fail(key, EngineError("vLLM ended the request before its prompt was run"))
+        for prompt in captures.complete:
+            try:
+                self._outlet.deliver(prompt.key, prompt.token_ids, self._gather(prompt, self._outlet))
+            except RuntimeError as error:  # torch's: out of memory for one
+                log.exception("states of request %d could not be gathered", prompt.key)
+                self._outlet.fail(prompt.key, error)
+
+    def _gather(self, prompt: Prompt, outlet: CaptureOutlet) -> Tensor:
+        """[T, N, H] in memory of its own, without waiting for the device."""
+        assert self._cache is not None
+        num_tokens = len(prompt.token_ids)
+        starts = torch.tensor(prompt.block_ids, dtype=torch.int64) * self._block_size
+        slots_T = (starts[:, None] + torch.arange(self._block_size)).flatten()[:num_tokens]
+        slots_T = slots_T.to(self._cache.device, non_blocking=True)
+        hidden_TNH = extract_from_kv_cache(self._cache, slots_T, num_tokens)
+        if tuple(hidden_TNH.shape) != outlet.schema.shape(num_tokens):
+            raise RuntimeError(f"vLLM holds states of shape {list(hidden_TNH.shape)}, not {outlet.schema}")
+        return hidden_TNH.to(outlet.schema.torch_dtype()).contiguous()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        if self._outlet is not None:
+            self._outlet.close()
+
+
+def _states_group(kv_cache_config: Any) -> int:
+    """Index of the group of caches that holds the states."""
+    groups = kv_cache_config.kv_cache_groups
+    found = [i for i, group in enumerate(groups) if isinstance(group.kv_cache_spec, HiddenStateCacheSpec)]
+    if not found and len(groups) == 1:  # shared with the target's own layers: one table of blocks for all
+        return 0
+    if len(found) != 1:
+        raise ValueError(
+            f"vLLM keeps the hidden states in {len(found)} of its {len(groups)} groups of caches, expected 1: this "
+            "target cannot be captured"
+        )
+    return found[0]
+
+
+def _key(sampling_params: Any) -> int | None:
+    """What the desk calls the request; None: it is not to be captured."""
+    extra = getattr(sampling_params, "extra_args", None) or {}
+    return extra.get("kv_transfer_params", {}).get("capture_key")

@@ -1,0 +1,53 @@
+"""VllmEngine: the target run by stock vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from spec_core.hosting.hosted_engine import SubprocessEngine
+from spec_engine_vllm import versions
+from spec_engine_vllm.arguments import longest
+from spec_engine_vllm.config import VllmConfig
+from spec_engine_vllm.process import VllmProcess
+from spec_engine_vllm.speculation import check_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.config import EngineConfig
+    from spec_core.draft import Draft
+    from spec_core.hosting.modes import Mode
+    from spec_core.records import Availability
+    from spec_core.target import TargetSpec
+
+
+class VllmEngine(SubprocessEngine):
+    name: ClassVar[str] = "vllm"
+    api_version: ClassVar[int] = 1
+    Config: ClassVar[type[EngineConfig]] = VllmConfig
+
+    @classmethod
+    def probe(cls) -> Availability:
+        return versions.availability()
+
+    @classmethod
+    def check_draft(
+        cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
+    ) -> None:
+        cls.serving_method(config, draft, folder)
+        check_folder(folder, target, is_cpu_build=versions.is_cpu_build())
+
+    @classmethod
+    def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
+        if cls.name in draft.serving_methods:
+            check_folder(folder, target)
+
+    @classmethod
+    def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
+        return cast("VllmConfig", config).draft_method or super().serving_method(config, draft, folder)
+
+    def _process(self, mode: Mode, desk_address: str | None) -> VllmProcess:
+        return VllmProcess(cast("VllmConfig", self.config), self.target, self.context, mode, desk_address)
+
+    def _limit(self, mode: Mode) -> tuple[int, str]:
+        return longest(cast("VllmConfig", self.config), self.target, mode), "engine.max_model_len"

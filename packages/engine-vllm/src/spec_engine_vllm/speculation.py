@@ -1,0 +1,83 @@
+"""What vLLM 0.26 to 0.33 needs in a draft's folder, beyond what the draft's plugin has checked.
+
+docs/evaluation.md has the table of fields and versions, and how each is known. A folder whose architecture is not
+listed here is passed on unchecked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.drafting.draft_checks import Flaw, check_served
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.drafting.draft_checks import ServedFolder
+    from spec_core.target import TargetSpec
+
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
+"""One autoregressive layer; vLLM knows it by both names."""
+_UNNAMED_CHAIN = "LlamaForCausalLM"
+"""The same in EAGLE's own files, where a draft vocabulary tells it from a whole Llama. vLLM adds the prefix."""
+_BLOCKS = frozenset({"DFlashDraftModel"})
+
+
+def check_folder(folder: Path, target: TargetSpec, *, is_cpu_build: bool = False) -> None:
+    """Raise ArtifactError, one line, for a folder that vLLM would refuse or read differently."""
+    check_served("vLLM", (*_FLAWS, _MIXED_LAYERS) if is_cpu_build else _FLAWS, folder, target)
+
+
+def _is_chain(draft: ServedFolder) -> bool:
+    unnamed = _UNNAMED_CHAIN in draft.architectures and "draft_vocab_size" in draft.fields
+    return unnamed or not draft.architectures.isdisjoint(_CHAINS)
+
+
+def _is_block(draft: ServedFolder) -> bool:
+    return not draft.architectures.isdisjoint(_BLOCKS)
+
+
+def _has_prefix(draft: ServedFolder) -> bool:
+    known = _is_chain(draft) or _is_block(draft)
+    return known and any(name.startswith("model.") for name in draft.tensors)
+
+
+def _names_layers_nested_only(draft: ServedFolder) -> bool:
+    nested = draft.nested("eagle_config", _LAYERS)
+    return _is_chain(draft) and bool(nested) and not draft.fields.get(_LAYERS)
+
+
+def _maps_whole_vocabulary(draft: ServedFolder) -> bool:
+    whole = draft.fields.get("draft_vocab_size") in (None, draft.fields.get("vocab_size"))
+    return _is_chain(draft) and "d2t" in draft.tensors and whole
+
+
+_FLAWS = (
+    Flaw(
+        "its tensors have the prefix model., which vLLM adds itself; write their names without it",
+        _has_prefix,
+    ),
+    Flaw(
+        "it names its layers in eagle_config only, where vLLM reads them as other layers or not at all; write "
+        f"{_LAYERS} at the top level too, each one larger",
+        _names_layers_nested_only,
+    ),
+    Flaw(
+        "it has a d2t although its vocabulary is the target's; vLLM has no place for it: remove it",
+        _maps_whole_vocabulary,
+    ),
+    Flaw(
+        "its config.json has no dflash_config.mask_token_id, where vLLM looks for it",
+        lambda draft: _is_block(draft) and draft.nested("dflash_config", "mask_token_id") is None,
+    ),
+    Flaw(
+        "its config.json has no dflash_config.target_layer_ids, where vLLM looks for them",
+        lambda draft: _is_block(draft) and not draft.nested("dflash_config", "target_layer_ids"),
+    ),
+)
+_MIXED_LAYERS = Flaw(
+    "it mixes sliding-window and full-attention layers, which needs vLLM's second model runner; vLLM's CPU build has "
+    "the first one only",
+    lambda draft: _is_block(draft) and len(set(draft.fields.get("layer_types") or ())) > 1,
+)

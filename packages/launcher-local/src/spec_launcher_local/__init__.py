@@ -1,0 +1,1 @@
+"""Launcher local: the processes of a run on this host."""

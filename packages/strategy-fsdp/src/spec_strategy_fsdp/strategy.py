@@ -1,0 +1,189 @@
+"""Strategy ``fsdp``: FSDP2 over the data-parallel axis; float32 shards are the masters of any compute dtype."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from spec_core.errors import ArtifactError
+from spec_core.host_tensors import sent
+from spec_core.strategy import Strategy, TrainStep
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+    from torch.optim import AdamW
+
+    from spec_core.ops import VocabularyOps
+    from spec_core.records import DraftBatch, ShardHints, StepOutput
+    from spec_core.target import TargetSpec, TargetTensors
+
+
+class FsdpStrategy(Strategy):
+    """Parameters live as float32 shards; FSDP2 casts them to the compute dtype when it gathers them, and reduces
+    and accumulates gradients in float32."""
+
+    name: ClassVar[str] = "fsdp"
+    api_version: ClassVar[int] = 1
+
+    _mesh: DeviceMesh
+    _module: FSDPModule
+    _trained: dict[str, nn.Parameter]
+    _optimizer: AdamW
+
+    @property
+    def data_parallel(self) -> tuple[int, int]:
+        return self._mesh.get_local_rank(), self._mesh.size()
+
+    def attach(self, module: nn.Module, hints: ShardHints) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        _register_step_output()
+        self._mesh = init_device_mesh(self.device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
+        policy = MixedPrecisionPolicy(
+            param_dtype=getattr(torch, self.config.dtype),
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        )
+        module.to(self.device)
+        alone = self._mesh.size() == 1
+        for block in [*map(module.get_submodule, hints.blocks), module]:
+            # One rank has nothing to give back after the forward pass: what it cast for it serves backward too.
+            reshard = False if alone else None
+            sharded = fully_shard(block, mesh=self._mesh, mp_policy=policy, reshard_after_forward=reshard)
+            if not alone:  # there a sum is the gradient itself, and dividing it by 1 would be a pass over it
+                # A module's loss is its share of the global loss: shares add up, so gradients are summed.
+                sharded.set_gradient_divide_factor(1.0)
+                sharded.set_force_sum_reduction_for_comms(True)
+        self._module = module
+        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._optimizer = self._build_optimizer(list(self._trained.values()))
+
+    def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
+        import torch
+
+        from spec_core.drafting.target_ops import TargetOps
+
+        return TargetOps(target, tensors, self.device, getattr(torch, self.config.dtype))
+
+    def step(
+        self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
+    ) -> TrainStep:
+        import torch
+
+        denominators = sent(denominators, self.device)
+        outputs: list[StepOutput] = []
+        for index, batch in enumerate(micro_batches):
+            # Gradients stay local until the last micro-batch; one reduce-scatter per step.
+            self._module.set_requires_gradient_sync(index == len(micro_batches) - 1)
+            output: StepOutput = self._module(batch, denominators, ops)
+            output.loss.backward()
+            outputs.append(output.detached())
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.config.clip)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return TrainStep(output=self._sum_over_ranks(outputs), grad_norm=_full(grad_norm))
+
+    def evaluate(
+        self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps
+    ) -> StepOutput:
+        import torch
+        from torch.distributed.fsdp import FSDPModule
+
+        denominators = sent(denominators, self.device)
+        with torch.no_grad():
+            outputs = [self._module(batch, denominators, ops) for batch in micro_batches]
+        # Without a backward pass modules stay gathered: their parameters would no longer be the optimizer's.
+        for part in self._module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+        return self._sum_over_ranks(outputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        optimizer = {
+            name: dict(self._optimizer.state[parameter])
+            for name, parameter in self._module.named_parameters()
+        }
+        return {"model": self._module.state_dict(), "optimizer": optimizer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        own = self.state_dict()
+        for part in ("model", "optimizer"):
+            different = own[part].keys() ^ state[part].keys()
+            if different:
+                raise ArtifactError(f"checkpoint and draft differ in {part}: {', '.join(sorted(different))}")
+            _copy_into(own[part], state[part])
+
+    def _build_optimizer(self, parameters: Sequence[nn.Parameter]) -> AdamW:
+        import torch
+
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.config.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(
+            groups, lr=0.0, betas=self.config.betas, eps=self.config.eps, fused=True
+        )
+        for parameter in parameters:
+            # AdamW makes its state in the first step; a checkpoint must have tensors to load into before that.
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=self.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        return optimizer
+
+    def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
+        """One collective for everything: loss, sums and counts flattened to float64."""
+        import torch
+        import torch.distributed as dist
+        from torch.utils import _pytree
+
+        total = outputs[0]
+        for output in outputs[1:]:
+            total = total + output
+        leaves, structure = _pytree.tree_flatten(total)
+        flat = torch.cat([leaf.reshape(-1).double() for leaf in leaves])
+        # Gathered and added up here, in rank order: not every vendor's all-reduce takes float64.
+        everyones = flat.new_empty(self._mesh.size() * flat.numel())
+        # torch 2.13 has renamed it, and warns at the old name.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(everyones, flat, group=self._mesh.get_group())
+        pieces = everyones.view(-1, flat.numel()).sum(0).split([leaf.numel() for leaf in leaves])
+        return _pytree.tree_unflatten(
+            [piece.view(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)], structure
+        )
+
+
+def _register_step_output() -> None:
+    """FSDP2 hangs its backward hooks on the tensors that it finds in a module's output as a pytree."""
+    from torch.utils import _pytree
+
+    from spec_core.records import StepOutput
+
+    if StepOutput not in _pytree.SUPPORTED_NODES:
+        _pytree.register_dataclass(StepOutput)
+
+
+def _full(value: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _copy_into(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    import torch
+
+    with torch.no_grad():
+        for name, value in own.items():
+            if isinstance(value, dict):
+                _copy_into(value, saved[name])
+            else:
+                value.copy_(saved[name])

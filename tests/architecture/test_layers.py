@@ -1,0 +1,75 @@
+"""A module that a string names (an entry, a process's program) is imported as surely as by a statement."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    ".".join(file.relative_to(folder).with_suffix("").parts): file
+    for folder in ROOT.glob("*/*/src")
+    for file in folder.rglob("*.py")
+}
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+LAYERS = {
+    f"{container}.{module}": -height
+    for contract in CONTRACTS
+    for container in contract.get("containers", [])
+    for height, layer in enumerate(contract["layers"])
+    for module in re.split(r" [|:] ", layer)
+}
+
+
+def named_modules(tree: ast.Module) -> set[str]:
+    """Modules of ours that strings name, alone or before a colon or an attribute."""
+    strings = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    words = {word for word in strings if re.fullmatch(r"spec_\w+(\.\w+)+(:\w+)?", word)}
+    names = {
+        part for word in words for part in (word.partition(":")[0], word.partition(":")[0].rpartition(".")[0])
+    }
+    return names & SOURCES.keys()
+
+
+def is_allowed(importer: str, imported: str) -> bool:
+    packages = importer.partition(".")[0], imported.partition(".")[0]
+    if packages[0] != packages[1]:
+        return packages[1] == "spec_core"
+    heights = [LAYERS.get(".".join(name.split(".")[:2]), 0) for name in (importer, imported)]
+    same_room = importer.split(".")[:2] == imported.split(".")[:2]
+    return same_room or packages[0] not in ("spec_core", "spec_trainer") or heights[0] > heights[1]
+
+
+def test_strings_keep_the_layers():
+    found = [
+        f"{importer} names {imported}"
+        for importer, file in SOURCES.items()
+        for imported in named_modules(ast.parse(file.read_text(encoding="utf-8")))
+        if not is_allowed(importer, imported)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "code", "imported"),
+    [
+        ("spec_trainer.launch.local", "Program('spec_trainer.job:run_training')", "spec_trainer.job"),
+        ("spec_engine_vllm.process", "module = 'spec_trainer.cli'", "spec_trainer.cli"),
+        (
+            "spec_core.processes.spawn",
+            "pkgutil.resolve_name('spec_core.hosting.host:answer')",
+            "spec_core.hosting.host",
+        ),
+    ],
+)
+def test_a_planted_string_would_be_found(importer, code, imported):
+    assert named_modules(ast.parse(code)) == {imported}
+    assert not is_allowed(importer, imported)

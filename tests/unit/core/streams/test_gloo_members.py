@@ -1,0 +1,67 @@
+"""What gloo leaves open is closed, and who does not know the group's secret is no member."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import ProcessGroupGloo
+
+from spec_core.errors import ProtocolError
+from spec_core.rendezvous import bind
+from spec_core.streams.gloo_members import closed_afterwards, prove_default_group, prove_membership
+from spec_core.testing.processes import Rank, run_ranks
+
+LIMIT_S = 20.0
+
+
+def test_ports_that_begin_to_listen_inside_hear_nobody_afterwards():
+    with bind("127.0.0.1", 0) as before:
+        with closed_afterwards():
+            inside = bind("127.0.0.1", 0)
+            early = socket.create_connection(inside.getsockname(), LIMIT_S)
+        with inside, early, bind("127.0.0.1", 0) as after:
+            accepted, _ = inside.accept()
+            with accepted:
+                accepted.sendall(b"connections stay")
+                assert early.recv(100) == b"connections stay"
+            with pytest.raises(TimeoutError):
+                socket.create_connection(inside.getsockname(), 0.2)
+            for others in (before, after):
+                socket.create_connection(others.getsockname(), LIMIT_S).close()
+
+
+def prove(me: Rank, folder: str, deceived: int | None) -> str:
+    """``deceived``: a rank that finds another secret in its store, as a stranger in its place would have to guess."""
+    store = dist.FileStore(f"{folder}/store")
+    gloo = ProcessGroupGloo(store, me.rank, me.world_size, dt.timedelta(seconds=LIMIT_S))
+    own = dist.HashStore()
+    own.set("secret", "guess")
+    try:
+        prove_membership(gloo, own if me.rank == deceived else store, LIMIT_S)
+    except ProtocolError as error:
+        return str(error)
+    return ""
+
+
+def test_members_know_the_secret_and_others_are_found_out(tmp_path):
+    (tmp_path / "right").mkdir()
+    assert run_ranks(prove, 3, str(tmp_path / "right"), None) == ["", "", ""]
+    problem = "who took the place of rank {} does not know the group's secret; run it again"
+    (tmp_path / "wrong").mkdir()
+    assert run_ranks(prove, 3, str(tmp_path / "wrong"), 2) == [*[problem.format(2)] * 2, problem.format(0)]
+
+
+def prove_default(me: Rank, folder: str) -> None:
+    store = dist.FileStore(f"{folder}/store")
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size)
+    for _ in range(5):
+        prove_default_group(store, LIMIT_S)
+    dist.destroy_process_group()
+
+
+def test_a_backend_of_several_types_of_device_is_asked_as_one(tmp_path):
+    """Again and again: nobody draws a secret anew while another still reads it."""
+    run_ranks(prove_default, 2, str(tmp_path))

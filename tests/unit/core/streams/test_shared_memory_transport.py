@@ -1,0 +1,293 @@
+"""What is particular to SharedMemoryTransport: its first records, its arena, what it leaves on the host."""
+
+from __future__ import annotations
+
+import gc
+import json
+import mmap
+import os
+import random
+import resource
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError, SchemaMismatch
+from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.streams.shared_memory import ALIGNMENT, Arena
+from spec_core.streams.shared_memory_transport import SharedMemoryTransport
+from spec_core.streams.shared_memory_wire import Kind, Layout, Record, Welcome, decode, encode_json
+from spec_core.testing.processes import Fault, Rank, watch_ranks
+
+SCHEMA = FeatureSchema(layers=(2, 5), hidden_size=8, dtype="bfloat16")
+WINDOW = 1 << 16
+LONG_S, SHORT_S = 10.0, 0.3
+
+
+def sample(sample_id: int = 7, num_tokens: int = 5) -> FeatureSample:
+    generator = torch.Generator().manual_seed(sample_id)
+    return FeatureSample(
+        sample_id=sample_id,
+        input_ids=torch.arange(num_tokens),
+        hidden_TNH=torch.randn(num_tokens, 2, 8, generator=generator).bfloat16(),
+    )
+
+
+@pytest.fixture
+def receiver():
+    with SharedMemoryTransport().listen(SCHEMA, WINDOW) as receiver:
+        yield receiver
+
+
+def connect(receiver, timeout_s: float = LONG_S):
+    return SharedMemoryTransport().connect(receiver.address, SCHEMA, timeout_s)
+
+
+def raw_connection(receiver) -> socket.socket:
+    name = receiver.address.split(":")[1]
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(LONG_S)
+    connection.connect(f"\0{name}")
+    return connection
+
+
+def hello(receiver, **changes: object) -> bytes:
+    schema = {"layers": [2, 5], "hidden_size": 8, "dtype": "bfloat16"}
+    fields = {"version": 1, "token": receiver.address.split(":")[2], "schema": schema, **changes}
+    return json.dumps(fields).encode()
+
+
+def check_works(receiver) -> None:
+    with connect(receiver) as sender:
+        sender.send(sample(), LONG_S).result()
+        got = receiver.receive(LONG_S)
+        assert torch.equal(got.hidden_TNH, sample().hidden_TNH)
+        receiver.release(got)
+
+
+FIRST_RECORDS = {
+    "garbage": lambda receiver: b"GET / HTTP/1.1\r\n\r\n",
+    "truncated": lambda receiver: hello(receiver)[:-9],
+    "wrong token": lambda receiver: hello(receiver, token="0" * 32),
+    "no token": lambda receiver: hello(receiver, token=""),
+    "surrogate": lambda receiver: hello(receiver, token="\ud800"),
+    "version": lambda receiver: hello(receiver, version=2),
+    "no schema": lambda receiver: hello(receiver, schema=None),
+    "bad layers": lambda receiver: hello(
+        receiver, schema={"layers": [1e999], "hidden_size": 1, "dtype": "x"}
+    ),
+    "deep": lambda receiver: b"[" * 60_000,
+    "not an object": lambda receiver: b"[]",
+    "a record": lambda receiver: Record(Kind.REQUEST, 1, 1).encode(),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_RECORDS)
+def test_a_wrong_first_record_is_refused_and_the_receiver_goes_on(receiver, name):
+    with raw_connection(receiver) as stranger:
+        stranger.send(FIRST_RECORDS[name](receiver))
+        answer, descriptors, _, _ = socket.recv_fds(stranger, 1 << 16, 1)
+        assert descriptors == []
+        assert b"window_bytes" not in answer or json.loads(answer)["refusal"]
+    check_works(receiver)
+
+
+def test_a_stranger_is_never_reported_as_a_lost_sender(receiver):
+    raw_connection(receiver).close()
+    check_works(receiver)
+
+
+def test_a_silent_stranger_does_not_keep_senders_out(receiver):
+    with raw_connection(receiver):
+        check_works(receiver)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (b"short", "no record"),
+        (Record(Kind.REQUEST, 1, 1 << 40).encode(), "room"),
+        (Record(Kind.REQUEST, 1, -1).encode(), "room"),
+        (Record(Kind.READY, 9, 1).encode(), "not given"),
+        (Record(Kind.GRANT, 1, 0).encode(), "not for a sender"),
+    ],
+)
+def test_a_sender_that_breaks_the_protocol_is_named_and_dropped(receiver, record, words):
+    with raw_connection(receiver) as sender:
+        sender.send(hello(receiver))
+        answer, descriptors, _, _ = socket.recv_fds(sender, 1 << 16, 1)
+        os.close(*descriptors)
+        assert json.loads(answer)["window_bytes"] == WINDOW
+        sender.send(record)
+        with pytest.raises(ProtocolError, match=f"process {os.getpid()}.*{words}"):
+            receiver.receive(LONG_S)
+        assert sender.recv(100) == b""
+    check_works(receiver)
+
+
+def test_a_wrong_address_says_so_without_the_token(receiver):
+    kind, name, token = receiver.address.split(":")
+    with pytest.raises(ProtocolError, match="token") as error:
+        SharedMemoryTransport().connect(f"{kind}:{name}:{'0' * 32}", SCHEMA, LONG_S)
+    assert token not in str(error.value)
+    with pytest.raises(ProtocolError, match="not an address"):
+        SharedMemoryTransport().connect("tcp:somewhere", SCHEMA, LONG_S)
+    with pytest.raises(PeerLost):
+        SharedMemoryTransport().connect(f"shm:spec-nobody:{token}", SCHEMA, LONG_S)
+
+
+def test_a_sample_that_is_not_what_was_agreed_is_refused_by_the_sender(receiver):
+    with connect(receiver) as sender:
+        wrong = FeatureSample(sample_id=1, input_ids=torch.arange(3), hidden_TNH=torch.zeros(3, 2, 8))
+        with pytest.raises(SchemaMismatch, match="float32"):
+            sender.send(wrong, LONG_S)
+    check_works(receiver)
+
+
+def test_strided_tensors_travel_too(receiver):
+    strided = sample(num_tokens=12).hidden_TNH[::3]
+    with connect(receiver) as sender:
+        sender.send(FeatureSample(sample_id=1, input_ids=torch.arange(12)[::3], hidden_TNH=strided), LONG_S)
+        got = receiver.receive(LONG_S)
+        assert torch.equal(got.hidden_TNH, strided)
+        assert got.input_ids.tolist() == [0, 3, 6, 9]
+        receiver.release(got)
+
+
+def test_tensors_are_aligned_and_read_in_place(receiver):
+    with connect(receiver) as sender:
+        for number in range(3):
+            sender.send(sample(number, 3 + number), LONG_S)
+        for _ in range(3):
+            got = receiver.receive(LONG_S)
+            assert got.input_ids.data_ptr() % ALIGNMENT == 0
+            assert got.hidden_TNH.data_ptr() % ALIGNMENT == 0
+            assert got.hidden_TNH.untyped_storage().nbytes() > WINDOW  # the arena itself
+
+
+def test_what_is_held_outlives_the_receiver(receiver):
+    with connect(receiver) as sender:
+        sender.send(sample(), LONG_S)
+        got = receiver.receive(LONG_S)
+    receiver.close()
+    gc.collect()
+    assert torch.equal(got.hidden_TNH, sample().hidden_TNH)
+
+
+def test_a_grant_that_came_too_late_is_not_used():
+    """The grant of a withdrawn request is passed over: its room has been given to another sender since."""
+    arena = Arena(WINDOW)
+    name = f"spec-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        connecting = pool.submit(SharedMemoryTransport().connect, f"shm:{name}:token", SCHEMA, LONG_S)
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            socket.send_fds(connection, [encode_json(Welcome(WINDOW, arena.size))], [arena.descriptor])
+            with connecting.result(LONG_S) as sender:
+                with pytest.raises(DeadlineExceeded):
+                    sender.send(sample(1), SHORT_S)
+                connection.send(Record(Kind.GRANT, 1, 0).encode())
+                connection.send(Record(Kind.GRANT, 2, 4096).encode())
+                sender.send(sample(2), LONG_S)
+                said = [decode(connection.recv(100)) for _ in range(4)]
+    assert [(record.kind, record.number) for record in said] == [
+        (Kind.REQUEST, 1),
+        (Kind.WITHDRAW, 1),
+        (Kind.REQUEST, 2),
+        (Kind.READY, 2),
+    ]
+    assert not arena.bytes[:4096].any()
+    assert torch.equal(Layout(SCHEMA).view(arena.bytes, 4096, 5)[1], sample(2).hidden_TNH)
+    arena.close()
+
+
+def die_in_the_middle(me: Rank) -> str | None:
+    if me.rank == 0:
+        with SharedMemoryTransport().listen(SCHEMA, WINDOW) as receiver:
+            me.publish(receiver.address)
+            me.receive()
+            held = receiver.receive(LONG_S)
+            me.reach("fault")
+            del held
+        return None
+    sender = SharedMemoryTransport().connect(me.receive(), SCHEMA, LONG_S)
+    sender.send(sample(), LONG_S)
+    me.publish("sent")
+    me.reach("fault")
+    sender.close()
+    return None
+
+
+def test_processes_killed_with_minus_9_leave_nothing_on_the_host():
+    """No name in /dev/shm at any time, no socket in the abstract namespace afterwards."""
+    before = names_on_host()
+    watch_ranks(die_in_the_middle, 2, faults={(0, "fault"): Fault.KILL, (1, "fault"): Fault.KILL})
+    assert names_on_host() <= before
+
+
+def names_on_host() -> set[str]:
+    with open("/proc/net/unix") as sockets:
+        named = {line.split()[-1] for line in sockets if "@spec-" in line}
+    return named | {name for name in os.listdir("/dev/shm") if name.startswith("spec")}
+
+
+def resident_bytes(arena: Arena) -> int:
+    return os.fstat(arena.descriptor).st_blocks * 512
+
+
+def test_the_arena_always_has_room_for_what_fits_by_bytes():
+    """Sizes 64 B to 64 KiB, allocated and freed at random up to the brim: no hole is ever missing."""
+    window, rng = 1 << 20, random.Random(0)
+    arena = Arena(window)
+    live: dict[int, int] = {}
+    for _ in range(5_000):
+        size = ALIGNMENT << rng.randrange(11)
+        if sum(live.values()) + size <= window:
+            offset = arena.allocate(size)
+            assert offset is not None
+            assert all(offset + size <= start or start + held <= offset for start, held in live.items())
+            live[offset] = size
+        else:
+            victim = rng.choice(list(live))
+            arena.free(victim)
+            del live[victim]
+    for offset in live:
+        arena.free(offset)
+    assert arena.allocate(arena.size) == 0
+    arena.close()
+
+
+def test_pages_beyond_the_window_are_given_back_and_those_within_stay_warm():
+    window = 64 * mmap.PAGESIZE
+    arena = Arena(window)
+    blocks = [arena.allocate(window // 2) for _ in range(6)]
+    arena.bytes[: 3 * window] = 1
+    assert resident_bytes(arena) == 3 * window
+    for offset in blocks[::2] + blocks[1::2]:
+        arena.free(offset)
+    assert resident_bytes(arena) == window
+    arena.close()
+
+
+def test_the_arena_cannot_be_shrunk_by_a_peer():
+    arena = Arena(WINDOW)
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.descriptor, 0)
+    arena.close()
+
+
+def test_a_limit_on_the_size_of_files_is_told_with_what_to_do() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (WINDOW, hard))
+    try:
+        with pytest.raises(
+            RunError, match=r"File too large; raise .*ulimit -f.* placement.window_bytes=65536"
+        ):
+            Arena(WINDOW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

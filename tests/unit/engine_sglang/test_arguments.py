@@ -1,0 +1,246 @@
+"""What SGLang is started with, for which versions and drafts.
+
+With an unpacked SGLang on PYTHONPATH its own sources are asked too: parsed, never imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from spec_core.config import validate
+from spec_core.errors import ArtifactError, ConfigError
+from spec_core.hosting.modes import CaptureMode, PlainMode, SpeculativeMode
+from spec_core.records import FeatureSchema
+from spec_core.targets.target_reader import read_target
+from spec_engine_sglang import hook, versions
+from spec_engine_sglang.arguments import server_arguments
+from spec_engine_sglang.config import RESERVED, SglangConfig
+from spec_engine_sglang.request_names import name_of, read_name
+from spec_engine_sglang.speculation import check_speculation
+
+SCHEMA = FeatureSchema(layers=(2,), hidden_size=32, dtype="float32")
+CHAIN = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 50}
+BLOCK = {
+    "architectures": ["DFlashDraftModel"],
+    "layer_types": ["full_attention", "full_attention"],
+    "is_causal": False,
+    "dflash_config": {"block_size": 8, "mask_token_id": 3, "target_layer_ids": [1]},
+}
+
+
+@pytest.fixture
+def draft(tmp_path):
+    def write(fields, **more):
+        (tmp_path / "config.json").write_text(json.dumps({**fields, **more}))
+        return tmp_path
+
+    return write
+
+
+def drafting(folder, num_draft_tokens, method="EAGLE3"):
+    return SpeculativeMode(folder=folder, method=method, num_draft_tokens=num_draft_tokens, load=1)
+
+
+@pytest.fixture
+def arguments(tiny_llama):
+    def of(mode, memory_fraction=None, **config):
+        return server_arguments(SglangConfig(**config), read_target(tiny_llama), memory_fraction, mode)
+
+    return of
+
+
+def test_every_mode_runs_the_target_in_passes_of_batch_tokens(arguments, tiny_llama, draft):
+    for mode in (PlainMode(), CaptureMode(SCHEMA), drafting(draft(CHAIN), 3)):
+        given = arguments(mode, batch_tokens=512, tensor_parallel=2)
+        assert given["model_path"] == str(tiny_llama)
+        assert (given["chunked_prefill_size"], given["max_prefill_tokens"], given["tp_size"]) == (512, 512, 2)
+        assert given["skip_tokenizer_init"] is True
+        assert "mem_fraction_static" not in given
+
+
+def test_capture_needs_every_row_computed_by_python(arguments):
+    given = arguments(CaptureMode(SCHEMA), args={"disable_radix_cache": False, "disable_cuda_graph": False})
+    assert given["disable_radix_cache"] is True
+    assert given["disable_cuda_graph"] is True
+    assert given["enforce_disable_flashinfer_allreduce_fusion"] is True
+    assert "speculative_algorithm" not in given
+
+
+def test_decoding_keeps_what_the_person_says(arguments):
+    given = arguments(PlainMode(), args={"disable_cuda_graph": True, "attention_backend": "triton"})
+    assert given["disable_cuda_graph"] is True
+    assert given["attention_backend"] == "triton"
+    assert "disable_radix_cache" not in given
+
+
+def test_a_memory_limit_leaves_headroom(arguments):
+    assert arguments(PlainMode(), 0.5, headroom=0.2)["mem_fraction_static"] == 0.4
+    assert arguments(PlainMode(), 0.5, args={"mem_fraction_static": 0.3})["mem_fraction_static"] == 0.3
+
+
+def test_a_chain_is_drafted_step_by_step_and_a_block_at_once(arguments, draft):
+    chain = arguments(drafting(draft(CHAIN), 3))
+    assert chain["speculative_algorithm"] == "EAGLE3"
+    assert (chain["speculative_num_steps"], chain["speculative_num_draft_tokens"]) == (3, 4)
+    block = arguments(drafting(draft(BLOCK), 7, "DFLASH"))
+    assert block["speculative_algorithm"] == "DFLASH"
+    assert (block["speculative_num_steps"], block["speculative_num_draft_tokens"]) == (1, 8)
+    for given in (chain, block):
+        assert given["speculative_eagle_topk"] == 1
+        assert Path(given["speculative_draft_model_path"]).is_dir()
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_arguments_that_the_engine_decides_cannot_be_given(name):
+    with pytest.raises(ConfigError, match=f"engine: args: .*{name} may not be set here"):
+        validate(SglangConfig, {"args": {name: 1}}, "engine")
+
+
+def test_blocks_propose_less_than_their_size(draft):
+    folder = draft(BLOCK)
+    check_speculation(folder, 7)
+    for wrong in (0, 8):
+        with pytest.raises(ConfigError, match=rf"{wrong} draft tokens are wanted, .* 1 to 7, its block of 8"):
+            check_speculation(folder, wrong)
+    with pytest.raises(ConfigError, match="proposes 1 or more"):
+        check_speculation(draft(CHAIN), 0)
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "problem"),
+    [
+        ("0.5.16", BLOCK | {"is_causal": True}, "is_causal=true with layer_types"),
+        ("0.5.16", BLOCK | {"layer_types": ["sliding_attention"] * 2}, "is_causal=false with layer_types"),
+        ("0.5.16", CHAIN | {"norm_before_fc": True}, "norm_before_fc=true"),
+        ("0.5.23", CHAIN | {"norm_before_residual": True}, "norm_before_residual=true"),
+    ],
+)
+def test_drafts_that_an_sglang_reads_otherwise_are_refused(draft, monkeypatch, version, fields, problem):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    with pytest.raises(ArtifactError, match=problem) as caught:
+        check_speculation(draft(fields), 1)
+    assert "\n" not in str(caught.value)
+
+
+def test_switches_of_an_unknown_architecture_are_passed_on(draft, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "0.5.16")
+    check_speculation(draft({"architectures": ["Other"], "norm_before_residual": True, "is_causal": True}), 1)
+
+
+def test_a_newer_sglang_reads_what_an_older_one_does_not(draft, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "0.5.23")
+    check_speculation(draft(BLOCK | {"is_causal": True}), 1)
+    check_speculation(draft(CHAIN | {"norm_before_fc": True}), 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "ok"),
+    [("0.5.15", False), ("0.5.16", True), ("0.5.16.post1", True), ("0.5.23", True), ("0.6.0", False)],
+)
+def test_versions_outside_the_tested_range_are_not_available(monkeypatch, version, ok):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    found = versions.availability()
+    assert found.ok is ok
+    assert dict(found.versions) == {"sglang": version}
+    assert ok or f"sglang {version} is installed; this engine is tested with 0.5.16 to 0.5.23" in found.reason
+
+
+def test_names_carry_key_and_length():
+    assert read_name(name_of(12, 345)) == (12, 345)
+    assert read_name("spec-capture-12") is None
+    assert read_name("HEALTH_CHECK_spec-capture-1-2") is None
+
+
+def test_a_persons_list_of_plugins_is_extended():
+    assert "SGLANG_PLUGINS" not in hook.environment("desk:token", "norm", {})
+    assert (
+        hook.environment("desk:token", "norm", {"SGLANG_PLUGINS": "a,b"})["SGLANG_PLUGINS"]
+        == "a,b,spec-trainer"
+    )
+    (plugin,) = metadata.entry_points(group="sglang.srt.plugins", name=hook.PLUGIN)
+    assert plugin.load() is hook.register
+
+
+def test_everybody_elses_sglang_is_left_alone():
+    """The entry point is called in every SGLang of the environment: without our order it must not even import."""
+    code = (
+        "import sys, spec_engine_sglang.hook as hook; hook.register();"
+        "print([name for name in ('torch', 'sglang', 'spec_core') if name in sys.modules])"
+    )
+    env = {name: value for name, value in os.environ.items() if name != hook.ORDER}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.fixture(scope="module")
+def source():
+    """Folder of SGLang's package; of a real one (tests also run beside a stand-in)."""
+    spec = importlib.util.find_spec("sglang")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    if folder is None or not (folder / "srt/server_args.py").exists():
+        pytest.skip("no SGLang at hand: put an unpacked one on PYTHONPATH")
+    return folder / "srt"
+
+
+def fields_in(files):
+    """Names of all annotated class attributes."""
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield from (
+                    item.target.id
+                    for item in node.body
+                    if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+                )
+
+
+def parameters_of(file, function, owner):
+    (found,) = [
+        item
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == owner
+        for item in node.body
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name == function
+    ]
+    return {argument.arg for argument in [*found.args.args, *found.args.kwonlyargs]}
+
+
+def test_sglang_has_the_arguments(source, arguments, draft):
+    known = set(fields_in([source / "server_args.py", *source.glob("arg_groups/fields/*.py")]))
+    modes = (PlainMode(), CaptureMode(SCHEMA), drafting(draft(CHAIN), 3), drafting(draft(BLOCK), 7))
+    for mode in modes:
+        assert set(arguments(mode, 0.5)) - known == set()
+
+
+def test_sglang_has_what_host_and_hook_call(source):
+    engine = source / "entrypoints/engine.py"
+    needed = {"input_ids", "sampling_params", "rid", "return_logprob", "top_logprobs_num"}
+    assert needed <= parameters_of(engine, "async_generate", "Engine")
+    batch = set(fields_in([source / "model_executor/forward_batch_info.py"]))
+    assert {"rids", "input_ids", "extend_seq_lens_cpu", "extend_prefix_lens_cpu", "forward_mode"} <= batch
+    assert "is_extend" in (source / "model_executor/forward_batch_info.py").read_text()
+    runner = parameters_of(source / "model_executor/model_runner.py", "forward", "ModelRunner")
+    assert "forward_batch" in runner
+    assert parameters_of(source / "managers/scheduler.py", "__init__", "Scheduler")
+    assert {"target", "hook", "hook_type"} <= parameters_of(
+        source / "plugins/hook_registry.py", "register", "HookRegistry"
+    )
+    assert (
+        'meta_info["spec_correct_drafts_histogram"]' in (source / "managers/tokenizer_manager.py").read_text()
+    )
+    assert "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN" in (source / "environ.py").read_text()
+
+
+@pytest.mark.parametrize(("model", "layer"), [("llama", "LlamaDecoderLayer"), ("qwen3", "Qwen3DecoderLayer")])
+def test_sglangs_layers_take_what_the_taps_need(source, model, layer):
+    names = parameters_of(source / f"models/{model}.py", "forward", layer)
+    assert {"hidden_states", "residual"} <= names or "capture_output" in names

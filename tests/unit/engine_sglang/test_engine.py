@@ -1,0 +1,230 @@
+"""SglangEngine with its real processes, hook and transport, around a stand-in for SGLang (``sglang_stand_in``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.drafting.served_draft import write_draft
+from spec_core.engine import EngineContext
+from spec_core.errors import EngineError
+from spec_core.hosting import running
+from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
+from spec_core.streams.shared_memory_transport import SharedMemoryTransport
+from spec_core.targets.target_reader import read_target
+from spec_engine_sglang.config import SglangConfig
+from spec_engine_sglang.engine import SglangEngine
+
+STAND_IN = Path(__file__).with_name("sglang_stand_in")
+LIMIT_S = 60.0
+SCHEMA = FeatureSchema(layers=(0, 4, 8), hidden_size=32, dtype="float32")
+
+
+@pytest.fixture
+def open_engine(tiny_llama, monkeypatch, caplog):
+    """``open_engine(**config)``: closed after the test, which then has left nothing."""
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    caplog.set_level(logging.INFO)
+    engines = []
+
+    def open_one(**config):
+        backend = CpuBackend(CpuBackend.Config())
+        context = EngineContext(backend=backend, placement="colocated", start_s=LIMIT_S, peer_s=30.0)
+        engines.append(SglangEngine.create(SglangConfig(**config), read_target(tiny_llama), context))
+        return engines[-1]
+
+    before = set(psutil.Process().children(recursive=True))
+    yield open_one
+    for engine in engines:
+        engine.close()
+        engine.close()
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert [process.cmdline() for process in left] == []
+    sockets = [line.split()[-1] for line in caplog.messages if line.startswith("socket ")]
+    assert [file for file in sockets if Path(file).exists()] == []
+
+
+@pytest.fixture(scope="session")
+def reference(tiny_llama):
+    spec = importlib.util.spec_from_file_location("stand_in_model", STAND_IN / "sglang/srt/model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with torch.random.fork_rng():
+        return module.Model(tiny_llama)
+
+
+def requests_to(address, *lengths, first_id=0):
+    return [
+        CaptureRequest(
+            sample_id=first_id + i,
+            input_ids=tuple((first_id + 5 * i + 3 * t) % 97 for t in range(length)),
+            destination=address,
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+def test_captured_states_are_the_models(open_engine, reference):
+    """Unequal lengths, two batches one behind the other, prompts longer than a pass, as long as the target takes."""
+    engine = open_engine(batch_tokens=16, send_timeout_s=5.0)
+    with SharedMemoryTransport().listen(SCHEMA, 1 << 20) as receiver:
+        batches = [
+            requests_to(receiver.address, 5, 1, 30, 9),
+            requests_to(receiver.address, 256, 3, first_id=10),
+        ]
+        engine.start(SCHEMA)
+        engine.health()
+        running = [engine.capture(batch, SCHEMA) for batch in batches]
+        assert [future.result(LIMIT_S) for future in running] == [None, None]
+        wanted = {request.sample_id: request.input_ids for batch in batches for request in batch}
+        for _ in range(len(wanted)):
+            sample = receiver.receive(LIMIT_S)
+            ids = wanted.pop(sample.sample_id)
+            assert tuple(sample.input_ids.tolist()) == ids
+            expected = reference.states(list(ids))[:, list(SCHEMA.layers)]
+            torch.testing.assert_close(sample.hidden_TNH, expected, rtol=1e-4, atol=1e-5)
+            receiver.release(sample)
+        _refusals_leave_it_serving(engine, receiver)
+        _death_is_told(engine, receiver)
+
+
+def _refusals_leave_it_serving(engine, receiver):
+    beyond = CaptureRequest(sample_id=0, input_ids=(97,), destination=receiver.address)
+    with pytest.raises(EngineError, match=r"token ids from 97 to 97, target .* has 0 to 96"):
+        engine.capture([beyond], SCHEMA).result(LIMIT_S)
+    with pytest.raises(EngineError, match="257 tokens"):
+        engine.capture(requests_to(receiver.address, 257), SCHEMA).result(LIMIT_S)
+    gone = requests_to("nowhere", 3)
+    assert isinstance(engine.capture(gone, SCHEMA).exception(LIMIT_S), EngineError)
+    engine.capture(requests_to(receiver.address, 3), SCHEMA).result(LIMIT_S)
+    engine.health()
+
+
+def _death_is_told(engine, receiver):
+    """Whoever asks, and whoever waits."""
+    scheduler = _scheduler()
+    scheduler.send_signal(signal.SIGSTOP)
+    waiting = engine.capture(requests_to(receiver.address, 3), SCHEMA)
+    time.sleep(0.5)
+    scheduler.kill()
+    psutil.Process(scheduler.ppid()).send_signal(signal.SIGQUIT)
+    assert isinstance(waiting.exception(LIMIT_S), EngineError)
+    with pytest.raises(EngineError, match="SGLang has ended"):
+        engine.health()
+
+
+def _scheduler():
+    """The process of the stand-in's scheduler: the one that has loaded the model."""
+    children = psutil.Process().children(recursive=True)
+    return next(p for p in children if any("spawn_main" in word for word in p.cmdline()))
+
+
+def test_generation_and_counters(open_engine, eagle3_folder):
+    engine = open_engine(args={"attention_backend": "triton"})
+    (plain,) = engine.generate([[5, 6]], SamplingParams(max_new_tokens=3))
+    assert plain.token_ids == (7, 8, 9)
+    assert plain.top_two_gap == (1.75, 1.75, 1.75)
+    with pytest.raises(EngineError, match="no draft is loaded"):
+        engine.generate([[5]], SamplingParams(max_new_tokens=3, num_draft_tokens=2))
+    engine.load_draft(eagle3_folder)
+    assert engine.acceptance() == AcceptanceCounters()
+    answers = engine.generate([[5], [9, 4]], SamplingParams(max_new_tokens=2, num_draft_tokens=3))
+    assert [answer.token_ids for answer in answers] == [(6, 7), (5, 6)]
+    # Per answer: two rounds accept nothing, one accepts all three.
+    assert engine.acceptance() == AcceptanceCounters(
+        rounds=6, drafted=18, accepted=6, accepted_per_position=(2, 2, 2)
+    )
+    assert engine.acceptance().acceptance_length == 2.0
+    engine.load_draft(eagle3_folder)
+    assert engine.acceptance().rounds == 0
+
+
+def test_a_start_that_fails_says_why(open_engine):
+    engine = open_engine(args={"attention_back_end": "triton"})
+    with pytest.raises(
+        EngineError, match=r"did not start: TypeError: .*unexpected keyword .*attention_back_end"
+    ):
+        engine.start(SCHEMA)
+    engine.health()  # the next call may start it with more luck
+
+
+def test_an_sglang_without_the_plugin_is_told(open_engine, monkeypatch):
+    monkeypatch.setattr(running, "_CONNECTED_S", 0.2)
+    engine = open_engine(args={"stand_in_without_plugins": True})
+    with pytest.raises(EngineError, match="started without the plugin 'spec-trainer'"):
+        engine.start(SCHEMA)
+
+
+def test_a_closed_engine_ends_a_start(open_engine):
+    engine = open_engine()
+    starting = engine.capture([], SCHEMA)
+    time.sleep(0.3)
+    engine.close()
+    assert isinstance(starting.exception(LIMIT_S), EngineError)
+    with pytest.raises(EngineError, match="closed"):
+        engine.health()
+    with pytest.raises(EngineError, match="closed"):
+        engine.start(SCHEMA)
+
+
+_KILLED = """\
+import json, sys
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.engine import EngineContext
+from spec_core.records import SamplingParams
+from spec_core.targets.target_reader import read_target
+from spec_engine_sglang.engine import SglangEngine
+from pathlib import Path
+engine = SglangEngine.create(
+    SglangEngine.Config(), read_target(Path(sys.argv[1])), EngineContext(backend=CpuBackend(CpuBackend.Config()))
+)
+engine.generate([[1, 2]], SamplingParams(max_new_tokens=1))
+print("up", flush=True)
+input()
+"""
+
+
+def test_kill_9_of_the_engines_process_leaves_nothing(tiny_llama):
+    paths = os.pathsep.join(filter(None, [str(STAND_IN), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", _KILLED, str(tiny_llama)]
+    pipe = psutil.subprocess.PIPE
+    with psutil.Popen(words, stdin=pipe, stdout=pipe, stderr=psutil.subprocess.DEVNULL, env=env) as process:
+        assert process.stdout.readline() == b"up\n"
+        family = process.children(recursive=True)
+        assert len(family) >= 3  # guardian, host, scheduler
+        process.kill()
+    for _ in range(100):
+        if all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in family):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"left: {[p.cmdline() for p in family if p.is_running()]}")
+
+
+@pytest.fixture(scope="session")
+def eagle3_folder(tiny_llama, tmp_path_factory):
+    """An exported, untrained draft."""
+    from spec_core import Draft, plugins
+    from spec_core.targets.target_reader import read_target_tensors
+
+    folder = tmp_path_factory.mktemp("draft")
+    target = read_target(tiny_llama)
+    draft_type = plugins.load(Draft, "eagle3")
+    draft = draft_type(draft_type.Config(name="eagle3"))
+    with torch.random.fork_rng():
+        module = draft.build(target, read_target_tensors(target), None)
+    write_draft(draft, module.state_dict(), target, folder)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
+    return folder

@@ -1,0 +1,138 @@
+"""What vLLM is started with, for what; read from the arguments themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.config import validate
+from spec_core.engine import EngineContext
+from spec_core.errors import ConfigError
+from spec_core.hosting.modes import CaptureMode, PlainMode, SpeculativeMode
+from spec_core.records import Capabilities, FeatureSchema
+from spec_core.targets.target_reader import read_target
+from spec_engine_vllm.arguments import DESK_VARIABLE, engine_arguments, forced_environment
+from spec_engine_vllm.config import VllmConfig
+
+CAPTURING = CaptureMode(FeatureSchema(layers=(2, 4, 8), hidden_size=32, dtype="float32"))
+
+
+class GraphBackend(CpuBackend):
+    """A device that captures graphs and enforces memory limits."""
+
+    @classmethod
+    def capabilities(cls) -> Capabilities:
+        return Capabilities(graph_capture=True, memory_limit=True)
+
+
+@pytest.fixture
+def target(tiny_llama):
+    return read_target(tiny_llama)
+
+
+def context(backend_type=CpuBackend, memory_fraction=None) -> EngineContext:
+    return EngineContext(backend=backend_type(CpuBackend.Config()), memory_fraction=memory_fraction)
+
+
+def drafting(load=1, **changes) -> SpeculativeMode:
+    return SpeculativeMode(
+        **{"folder": Path("d"), "method": "eagle3", "num_draft_tokens": 3, **changes}, load=load
+    )
+
+
+def test_capturing_takes_the_schemas_layers_and_our_connector(target) -> None:
+    arguments = engine_arguments(VllmConfig(batch_tokens=64), target, context(), CAPTURING)
+    speculative = arguments["speculative_config"]
+    assert speculative["method"] == "extract_hidden_states"
+    assert speculative["draft_model_config"]["hf_config"] == {"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}
+    transfer = arguments["kv_transfer_config"]
+    assert (transfer["kv_connector"], transfer["kv_role"]) == ("CaptureConnector", "kv_producer")
+    connector = (
+        Path(__file__).parents[3]
+        / "packages/engine-vllm/src"
+        / transfer["kv_connector_module_path"].replace(".", "/")
+    )
+    assert "class CaptureConnector(" in connector.with_suffix(".py").read_text()
+
+
+def test_capturing_leaves_the_extractor_two_positions_after_the_longest_sample(target) -> None:
+    def length(**config) -> int:
+        return engine_arguments(VllmConfig(**config), target, context(), CAPTURING)["max_model_len"]
+
+    assert length(batch_tokens=64) == 64 + 2  # no sample is longer than a batch
+    assert length(batch_tokens=8192) == target.max_positions + 2
+    assert length(batch_tokens=64, max_model_len=100) == 100 + 2
+    assert forced_environment("desk:token")["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] == "1"
+
+
+def test_decoding_goes_as_far_as_the_target(target) -> None:
+    for mode in (PlainMode(), drafting()):
+        arguments = engine_arguments(VllmConfig(batch_tokens=64), target, context(), mode)
+        assert arguments["max_model_len"] == target.max_positions
+        assert "kv_transfer_config" not in arguments
+    assert forced_environment(None) == {}
+
+
+def test_the_desks_token_is_in_the_environment_only(target) -> None:
+    """vLLM writes its arguments into logs."""
+    assert forced_environment("desk:token")[DESK_VARIABLE] == "desk:token"
+    assert "token" not in str(
+        engine_arguments(VllmConfig(), target, context(), CAPTURING)["kv_transfer_config"]
+    )
+
+
+def test_drafting_names_folder_method_and_tokens(target) -> None:
+    config = VllmConfig(draft_args={"attention_backend": "FLASH_ATTN"})
+    assert engine_arguments(config, target, context(), drafting())["speculative_config"] == {
+        "attention_backend": "FLASH_ATTN",
+        "method": "eagle3",
+        "model": "d",
+        "num_speculative_tokens": 3,
+    }
+
+
+def test_a_mode_changes_with_all_that_a_restart_is_needed_for() -> None:
+    assert drafting() == drafting()
+    others = [
+        drafting(num_draft_tokens=4),
+        drafting(load=2),
+        drafting(folder=Path("e")),
+        PlainMode(),
+        CAPTURING,
+    ]
+    assert all(drafting() != other for other in others)
+
+
+def test_memory_and_graphs_follow_the_hardware(target) -> None:
+    def arguments(context: EngineContext, **config):
+        return engine_arguments(VllmConfig(**config), target, context, PlainMode())
+
+    unlimited = arguments(context())
+    assert (unlimited["kv_cache_memory_bytes"], unlimited["enforce_eager"]) == (1 << 30, True)
+    limited = arguments(context(GraphBackend, memory_fraction=0.4))
+    assert (limited["gpu_memory_utilization"], limited["enforce_eager"]) == (0.4, False)
+    assert "kv_cache_memory_bytes" not in limited
+    assert "gpu_memory_utilization" not in arguments(context(GraphBackend))
+    assert arguments(context(GraphBackend), kv_cache_bytes=5)["kv_cache_memory_bytes"] == 5
+    assert arguments(context(GraphBackend), enforce_eager=True)["enforce_eager"] is True
+
+
+def test_further_arguments_are_handed_on_and_never_override_ours(target) -> None:
+    config = validate(VllmConfig, {"args": {"max_num_seqs": 3, "block_size": 32}}, "engine")
+    arguments = engine_arguments(config, target, context(), PlainMode())
+    assert (arguments["max_num_seqs"], arguments["block_size"]) == (3, 32)
+    with pytest.raises(ConfigError, match="model cannot be set here"):
+        validate(VllmConfig, {"args": {"model": "other"}}, "engine")
+    with pytest.raises(ConfigError, match="method cannot be set here"):
+        validate(VllmConfig, {"draft_args": {"method": "other"}}, "engine")
+
+
+def test_every_argument_of_ours_is_reserved_or_a_default(target) -> None:
+    from spec_engine_vllm.config import RESERVED
+
+    full = VllmConfig(kv_cache_bytes=1)
+    for mode in (PlainMode(), drafting(), CAPTURING):
+        ours = engine_arguments(full, target, context(GraphBackend, memory_fraction=0.5), mode).keys()
+        assert ours - RESERVED == {"max_num_seqs", "enable_prefix_caching"}

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_core import BackendConfig, DraftConfig, EngineConfig
+from spec_core.config import validate
+from spec_core.records import Capabilities
+from spec_trainer.config import run_config_type
+from spec_trainer.placement.members import members
+
+if TYPE_CHECKING:
+    from spec_trainer.config import AnyRunConfig
+
+
+def config(kind: str, replicas: int, ranks: int, **fractions: float) -> AnyRunConfig:
+    values = {
+        "target": "t",
+        "output": "o",
+        "data": {"path": "d"},
+        "backend": {"name": "b"},
+        "draft": {"name": "d"},
+        "engine": {"name": "e", "replicas": replicas},
+        "train": {"ranks": ranks},
+        "placement": {"kind": kind, **fractions},
+    }
+    return validate(run_config_type(BackendConfig, DraftConfig, EngineConfig), values, "test")
+
+
+def places(found: AnyRunConfig, capabilities: Capabilities) -> list[tuple[str, int, float, float | None]]:
+    return [(m.name, m.local_rank, m.share, m.memory_fraction) for m in members(found, capabilities)]
+
+
+def test_disaggregated_processes_have_devices_of_their_own() -> None:
+    assert places(config("disaggregated", 1, 2), Capabilities(num_devices=4, memory_limit=True)) == [
+        ("engine-0", 0, 1.0, None),
+        ("trainer-0", 1, 1.0, None),
+        ("trainer-1", 2, 1.0, None),
+    ]
+
+
+def test_colocated_engine_and_rank_share_a_device_by_their_fractions() -> None:
+    found = config("colocated", 2, 2, trainer_fraction=0.25)
+    assert places(found, Capabilities(num_devices=2, memory_limit=True)) == [
+        ("engine-0", 0, 0.75, 0.75),
+        ("engine-1", 1, 0.75, 0.75),
+        ("trainer-0", 0, 0.25, 0.25),
+        ("trainer-1", 1, 0.25, 0.25),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["colocated", "disaggregated"])
+@pytest.mark.parametrize(("replicas", "ranks"), [(1, 1), (1, 3), (2, 2), (3, 1)])
+def test_shares_of_a_device_never_exceed_it(kind: str, replicas: int, ranks: int) -> None:
+    for devices in (1, 2):
+        found = members(config(kind, replicas, ranks), Capabilities(num_devices=devices))
+        assert len(found) == replicas + ranks
+        for device in range(devices):
+            assert sum(member.share for member in found if member.local_rank == device) <= 1 + 1e-9
+        assert all(member.memory_fraction is None for member in found)
+
+
+def test_engines_of_a_device_begin_one_after_the_other_and_ranks_after_them() -> None:
+    limited = Capabilities(num_devices=2, memory_limit=True)
+    found = members(config("colocated", 3, 2), limited)
+    assert [(m.name, m.turn) for m in found] == [
+        ("engine-0", 0),
+        ("engine-1", 0),
+        ("engine-2", 1),
+        ("trainer-0", 2),
+        ("trainer-1", 2),
+    ]
+    assert {m.turn for m in members(config("disaggregated", 1, 1), limited)} == {0}
+    assert {m.turn for m in members(config("colocated", 3, 2), Capabilities(num_devices=2))} == {0}
+
+
+@pytest.mark.parametrize(("replicas", "ranks", "turns"), [(1, 2, {1}), (2, 1, {1}), (1, 1, {0}), (3, 4, {2})])
+def test_ranks_begin_together_also_where_some_have_a_device_to_themselves(
+    replicas: int, ranks: int, turns: set[int]
+) -> None:
+    """They are ready together: one that waited for the others to be would wait for ever."""
+    found = members(config("disaggregated", replicas, ranks), Capabilities(num_devices=2, memory_limit=True))
+    assert {m.turn for m in found if m.role == "trainer"} == turns
+
+
+def test_disaggregated_processes_of_one_device_are_limited_all_the_same() -> None:
+    found = members(config("disaggregated", 1, 2), Capabilities(num_devices=2, memory_limit=True))
+    assert [(m.name, m.memory_fraction) for m in found] == [
+        ("engine-0", 0.5),
+        ("trainer-0", None),
+        ("trainer-1", 0.5),
+    ]
+
+
+def test_with_features_in_a_folder_there_are_no_engines() -> None:
+    found = config("disaggregated", 1, 3)
+    found = found.model_copy(update={"data": found.data.model_copy(update={"features": "f"})})
+    assert places(found, Capabilities(num_devices=2)) == [
+        ("trainer-0", 0, 0.5, None),
+        ("trainer-1", 1, 1.0, None),
+        ("trainer-2", 0, 0.5, None),
+    ]
+
+
+def test_a_launcher_needs_no_torch() -> None:
+    """It trains nothing: hundreds of megabytes and seconds for nothing."""
+    program = "import sys, spec_trainer.job, spec_trainer.launch.local; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

@@ -1,0 +1,159 @@
+"""Folders that are whole, and that one engine would still refuse or read in another way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from spec_core import Draft, plugins
+from spec_core.errors import ArtifactError, RunError
+from spec_core.targets.target_reader import read_target
+from spec_engine_sglang.speculation import check_folder as check_for_sglang
+from spec_engine_vllm.speculation import check_folder as check_for_vllm
+from spec_trainer.draft_trainer import export_draft
+from spec_trainer.evaluation.command import export_untrained
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+OPTIONS = {
+    "eagle3": {},
+    "eagle3, every option": {"vocab_size": 40, "layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
+    "dflash": {"block_size": 4, "num_layers": 2, "num_features": 3},
+    "dflash, sliding": {"block_size": 4, "num_layers": 2, "sliding_window": 8},
+    "dflash, mixed": {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16},
+}
+
+
+@pytest.fixture
+def target(tiny_llama):
+    return read_target(tiny_llama)
+
+
+@pytest.fixture
+def export(target, tmp_path):
+    def make(case):
+        plugin = plugins.load(Draft, case.partition(",")[0])
+        draft = plugin(plugin.Config(name=plugin.name, **OPTIONS[case]))
+        return export_untrained(draft, target, tmp_path / "draft")
+
+    return make
+
+
+def edit(folder, changes):
+    """None removes a field, also of a nested object."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(_merged(json.loads(file.read_text()), changes)))
+
+
+def _merged(fields, changes):
+    merged = dict(fields)
+    for key, value in changes.items():
+        merged[key] = _merged(fields[key], value) if isinstance(value, dict) else value
+        if value is None:
+            del merged[key]
+    return merged
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_exports_are_read_alike_by_both(export, target, case):
+    folder = export(case)
+    check_for_vllm(folder, target)
+    check_for_sglang(folder, target)
+
+
+FLAWS = [
+    (check_for_vllm, "eagle3", {IDS: None}, "in eagle_config only"),
+    (check_for_vllm, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
+    (check_for_vllm, "dflash", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
+    (check_for_sglang, "eagle3", {"architectures": ["Eagle3LlamaForCausalLM"]}, "a name that SGLang does not know"),
+    (check_for_sglang, "eagle3", {"architectures": ["LlamaForCausalLM"]}, "a name that SGLang does not know"),
+    (check_for_sglang, "eagle3", {"draft_vocab_size": None}, "has no draft_vocab_size"),
+    (check_for_sglang, "eagle3, every option", {"eagle_config": {IDS: None}}, "at the top level only"),
+    (check_for_sglang, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
+    (check_for_sglang, "dflash", {"num_target_layers": None}, "has no num_target_layers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("check", "case", "changes", "line"),
+    FLAWS,
+    ids=lambda value: getattr(value, "__module__", str(value)[:40]),
+)
+def test_field_that_one_engine_needs_elsewhere(export, target, check, case, changes, line):
+    folder = export(case)
+    edit(folder, changes)
+    with pytest.raises(ArtifactError, match=line) as caught:
+        check(folder, target)
+    assert str(caught.value).startswith(f"draft {folder} cannot be served by ")
+    assert "\n" not in str(caught.value)
+
+
+def test_top_level_layers_are_enough_where_they_are_the_default(export, target):
+    folder = export("eagle3")
+    edit(folder, {"eagle_config": {IDS: None}})
+    check_for_sglang(folder, target)
+
+
+def test_prefix_that_vllm_adds_itself(export, target):
+    folder = export("eagle3")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    check_for_sglang(folder, target)
+    with pytest.raises(ArtifactError, match="have the prefix model"):
+        check_for_vllm(folder, target)
+
+
+def test_mapping_of_a_whole_vocabulary(export, target):
+    import torch
+
+    folder = export("eagle3")
+    tensors = load_file(folder / "model.safetensors")
+    zeros = {"d2t": torch.zeros(97, dtype=torch.int64)}
+    save_file(tensors | zeros, folder / "model.safetensors")
+    with pytest.raises(ArtifactError, match="vLLM has no place for it"):
+        check_for_vllm(folder, target)
+
+
+def test_mixed_layers_need_the_runner_that_the_cpu_build_lacks(export, target):
+    folder = export("dflash, mixed")
+    check_for_vllm(folder, target)
+    with pytest.raises(ArtifactError, match="mixes sliding-window and full-attention layers"):
+        check_for_vllm(folder, target, is_cpu_build=True)
+
+
+@pytest.mark.parametrize("check", [check_for_vllm, check_for_sglang], ids=["vllm", "sglang"])
+@pytest.mark.parametrize("architecture", ["Other", "LlamaForCausalLM"])
+def test_an_architecture_that_an_engine_does_not_know_is_passed_on(export, target, check, architecture):
+    """Also a whole Llama's, whose tensors have the prefix that an Eagle3 draft's must not have."""
+    folder = export("eagle3")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    edit(folder, {"architectures": [architecture], "draft_vocab_size": None})
+    check(folder, target)
+
+
+@pytest.mark.parametrize("flaw", ["not recognised", "another shape", "one engine only"])
+def test_export_that_cannot_be_read_back_is_not_kept(target, tmp_path, monkeypatch, flaw):
+    """The fault of a plugin, not of the person: the run fails, and the folder that was there stays."""
+    plugin = plugins.load(Draft, "eagle3")
+    draft, folder = plugin(plugin.Config(name="eagle3")), tmp_path / "draft"
+    export_untrained(draft, target, folder)
+    before = (folder / "config.json").read_bytes()
+    changes = {
+        "not recognised": {"architectures": ["SomethingElse"]},
+        "another shape": {"intermediate_size": 3},
+        "one engine only": {"draft_vocab_size": None},
+    }[flaw]
+    writes = plugin.export
+
+    def export(self, weights, target, folder):
+        writes(self, weights, target, folder)
+        edit(folder, changes)
+
+    monkeypatch.setattr(plugin, "export", export)
+    weights = load_file(folder / "model.safetensors")
+    with pytest.raises(RunError, match="the eagle3 draft was exported and fails the check"):
+        export_draft(draft, weights, target, folder)
+    assert (folder / "config.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
