@@ -18,12 +18,12 @@ SOURCES = [
     if not file.relative_to(ROOT).parts[1].startswith("backend-")
 ]
 PLUGINS = "packages/core/src/spec_core/plugins.py"
-DRAFT_SUITE = "packages/core/src/spec_core/testing/draft_suite.py"
+CONFORMANCE = "packages/core/src/spec_core/testing/conformance.py"
 NAMED = {
     # Which distribution to install for a name that is not there.
     *((PLUGINS, name) for name in ("cuda", "ascend", "spec-backend-cuda", "spec-backend-ascend")),
     # What a draft must not name.
-    *((DRAFT_SUITE, name) for name in ("cuda", "npu", "xpu", "mps")),
+    *((CONFORMANCE, name) for name in ("cuda", "npu", "xpu", "mps")),
 }
 """Strings that decide nothing about hardware."""
 
