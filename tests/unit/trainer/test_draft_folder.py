@@ -145,13 +145,8 @@ def test_export_that_cannot_be_read_back_is_not_kept(target, tmp_path, monkeypat
         "another shape": {"intermediate_size": 3},
         "one engine only": {"draft_vocab_size": None},
     }[flaw]
-    writes = plugin.export
-
-    def export(self, weights, target, folder):
-        writes(self, weights, target, folder)
-        edit(folder, changes)
-
-    monkeypatch.setattr(plugin, "export", export)
+    fields = draft.exported_config(target)
+    monkeypatch.setattr(plugin, "exported_config", lambda self, target: _merged(fields, changes))
     weights = load_file(folder / "model.safetensors")
     with pytest.raises(RunError, match="the eagle3 draft was exported and fails the check"):
         export_draft(draft, weights, target, folder)
