@@ -41,11 +41,11 @@ class DeskedEngine(HfEngine):
         super().close()
         self._link.close()
 
-    def _sender(self, transport: Any, destination: str, schema: FeatureSchema) -> Any:
+    def _sender(self, destination: str, schema: FeatureSchema) -> Any:
         if self._desk is None:
             backend = CpuBackend(CpuBackend.Config())
-            site = EngineContext(backend=backend, placement="disaggregated", peer_s=LIMIT_S)
-            self._desk = self._link.enter_context(CaptureDesk(site, schema, LIMIT_S))
+            context = EngineContext(backend=backend, placement="disaggregated", peer_s=LIMIT_S)
+            self._desk = self._link.enter_context(CaptureDesk(context, schema, LIMIT_S))
             self._await_worker()
             self._outlet = self._link.enter_context(CaptureOutlet(self._desk.address, LIMIT_S))
             assert self._desk.wait_connected(LIMIT_S)

@@ -122,7 +122,7 @@ class HfEngine(Engine):
     def _capture(self, requests: list[CaptureRequest], schema: FeatureSchema) -> None:
         import torch
 
-        transport = self._check_capture(schema)
+        self._check_capture(schema)
         for indices in forward_passes([len(r.input_ids) for r in requests], self.config.batch_tokens):
             self._check_open()
             chosen = [requests[index] for index in indices]
@@ -130,7 +130,7 @@ class HfEngine(Engine):
             for request, hidden_TNH in zip(chosen, states, strict=True):
                 ids = torch.tensor(request.input_ids, dtype=torch.int64, device=self._device)
                 sample = FeatureSample(sample_id=request.sample_id, input_ids=ids, hidden_TNH=hidden_TNH)
-                self._send(self._sender(transport, request.destination, schema), sample)
+                self._send(self._sender(request.destination, schema), sample)
 
     def _check_capture(self, schema: FeatureSchema) -> Transport:
         """Return the way to the trainers. Raise EngineError where there is none, or no such states."""
@@ -139,9 +139,10 @@ class HfEngine(Engine):
         check_schema(schema, self.target)
         return self._transport
 
-    def _sender(self, transport: Transport, destination: str, schema: FeatureSchema) -> FeatureSender:
+    def _sender(self, destination: str, schema: FeatureSchema) -> FeatureSender:
         key = (destination, schema)
         if key not in self._senders:
+            transport = self._check_capture(schema)
             self._senders[key] = transport.connect(destination, schema, self._config.send_timeout_s)
         return self._senders[key]
 
