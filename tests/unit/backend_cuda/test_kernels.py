@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from spec_core import plain_kernels as plain
+from spec_core.drafting import plain_kernels as plain
 from spec_core.drafting.rope import rotate
 from spec_draft_dflash.attention import BlockLayout, block_attention
 from spec_draft_dflash.kernels import norm_rotate, scaled_softmax_
