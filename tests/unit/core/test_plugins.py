@@ -172,7 +172,7 @@ def test_abstract_methods_that_are_left_are_listed(install):
         from spec_core import Backend
 
         class Planted(Backend):
-            name, api_version = "planted", 1
+            name, api_version = "planted", 2
             probe = classmethod(lambda cls: None)
     """
     install("spec-planted", source)
@@ -184,7 +184,7 @@ def test_abstract_methods_that_are_left_are_listed(install):
 def test_other_api_version_names_both_and_the_package(install):
     install("spec-planted", GOOD + "        api_version = 7\n")
     message = refusal(PluginApiMismatch)
-    assert "was written for plugin API 7, this spec-core has 1" in message
+    assert "was written for plugin API 7, this spec-core has 2" in message
     assert "install a matching version of spec-planted" in message
 
 
@@ -237,8 +237,8 @@ def test_probe_that_says_no_is_quoted(install):
 @pytest.mark.parametrize(
     ("source", "status", "reason", "api"),
     [
-        (GOOD, "ok", "", 1),
-        (GOOD + "        probe = classmethod(lambda cls: UNAVAILABLE)\n", "unavailable", "no device", 1),
+        (GOOD, "ok", "", 2),
+        (GOOD + "        probe = classmethod(lambda cls: UNAVAILABLE)\n", "unavailable", "no device", 2),
         (
             GOOD + "        probe = classmethod(lambda cls: 1 / 0)\n",
             "broken",

@@ -51,7 +51,7 @@ class AscendConfig(BackendConfig):
 
 class AscendBackend(Backend):
     name: ClassVar[str] = "ascend"
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int] = 2
     Config: ClassVar[type[BackendConfig]] = AscendConfig
     dist_backend: ClassVar[str] = "hccl"
     device_type: ClassVar[str] = "npu"

@@ -29,7 +29,7 @@ class CpuConfig(BackendConfig):
 
 class CpuBackend(Backend):
     name: ClassVar[str] = "cpu"
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int] = 2
     Config: ClassVar[type[BackendConfig]] = CpuConfig
     dist_backend: ClassVar[str] = "gloo"
 

@@ -72,7 +72,7 @@ class CudaConfig(BackendConfig):
 
 class CudaBackend(Backend):
     name: ClassVar[str] = "cuda"
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int] = 2
     Config: ClassVar[type[BackendConfig]] = CudaConfig
     dist_backend: ClassVar[str] = "nccl"
     device_type: ClassVar[str] = "cuda"

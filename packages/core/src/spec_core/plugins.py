@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from spec_core.records import Availability
 
-API_VERSION = 1
+API_VERSION = 2
 """Version of the interfaces. A plugin states the one that it was written for as ``api_version``."""
 
 P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy)

@@ -31,7 +31,7 @@ class DFlashDraft(Draft):
     """DFlash (arXiv 2602.06036): a block of tokens in one pass; see ``spec_core.draft`` for the contract."""
 
     name: ClassVar[str] = "dflash"
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int] = 2
     Config: ClassVar[type[DraftConfig]] = DFlashConfig
     small_run: ClassVar[Mapping[str, object]] = {
         "block_size": 8,

@@ -31,7 +31,7 @@ class Eagle3Draft(Draft):
     """EAGLE-3 (arXiv 2503.01840) with training-time test; see ``spec_core.draft`` for the contract."""
 
     name: ClassVar[str] = "eagle3"
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int] = 2
     Config: ClassVar[type[DraftConfig]] = Eagle3Config
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 4}
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}

@@ -45,7 +45,7 @@ class HfEngine(Engine):
     """One worker thread owns the model: captures and generations run one after the other, in call order."""
 
     name: ClassVar[str] = "hf"
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int] = 2
     Config: ClassVar[type[EngineConfig]] = HfConfig
 
     @classmethod

@@ -25,7 +25,7 @@ class SglangEngine(SubprocessEngine):
     """A sampling's ``seed`` has no effect: SGLang seeds itself at its start. ``max_new_tokens=0`` only prefills."""
 
     name: ClassVar[str] = "sglang"
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int] = 2
     Config: ClassVar[type[EngineConfig]] = SglangConfig
 
     @classmethod

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class VllmEngine(SubprocessEngine):
     name: ClassVar[str] = "vllm"
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int] = 2
     Config: ClassVar[type[EngineConfig]] = VllmConfig
 
     @classmethod

@@ -85,7 +85,7 @@ class Supervisor(Launcher):
     """Leaving it, by an exception or not, ends every child and waits for it."""
 
     name: ClassVar[str] = "local"
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int] = 2
 
     def __init__(self, logs: Path, peer_s: float, check_host: Callable[[], None] = lambda: None) -> None:
         """``check_host``: Backend.check_host."""

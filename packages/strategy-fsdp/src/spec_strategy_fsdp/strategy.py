@@ -26,7 +26,7 @@ class FsdpStrategy(Strategy):
     and accumulates gradients in float32."""
 
     name: ClassVar[str] = "fsdp"
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int] = 2
 
     _mesh: DeviceMesh
     _module: FSDPModule
