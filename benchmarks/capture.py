@@ -152,7 +152,7 @@ def prefill_once(engine: Engine, prompts: list[list[int]]) -> None:
 def capture_once(engine: Engine, prompts: list[list[int]], schema: FeatureSchema, trainer: Trainer) -> None:
     """Until the receiver has taken and released every sample, too."""
     requests = [
-        CaptureRequest(sample_id=index, input_ids=tuple(prompt), destination=trainer.address)
+        CaptureRequest(request_id=index, input_ids=tuple(prompt), destination=trainer.address)
         for index, prompt in enumerate(prompts)
     ]
     trainer.line.send(len(requests))
@@ -194,7 +194,7 @@ def receive(arguments: argparse.Namespace, schema: FeatureSchema, line: Connecti
         while True:
             for _ in range(count := line.recv()):
                 sample = features.receive(LIMIT_S)
-                if arguments.keep is not None and sample.sample_id == 0:
+                if arguments.keep is not None and sample.request_id == 0:
                     kept_TNH = sample.hidden_TNH[:KEPT_TOKENS].clone().cpu()
                     save_file({"hidden_TNH": kept_TNH}, arguments.keep)
                 features.release(sample)

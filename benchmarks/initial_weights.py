@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from spec_core.records import AcceptanceCounters, SamplingParams
     from spec_trainer.quickstart.run import QuickstartFiles
-    from spec_trainer.resolved_run import ResolvedRun
+    from spec_trainer.run_spec import RunSpec
 
 DEFAULT = (initial_weights.MATRIX_GAIN, initial_weights.FUSION_GAIN)
 
@@ -80,7 +80,7 @@ def _result(row: Row, size: QuickstartSize, files: QuickstartFiles, words: list[
     return {**vars(row), **figures}
 
 
-def _resolved(row: Row, files: QuickstartFiles, output: Path, words: list[str]) -> ResolvedRun:
+def _resolved(row: Row, files: QuickstartFiles, output: Path, words: list[str]) -> RunSpec:
     small = plugins.load_available(Draft, row.draft).small_run
     flags = {
         "target": str(files.target),
@@ -93,7 +93,7 @@ def _resolved(row: Row, files: QuickstartFiles, output: Path, words: list[str]) 
     return resolve(None, flags, [*words, f"train.lr={row.lr}", f"seed={row.seed}"])
 
 
-def _acceptance(run: ResolvedRun, size: QuickstartSize) -> tuple[float, float]:
+def _acceptance(run: RunSpec, size: QuickstartSize) -> tuple[float, float]:
     """Acceptance length over all prompts, and its standard error from how prompts differ."""
     prompts = held_out_prompts(run, size.num_prompts)
     context = EngineContext(backend=run.backend, start_s=600.0, peer_s=120.0)

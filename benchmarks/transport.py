@@ -84,7 +84,7 @@ class Place:
         num_tokens = max(1, round(size_bytes / (8 + SCHEMA.bytes_per_token())))
         hidden = torch.randn(SCHEMA.shape(num_tokens), device=self.device).to(SCHEMA.torch_dtype())
         ids = torch.arange(num_tokens, device=self.device)
-        return FeatureSample(sample_id=0, input_ids=ids, hidden_TNH=hidden)
+        return FeatureSample(request_id=0, input_ids=ids, hidden_TNH=hidden)
 
     def wait(self) -> None:
         """For the device, if there is one."""

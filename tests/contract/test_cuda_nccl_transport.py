@@ -72,12 +72,12 @@ class TestNcclTransport(TransportSuite):
 def sample(number: int, tokens: int = TOKENS) -> FeatureSample:
     hidden = torch.full(SCHEMA.shape(tokens), float(number % 256), dtype=torch.bfloat16, device="cuda")
     ids = torch.full((tokens,), number, device="cuda")
-    return FeatureSample(sample_id=number, input_ids=ids, hidden_TNH=hidden)
+    return FeatureSample(request_id=number, input_ids=ids, hidden_TNH=hidden)
 
 
 def check(got: FeatureSample, number: int, tokens: int = TOKENS) -> None:
     assert got.hidden_TNH.device == torch.device("cuda", 0)
-    assert (got.sample_id, len(got.input_ids)) == (number, tokens)
+    assert (got.request_id, len(got.input_ids)) == (number, tokens)
     assert bool((got.input_ids == number).all())
     assert bool((got.hidden_TNH == float(number % 256)).all())
 
@@ -265,7 +265,7 @@ def send_late(me: Rank) -> float:
         late.hidden_TNH.copy_(sent.hidden_TNH)
         late.input_ids.copy_(sent.input_ids)
         ticket = sender.send(
-            FeatureSample(sample_id=7, input_ids=late.input_ids, hidden_TNH=late.hidden_TNH), LONG_S
+            FeatureSample(request_id=7, input_ids=late.input_ids, hidden_TNH=late.hidden_TNH), LONG_S
         )
         late.hidden_TNH.fill_(9)
         late.input_ids.fill_(9)
@@ -325,8 +325,8 @@ def soak(me: Rank, samples: int) -> None:
         expected = {1: samples, 2: 2 * samples}
         for count in range(2 * samples):
             got = receiver.receive(LONG_S)
-            check(got, expected[got.sample_id // samples], tokens[got.sample_id % 5])
-            expected[got.sample_id // samples] += 1
+            check(got, expected[got.request_id // samples], tokens[got.request_id % 5])
+            expected[got.request_id // samples] += 1
             receiver.release(got)
             if count == samples // 5:
                 before = held()

@@ -66,7 +66,7 @@ class TestHostFallback(TransportSuite):
 def sample(number: int) -> FeatureSample:
     hidden = torch.full(SCHEMA.shape(TOKENS), float(number), dtype=torch.bfloat16, device="cuda")
     return FeatureSample(
-        sample_id=number, input_ids=torch.full((TOKENS,), number, device="cuda"), hidden_TNH=hidden
+        request_id=number, input_ids=torch.full((TOKENS,), number, device="cuda"), hidden_TNH=hidden
     )
 
 
@@ -259,7 +259,7 @@ def test_closing_frees_the_device_memory_when_its_last_sample_goes():
 
 def test_a_sender_of_the_host_reaches_a_receiver_on_the_device():
     hidden = torch.randn(SCHEMA.shape(5)).bfloat16()
-    sent = FeatureSample(sample_id=5, input_ids=torch.arange(5), hidden_TNH=hidden)
+    sent = FeatureSample(request_id=5, input_ids=torch.arange(5), hidden_TNH=hidden)
     with (
         over_the_device().listen(SCHEMA, SAMPLE_BYTES) as receiver,
         SharedMemoryTransport().connect(receiver.address, SCHEMA, LONG_S) as sender,
@@ -281,7 +281,7 @@ def test_tensors_of_the_host_and_strided_ones_travel_through_the_device_too():
             (torch.arange(12)[::3], hidden.cuda()[::3]),
             (torch.arange(12)[::3].pin_memory(), hidden[::3].pin_memory()),
         ):
-            sender.send(FeatureSample(sample_id=1, input_ids=ids, hidden_TNH=states), LONG_S).result()
+            sender.send(FeatureSample(request_id=1, input_ids=ids, hidden_TNH=states), LONG_S).result()
             ids.zero_()
             got = receiver.receive(LONG_S)
             assert got.input_ids.tolist() == [0, 3, 6, 9]

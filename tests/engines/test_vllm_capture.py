@@ -100,7 +100,7 @@ def asked_of(receiver: FeatureReceiver) -> list[CaptureRequest]:
     draw = random.Random(2)
     rows = [tuple(draw.randrange(97) for _ in range(length)) for length in LENGTHS]
     return [
-        CaptureRequest(sample_id=index, input_ids=ids, destination=receiver.address)
+        CaptureRequest(request_id=index, input_ids=ids, destination=receiver.address)
         for index, ids in enumerate(rows)
     ]
 
@@ -109,7 +109,7 @@ def assert_states_of(target: Path, requests: list[CaptureRequest], receiver: Fea
     reference = Transformer(target)
     for _ in requests:
         sample = receiver.receive(LIMIT_S)
-        ids = requests[sample.sample_id].input_ids
+        ids = requests[sample.request_id].input_ids
         assert tuple(sample.input_ids.tolist()) == ids
         expected_TNH = reference.hidden(ids)[:, list(LAYERS)]
         errors_N = (sample.hidden_TNH - expected_TNH).abs().amax(dim=(0, 2))

@@ -64,8 +64,8 @@ def curve(
             "engine.batch_tokens": capture_tokens,
         }
         run = resolve(None, {}, [f"{key}={value}" for key, value in words.items()])
-        for item in map(run.work.train_item, range(STEPS)):
-            (parts,) = run.work.shares(item)
+        for item in map(run.schedule.train_item, range(STEPS)):
+            (parts,) = run.schedule.shares(item)
             assert [len(part) for part in parts] == [4 // accumulation] * accumulation
         run_training(run)
         return [json.loads(line)["loss"] for line in run.directory.metrics.read_text().splitlines()]

@@ -42,7 +42,7 @@ def send_late_work(me, stage):
     with stage.sender(me) as sender:
         real = stage.sample(3)
         late = FeatureSample(
-            sample_id=3,
+            request_id=3,
             input_ids=torch.zeros_like(real.input_ids),
             hidden_TNH=torch.zeros_like(real.hidden_TNH),
         )
@@ -84,16 +84,16 @@ def send_ahead(me, stage):
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             assert me.receive() == "closed"
-            for sample_id in range(4):
+            for request_id in range(4):
                 got = receiver.receive(LONG_S)
-                stage.check(got, sample_id)
+                stage.check(got, request_id)
                 receiver.release(got)
         me.publish("received")
         return
     fake_cann.slow("HcclSend on the stream", 0.3)  # the next sample is there before this one has left
     sender = stage.sender(me)
-    for sample_id in range(4):
-        sender.send(stage.sample(sample_id), LONG_S)
+    for request_id in range(4):
+        sender.send(stage.sample(request_id), LONG_S)
     sender.close()
     me.publish("closed")
     assert me.receive() == "received"
@@ -183,8 +183,8 @@ def receive_in_vain(me, stage):
             me.publish("noticed")
         return
     with stage.sender(me) as sender:
-        for sample_id in range(2):
-            sender.send(stage.sample(sample_id), LONG_S)
+        for request_id in range(2):
+            sender.send(stage.sample(request_id), LONG_S)
         assert me.receive() == "noticed"
 
 

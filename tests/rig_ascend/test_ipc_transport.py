@@ -67,7 +67,7 @@ def send_late_work(me, stage):
     with stage.sender(me) as sender:
         real = stage.sample(3)
         late = FeatureSample(
-            sample_id=3,
+            request_id=3,
             input_ids=torch.zeros_like(real.input_ids),
             hidden_TNH=torch.zeros_like(real.hidden_TNH),
         )
@@ -111,8 +111,8 @@ def release_before_reading(me, stage, record_s=0.0):
     reach the device late, from torch_npu's queue."""
     if me.rank == 1:
         with stage.sender(me) as sender:
-            for sample_id in range(2):
-                sender.send(stage.sample(sample_id), LONG_S)
+            for request_id in range(2):
+                sender.send(stage.sample(request_id), LONG_S)
             sender.flush(LONG_S)
         return
     with stage.receiver(me, UNIT_BYTES) as receiver:
@@ -150,7 +150,7 @@ def send_strided(me, stage):
         ids = torch.stack([real.input_ids, real.input_ids], dim=1)[:, 0]
         assert not hidden.is_contiguous()
         assert not ids.is_contiguous()
-        sender.send(FeatureSample(sample_id=5, input_ids=ids, hidden_TNH=hidden), LONG_S)
+        sender.send(FeatureSample(request_id=5, input_ids=ids, hidden_TNH=hidden), LONG_S)
         sender.flush(LONG_S)
 
 
@@ -166,7 +166,9 @@ def send_from_the_host(me, stage):
         return
     with stage.sender(me) as sender:
         real = stage.sample(5)
-        on_host = FeatureSample(sample_id=5, input_ids=real.input_ids.cpu(), hidden_TNH=real.hidden_TNH.cpu())
+        on_host = FeatureSample(
+            request_id=5, input_ids=real.input_ids.cpu(), hidden_TNH=real.hidden_TNH.cpu()
+        )
         sender.send(on_host, LONG_S)
         sender.flush(LONG_S)
 
@@ -236,10 +238,10 @@ def lend(me, stage):
     memory = NpuMemory(layout, 4 * UNIT_BYTES, device)
     blocks = [memory.allocate(UNIT) for _ in range(2)]
     me.publish((os.getpid(), memory.descriptor, [(block.offset, memory.note(block)) for block in blocks]))
-    for sample_id, block in enumerate(blocks):
+    for request_id, block in enumerate(blocks):
         assert me.receive() == "settled"
         ids, hidden = memory.read(block)
-        stage.check(FeatureSample(sample_id=sample_id, input_ids=ids, hidden_TNH=hidden), sample_id)
+        stage.check(FeatureSample(request_id=request_id, input_ids=ids, hidden_TNH=hidden), request_id)
     memory.close()
 
 
@@ -252,10 +254,10 @@ def write_by_hand(me, stage):
     descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
     view = NpuView(Layout(SCHEMA), descriptor, torch.device("npu", 0))
     os.close(descriptor)
-    for sample_id, (grant, end) in enumerate(zip(grants, (view.settle, view.close), strict=True)):
-        sample = stage.sample(sample_id)
+    for request_id, (grant, end) in enumerate(zip(grants, (view.settle, view.close), strict=True)):
+        sample = stage.sample(request_id)
         fake_cann.stall(torch.npu.current_stream(), STALL_S)
-        view.write(Record(Kind.GRANT, sample_id, *grant), sample)
+        view.write(Record(Kind.GRANT, request_id, *grant), sample)
         end()
         me.publish("settled")
 

@@ -74,7 +74,9 @@ def test_schema_wants_unique_ascending_layers(layers):
 
 def test_sample_counts_ids_and_states():
     ids, hidden_TNH = torch.zeros(5, dtype=torch.int64), torch.zeros(5, 2, 4)
-    assert FeatureSample(sample_id=1, input_ids=ids, hidden_TNH=hidden_TNH).num_bytes == 5 * 8 + 5 * 2 * 4 * 4
+    assert (
+        FeatureSample(request_id=1, input_ids=ids, hidden_TNH=hidden_TNH).num_bytes == 5 * 8 + 5 * 2 * 4 * 4
+    )
 
 
 def test_outputs_add_up_before_they_are_divided():

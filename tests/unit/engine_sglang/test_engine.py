@@ -68,7 +68,7 @@ def reference(tiny_llama):
 def requests_to(address, *lengths, first_id=0):
     return [
         CaptureRequest(
-            sample_id=first_id + i,
+            request_id=first_id + i,
             input_ids=tuple((first_id + 5 * i + 3 * t) % 97 for t in range(length)),
             destination=address,
         )
@@ -88,10 +88,10 @@ def test_captured_states_are_the_models(open_engine, reference):
         engine.health()
         running = [engine.capture(batch, SCHEMA) for batch in batches]
         assert [future.result(LIMIT_S) for future in running] == [None, None]
-        wanted = {request.sample_id: request.input_ids for batch in batches for request in batch}
+        wanted = {request.request_id: request.input_ids for batch in batches for request in batch}
         for _ in range(len(wanted)):
             sample = receiver.receive(LIMIT_S)
-            ids = wanted.pop(sample.sample_id)
+            ids = wanted.pop(sample.request_id)
             assert tuple(sample.input_ids.tolist()) == ids
             expected = reference.states(list(ids))[:, list(SCHEMA.layers)]
             torch.testing.assert_close(sample.hidden_TNH, expected, rtol=1e-4, atol=1e-5)
@@ -101,7 +101,7 @@ def test_captured_states_are_the_models(open_engine, reference):
 
 
 def _refusals_leave_it_serving(engine, receiver):
-    beyond = CaptureRequest(sample_id=0, input_ids=(97,), destination=receiver.address)
+    beyond = CaptureRequest(request_id=0, input_ids=(97,), destination=receiver.address)
     with pytest.raises(EngineError, match=r"token ids from 97 to 97, target .* has 0 to 96"):
         engine.capture([beyond], SCHEMA).result(LIMIT_S)
     with pytest.raises(EngineError, match="257 tokens"):

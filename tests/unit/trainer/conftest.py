@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 from spec_trainer.resolve import resolve
-from spec_trainer.work_plan import BatchSettings, WorkPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def make_work() -> Callable[..., WorkPlan]:
+def make_schedule() -> Callable[..., BatchSchedule]:
     """``make_work(lengths, held_out=(), **settings)``: the plan of a data set in file order; sample ``i`` holds the
     ids 100·i, 100·i + 1, …, of which the first is not supervised."""
 
-    def make(lengths: Sequence[int], held_out: Sequence[int] = (), **settings: Any) -> WorkPlan:
+    def make(lengths: Sequence[int], held_out: Sequence[int] = (), **settings: Any) -> BatchSchedule:
         samples = [_sample(number, length) for number, length in enumerate([*lengths, *held_out])]
         train, rest = samples[: len(lengths)], samples[len(lengths) :]
         defaults = {
@@ -41,7 +41,7 @@ def make_work() -> Callable[..., WorkPlan]:
             "eval_every": 0,
         }
         dataset = Dataset(tuple(train), tuple(rest), DataReport())
-        return WorkPlan(dataset, BatchSettings(**{**defaults, **settings}))
+        return BatchSchedule(dataset, BatchSettings(**{**defaults, **settings}))
 
     return make
 

@@ -25,7 +25,7 @@ class SlowEngine:
 
     def capture(self, requests, schema):
         assert schema is SCHEMA
-        self.asked.append([request.sample_id for request in requests])
+        self.asked.append([request.request_id for request in requests])
         self.running.append(Future())
         return self.running[-1]
 
@@ -37,17 +37,17 @@ def never(error: BaseException) -> None:
     raise AssertionError(error)
 
 
-def dispatcher(work, engines, window_tokens, ranks=1) -> Dispatcher:
+def dispatcher(schedule, engines, window_tokens, ranks=1) -> Dispatcher:
     addresses = [f"rank-{rank}" for rank in range(ranks)]
-    return Dispatcher(work, SCHEMA, engines, addresses, window_tokens * TOKEN)
+    return Dispatcher(schedule, SCHEMA, engines, addresses, window_tokens * TOKEN)
 
 
 def test_sample_bytes():
     assert sample_bytes(SCHEMA, 3) == 3 * TOKEN
 
 
-def test_requests_carry_id_tokens_and_destination(make_work):
-    work = make_work([4, 6], ranks=2, capture_tokens=6)
+def test_requests_carry_id_tokens_and_destination(make_schedule):
+    schedule = make_schedule([4, 6], ranks=2, capture_tokens=6)
     seen = []
 
     class Recorder(SlowEngine):
@@ -56,24 +56,24 @@ def test_requests_carry_id_tokens_and_destination(make_work):
             return super().capture(requests, schema)
 
     engine = Recorder()
-    dispatcher(work, [engine], 100, ranks=2).start(work.items(0), never)
-    (item,) = work.items(0)
-    assert {request.sample_id: request.input_ids for request in seen} == {
-        work.capture_id(item, 0): (0, 1, 2, 3),
-        work.capture_id(item, 1): (100, 101, 102, 103, 104, 105),
+    dispatcher(schedule, [engine], 100, ranks=2).start(schedule.items(0), never)
+    (item,) = schedule.items(0)
+    assert {request.request_id: request.input_ids for request in seen} == {
+        schedule.request_id(item, 0): (0, 1, 2, 3),
+        schedule.request_id(item, 1): (100, 101, 102, 103, 104, 105),
     }
-    ranks = work.destinations(item)
+    ranks = schedule.destinations(item)
     assert {request.destination for request in seen} == {"rank-0", "rank-1"}
     for request in seen:
         sample = 0 if request.input_ids[0] == 0 else 1
         assert request.destination == f"rank-{ranks[sample]}"
 
 
-def test_samples_are_admitted_in_plan_order_and_never_beyond_the_window(make_work):
-    work = make_work([5] * 12, global_batch_tokens=10, capture_tokens=5)
+def test_samples_are_admitted_in_plan_order_and_never_beyond_the_window(make_schedule):
+    schedule = make_schedule([5] * 12, global_batch_tokens=10, capture_tokens=5)
     engine = SlowEngine()
-    sent = dispatcher(work, [engine], window_tokens=12)
-    sent.start(work.items(0), never)
+    sent = dispatcher(schedule, [engine], window_tokens=12)
+    sent.start(schedule.items(0), never)
     released = 0
     for _ in range(100):
         taken = sum(map(len, engine.asked))
@@ -85,15 +85,15 @@ def test_samples_are_admitted_in_plan_order_and_never_beyond_the_window(make_wor
         if released < sum(map(len, engine.asked)) - len(engine.running):
             sent.released(0, 5)
             released += 1
-    expected = [work.capture_id(item, sample) for item in work.items(0) for sample in item.sample_ids]
+    expected = [schedule.request_id(item, sample) for item in schedule.items(0) for sample in item.sample_ids]
     assert [sample for batch in engine.asked for sample in batch] == expected
 
 
-def test_finished_captures_do_not_free_the_window_only_releases_do(make_work):
-    work = make_work([5] * 4, global_batch_tokens=20, capture_tokens=5)
+def test_finished_captures_do_not_free_the_window_only_releases_do(make_schedule):
+    schedule = make_schedule([5] * 4, global_batch_tokens=20, capture_tokens=5)
     engine = SlowEngine()
-    sent = dispatcher(work, [engine], window_tokens=10)
-    sent.start(work.items(0), never)
+    sent = dispatcher(schedule, [engine], window_tokens=10)
+    sent.start(schedule.items(0), never)
     engine.finish()
     engine.finish()
     assert len(engine.asked) == 2
@@ -101,22 +101,22 @@ def test_finished_captures_do_not_free_the_window_only_releases_do(make_work):
     assert len(engine.asked) == 3
 
 
-def test_a_batch_larger_than_the_window_is_cut(make_work):
-    work = make_work([5, 5, 5], capture_tokens=100)
+def test_a_batch_larger_than_the_window_is_cut(make_schedule):
+    schedule = make_schedule([5, 5, 5], capture_tokens=100)
     engine = SlowEngine()
-    sent = dispatcher(work, [engine], window_tokens=12)
-    sent.start(work.items(0), never)
+    sent = dispatcher(schedule, [engine], window_tokens=12)
+    sent.start(schedule.items(0), never)
     assert [len(batch) for batch in engine.asked] == [2]
     sent.released(0, 5)
     assert [len(batch) for batch in engine.asked] == [2, 1]
 
 
-def test_windows_of_the_ranks_are_their_own(make_work):
+def test_windows_of_the_ranks_are_their_own(make_schedule):
     """Rank 0 has released nothing; rank 1's samples wait behind rank 0's, as the plan orders them."""
-    work = make_work([5] * 8, global_batch_tokens=10, capture_tokens=5, ranks=2)
+    schedule = make_schedule([5] * 8, global_batch_tokens=10, capture_tokens=5, ranks=2)
     engine = SlowEngine()
-    sent = dispatcher(work, [engine], window_tokens=10, ranks=2)
-    sent.start(work.items(0), never)
+    sent = dispatcher(schedule, [engine], window_tokens=10, ranks=2)
+    sent.start(schedule.items(0), never)
     for _ in range(4):
         if engine.running:
             engine.finish()
@@ -128,10 +128,10 @@ def test_windows_of_the_ranks_are_their_own(make_work):
     assert len(engine.asked) == 6
 
 
-def test_a_slow_engine_does_not_hold_up_a_fast_one(make_work):
-    work = make_work([5] * 20, global_batch_tokens=5, capture_tokens=5)
+def test_a_slow_engine_does_not_hold_up_a_fast_one(make_schedule):
+    schedule = make_schedule([5] * 20, global_batch_tokens=5, capture_tokens=5)
     slow, fast = SlowEngine(), SlowEngine()
-    dispatcher(work, [slow, fast], window_tokens=1000).start(work.items(0), never)
+    dispatcher(schedule, [slow, fast], window_tokens=1000).start(schedule.items(0), never)
     for _ in range(40):
         if fast.running:
             fast.finish()
@@ -141,11 +141,11 @@ def test_a_slow_engine_does_not_hold_up_a_fast_one(make_work):
     assert len(samples) == len(set(samples)) == 20
 
 
-def test_the_first_failure_is_told_once_and_stops_everything(make_work):
-    work = make_work([5] * 20, global_batch_tokens=5, capture_tokens=5)
+def test_the_first_failure_is_told_once_and_stops_everything(make_schedule):
+    schedule = make_schedule([5] * 20, global_batch_tokens=5, capture_tokens=5)
     one, other = SlowEngine(), SlowEngine()
     told: list[BaseException] = []
-    dispatcher(work, [one, other], window_tokens=1000).start(work.items(0), told.append)
+    dispatcher(schedule, [one, other], window_tokens=1000).start(schedule.items(0), told.append)
     first, second = EngineError("first"), EngineError("second")
     one.running.pop(0).set_exception(first)
     one.running.pop(0).set_exception(second)
@@ -155,30 +155,30 @@ def test_the_first_failure_is_told_once_and_stops_everything(make_work):
     assert len(one.asked + other.asked) == 4
 
 
-def test_an_engine_that_refuses_at_once_fails_like_one_that_refuses_later(make_work):
+def test_an_engine_that_refuses_at_once_fails_like_one_that_refuses_later(make_schedule):
     class Closed:
         def capture(self, requests, schema):
             raise EngineError("the engine is closed")
 
-    work = make_work([5] * 4)
+    schedule = make_schedule([5] * 4)
     told: list[BaseException] = []
-    dispatcher(work, [Closed()], window_tokens=1000).start(work.items(0), told.append)
+    dispatcher(schedule, [Closed()], window_tokens=1000).start(schedule.items(0), told.append)
     assert [str(error) for error in told] == ["the engine is closed"]
 
 
-def test_stopped_it_dispatches_nothing_more(make_work):
-    work = make_work([5] * 8, global_batch_tokens=5, capture_tokens=5)
+def test_stopped_it_dispatches_nothing_more(make_schedule):
+    schedule = make_schedule([5] * 8, global_batch_tokens=5, capture_tokens=5)
     engine = SlowEngine()
-    sent = dispatcher(work, [engine], window_tokens=1000)
-    sent.start(work.items(0), never)
+    sent = dispatcher(schedule, [engine], window_tokens=1000)
+    sent.start(schedule.items(0), never)
     sent.stop()
     engine.finish()
     sent.released(0, 5)
     assert len(engine.asked) == 2
 
 
-def test_engines_may_answer_from_many_threads(make_work):
-    work = make_work([5] * 300, global_batch_tokens=25, capture_tokens=10, ranks=2)
+def test_engines_may_answer_from_many_threads(make_schedule):
+    schedule = make_schedule([5] * 300, global_batch_tokens=25, capture_tokens=10, ranks=2)
     captured: list[int] = []
     with ThreadPoolExecutor(4) as pool:
 
@@ -187,25 +187,25 @@ def test_engines_may_answer_from_many_threads(make_work):
                 return pool.submit(self._capture, requests)
 
             def _capture(self, requests):
-                captured.extend(request.sample_id for request in requests)
+                captured.extend(request.request_id for request in requests)
                 for request in requests:
                     sent.released(int(request.destination[-1]), len(request.input_ids))
 
-        sent = dispatcher(work, [Threaded(), Threaded()], window_tokens=15, ranks=2)
-        sent.start(work.items(0), never)
+        sent = dispatcher(schedule, [Threaded(), Threaded()], window_tokens=15, ranks=2)
+        sent.start(schedule.items(0), never)
         while len(captured) < 300:
             time.sleep(0.001)
     assert len(set(captured)) == 300
 
 
-def test_sizes_that_cannot_work_are_refused_with_the_number_that_does(make_work):
-    work = make_work([5, 9], capture_tokens=9)
-    check_sizes(work, SCHEMA, 9 * TOKEN)
+def test_sizes_that_cannot_work_are_refused_with_the_number_that_does(make_schedule):
+    schedule = make_schedule([5, 9], capture_tokens=9)
+    check_sizes(schedule, SCHEMA, 9 * TOKEN)
     with pytest.raises(
         ConfigError, match=rf"placement.window_bytes={9 * TOKEN - 1} .* raise it to {9 * TOKEN} "
     ):
-        check_sizes(work, SCHEMA, 9 * TOKEN - 1)
+        check_sizes(schedule, SCHEMA, 9 * TOKEN - 1)
     with pytest.raises(
         ConfigError, match=r"engine.batch_tokens=8 is smaller than sample 1 .* raise it to 9 "
     ):
-        check_sizes(make_work([5, 9], capture_tokens=8), SCHEMA, 100 * TOKEN)
+        check_sizes(make_schedule([5, 9], capture_tokens=8), SCHEMA, 100 * TOKEN)

@@ -22,7 +22,7 @@ SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=3, dtype="float32")
 class Setting:
     """A stream, the sender at its other end, and what it has released."""
 
-    def __init__(self, work, packing=True, step_s=5.0) -> None:
+    def __init__(self, schedule, packing=True, step_s=5.0) -> None:
         config = AnyRunConfig(
             target="t",
             output=Path("o"),
@@ -30,21 +30,21 @@ class Setting:
             timeouts=TimeoutsConfig(step_s=step_s),
         )
         transport = InlineTransport()
-        self.work = work
+        self.schedule = schedule
         self.released: list[tuple[int, int]] = []
         self.receiver = transport.listen(SCHEMA, 1 << 20)
         self.sender = transport.connect(self.receiver.address, SCHEMA, 1.0)
         self.stream = FeatureStream(
-            work, 0, self.receiver, SCHEMA, config, CPU, lambda *freed: self.released.append(freed)
+            schedule, 0, self.receiver, SCHEMA, config, CPU, lambda *freed: self.released.append(freed)
         )
 
     def send(self, item, sample_id, ids=None) -> None:
         """Hidden states are the sample's ids, layer by layer ten times as large."""
         if ids is None:
-            ids = torch.from_numpy(self.work.dataset.sample(sample_id).input_ids).long()
+            ids = torch.from_numpy(self.schedule.dataset.sample(sample_id).input_ids).long()
         self.sender.send(
             FeatureSample(
-                sample_id=self.work.capture_id(item, sample_id), input_ids=ids, hidden_TNH=hidden(ids)
+                request_id=self.schedule.request_id(item, sample_id), input_ids=ids, hidden_TNH=hidden(ids)
             ),
             1.0,
         )
@@ -55,10 +55,10 @@ def hidden(ids) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_samples_land_in_their_spans_in_any_order(make_work, packing):
-    work = make_work([4, 7, 2], accumulation=2)
-    setting = Setting(work, packing)
-    (item,) = work.items(0)
+def test_samples_land_in_their_spans_in_any_order(make_schedule, packing):
+    schedule = make_schedule([4, 7, 2], accumulation=2)
+    setting = Setting(schedule, packing)
+    (item,) = schedule.items(0)
     for sample_id in (2, 0, 1):
         setting.send(item, sample_id)
     batches = setting.stream.micro_batches(item)
@@ -66,7 +66,7 @@ def test_samples_land_in_their_spans_in_any_order(make_work, packing):
     assert len(batches) == 2
     assert sorted(placed) == [0, 1, 2]
     for sample_id, (batch, span) in placed.items():
-        ids = torch.arange(100 * sample_id, 100 * sample_id + work.dataset.lengths[sample_id])
+        ids = torch.arange(100 * sample_id, 100 * sample_id + schedule.dataset.lengths[sample_id])
         where = slice(span.start, span.stop)
         assert torch.equal(batch.input_ids_T[where], ids)
         assert torch.equal(batch.hidden_TNH[where], hidden(ids))
@@ -74,10 +74,10 @@ def test_samples_land_in_their_spans_in_any_order(make_work, packing):
     assert sum(len(batch.input_ids_T) for batch in batches) == (13 if packing else 7 + 2 * 4)
 
 
-def test_padding_is_zero_and_not_supervised(make_work):
-    work = make_work([5, 2])
-    setting = Setting(work, packing=False)
-    (item,) = work.items(0)
+def test_padding_is_zero_and_not_supervised(make_schedule):
+    schedule = make_schedule([5, 2])
+    setting = Setting(schedule, packing=False)
+    (item,) = schedule.items(0)
     setting.send(item, 0)
     setting.send(item, 1)
     (batch,) = setting.stream.micro_batches(item)
@@ -86,10 +86,10 @@ def test_padding_is_zero_and_not_supervised(make_work):
     assert not batch.loss_mask_T[7:].any()
 
 
-def test_samples_of_a_later_item_wait_and_hold_their_memory(make_work):
-    work = make_work([12, 8, 20])
-    setting = Setting(work)
-    first, second = work.items(0)
+def test_samples_of_a_later_item_wait_and_hold_their_memory(make_schedule):
+    schedule = make_schedule([12, 8, 20])
+    setting = Setting(schedule)
+    first, second = schedule.items(0)
     setting.send(second, 2)
     setting.send(first, 0)
     setting.send(first, 1)
@@ -100,10 +100,10 @@ def test_samples_of_a_later_item_wait_and_hold_their_memory(make_work):
     assert batch.input_ids_T[0] == 200
 
 
-def test_the_same_sample_may_be_under_way_for_two_items(make_work):
-    work = make_work([10], epochs=2)
-    setting = Setting(work)
-    first, second = work.items(0)
+def test_the_same_sample_may_be_under_way_for_two_items(make_schedule):
+    schedule = make_schedule([10], epochs=2)
+    setting = Setting(schedule)
+    first, second = schedule.items(0)
     setting.send(second, 0)
     setting.send(first, 0)
     assert [
@@ -115,10 +115,10 @@ def test_the_same_sample_may_be_under_way_for_two_items(make_work):
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 3], [0, 1], [0, 1, 2, 3]])
-def test_other_tokens_than_the_samples_are_refused(make_work, ids):
-    work = make_work([3])
-    setting = Setting(work)
-    (item,) = work.items(0)
+def test_other_tokens_than_the_samples_are_refused(make_schedule, ids):
+    schedule = make_schedule([3])
+    setting = Setting(schedule)
+    (item,) = schedule.items(0)
     setting.send(item, 0, ids=torch.tensor(ids))
 
     def train() -> None:
@@ -130,10 +130,10 @@ def test_other_tokens_than_the_samples_are_refused(make_work, ids):
     assert setting.released == [(0, 3)] * (len(ids) == 3)
 
 
-def test_a_check_speaks_of_what_came_since_the_last_one(make_work):
-    work = make_work([3, 4])
-    setting = Setting(work)
-    (item,) = work.items(0)
+def test_a_check_speaks_of_what_came_since_the_last_one(make_schedule):
+    schedule = make_schedule([3, 4])
+    setting = Setting(schedule)
+    (item,) = schedule.items(0)
     setting.send(item, 0)
     setting.send(item, 1, ids=torch.tensor([100, 101, 102, 7]))
     setting.stream.micro_batches(item)
@@ -142,10 +142,10 @@ def test_a_check_speaks_of_what_came_since_the_last_one(make_work):
     setting.stream.check()
 
 
-def test_preparing_takes_what_is_there_and_waits_for_nothing(make_work):
-    work = make_work([3, 4])
-    setting = Setting(work, step_s=60)
-    (item,) = work.items(0)
+def test_preparing_takes_what_is_there_and_waits_for_nothing(make_schedule):
+    schedule = make_schedule([3, 4])
+    setting = Setting(schedule, step_s=60)
+    (item,) = schedule.items(0)
     setting.send(item, 1)
     setting.stream.prepare(item)
     assert setting.released == [(0, 4)]
@@ -155,30 +155,30 @@ def test_preparing_takes_what_is_there_and_waits_for_nothing(make_work):
     assert torch.equal(batch.hidden_TNH[:, 0, 0], batch.input_ids_T.float())
 
 
-def test_features_that_do_not_come_end_the_wait_at_its_deadline(make_work):
-    work = make_work([3, 4])
-    setting = Setting(work, step_s=0.05)
-    (item,) = work.items(0)
+def test_features_that_do_not_come_end_the_wait_at_its_deadline(make_schedule):
+    schedule = make_schedule([3, 4])
+    setting = Setting(schedule, step_s=0.05)
+    (item,) = schedule.items(0)
     setting.send(item, 0)
     with pytest.raises(DeadlineExceeded, match=r"rank 0: 1 samples of step 0 .* timeouts.step_s=0.05"):
         setting.stream.micro_batches(item)
 
 
-def test_a_failed_engine_ends_the_wait_with_its_own_words(make_work):
-    work = make_work([3])
-    setting = Setting(work, step_s=60)
+def test_a_failed_engine_ends_the_wait_with_its_own_words(make_schedule):
+    schedule = make_schedule([3])
+    setting = Setting(schedule, step_s=60)
     cause = EngineError("the target is on fire")
     threading.Timer(0.1, setting.stream.fail, [cause]).start()
     with pytest.raises(EngineError, match="capture failed: the target is on fire") as caught:
-        setting.stream.micro_batches(next(work.items(0)))
+        setting.stream.micro_batches(next(schedule.items(0)))
     assert caught.value.__cause__ is cause
 
 
-def test_without_samples_a_rank_gets_padding(make_work):
+def test_without_samples_a_rank_gets_padding(make_schedule):
     """One sample, two passes: one of them has nothing to do, and nothing to wait for."""
-    work = make_work([4], accumulation=2)
-    setting = Setting(work)
-    (item,) = work.items(0)
+    schedule = make_schedule([4], accumulation=2)
+    setting = Setting(schedule)
+    (item,) = schedule.items(0)
     setting.send(item, 0)
     batches = setting.stream.micro_batches(item)
     assert [len(batch.spans) for batch in batches] == [1, 0]

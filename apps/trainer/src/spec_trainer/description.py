@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from spec_trainer.dispatch import sample_bytes
 
 if TYPE_CHECKING:
-    from spec_trainer.resolved_run import ResolvedRun
+    from spec_trainer.run_spec import RunSpec
 
 
-def describe(run: ResolvedRun) -> dict[str, Any]:
+def describe(run: RunSpec) -> dict[str, Any]:
     """JSON values only."""
     config = run.config
     tensors = run.target.vocab_size * run.target.hidden_size
@@ -27,7 +27,7 @@ def describe(run: ResolvedRun) -> dict[str, Any]:
         "held_out_samples": len(run.dataset.held_out),
         "tokens_per_epoch": run.dataset.total_tokens,
         "data": str(run.dataset.report),
-        "steps": run.work.total_steps,
+        "steps": run.schedule.total_steps,
         "placement": config.placement.kind,
         "processes": _processes(run),
         "window_bytes": run.window_bytes,
@@ -38,7 +38,7 @@ def describe(run: ResolvedRun) -> dict[str, Any]:
     }
 
 
-def _processes(run: ResolvedRun) -> list[str]:
+def _processes(run: RunSpec) -> list[str]:
     config = run.config
     where = f"backend {config.backend.name}"
     replicas = range(config.engine.replicas if config.data.features is None else 0)
@@ -50,7 +50,7 @@ def _processes(run: ResolvedRun) -> list[str]:
     return engines + ranks
 
 
-def _device_memory(run: ResolvedRun) -> dict[str, Any]:
+def _device_memory(run: RunSpec) -> dict[str, Any]:
     """In bytes, where the devices' memory is known and limited: what each process may take, and what it takes besides
     (``MemoryBudget``)."""
     capabilities = run.backend.capabilities()

@@ -1,7 +1,8 @@
-"""Dispatcher: hands capture batches to engines, in the plan's order, inside each rank's byte window.
+"""Dispatcher: hands capture batches to engines, in the schedule's order, inside each rank's byte window.
 
-Admission in plan order is what makes the window safe: a sample is dispatched only when it fits beside the
-unreleased samples *before* it, so the sample that a rank waits for always has room, however slow its engine is.
+Admission in the order of the schedule is what makes the window safe: a sample is dispatched only when it fits
+beside the unreleased samples *before* it, so the sample that a rank waits for always has room, however slow its
+engine is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from spec_core.records import FeatureSchema
-    from spec_trainer.work_plan import WorkItem, WorkPlan
+    from spec_trainer.batch_schedule import BatchSchedule, GlobalBatch
 
 _QUEUED_PER_ENGINE = 2
 """One batch in the target, one ready behind it: enough to never idle, little enough to share the work."""
@@ -35,13 +36,13 @@ def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
     return num_tokens * (schema.bytes_per_token() + 8)
 
 
-def check_sizes(plan: WorkPlan, schema: FeatureSchema, window_bytes: int) -> None:
+def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: int) -> None:
     """Raises ConfigError for a sample that the window or a forward pass of the target can never hold."""
-    for sample_id, length in plan.dataset.lengths.items():
-        if length > plan.settings.capture_tokens:
+    for sample_id, length in schedule.dataset.lengths.items():
+        if length > schedule.settings.capture_tokens:
             raise ConfigError(
-                f"engine.batch_tokens={plan.settings.capture_tokens} is smaller than sample {sample_id} ({length} "
-                f"tokens); raise it to {length} or lower data.max_length"
+                f"engine.batch_tokens={schedule.settings.capture_tokens} is smaller than sample {sample_id} "
+                f"({length} tokens); raise it to {length} or lower data.max_length"
             )
         size = sample_bytes(schema, length)
         if size > window_bytes:
@@ -56,13 +57,13 @@ class Dispatcher:
 
     def __init__(
         self,
-        plan: WorkPlan,
+        schedule: BatchSchedule,
         schema: FeatureSchema,
         engines: Sequence[Capturer],
         addresses: Sequence[str],
         window_bytes: int,
     ) -> None:
-        self._plan = plan
+        self._schedule = schedule
         self._schema = schema
         self._engines = engines
         self._addresses = addresses
@@ -74,7 +75,7 @@ class Dispatcher:
         self._stopped = False
         self._lock = threading.RLock()
 
-    def start(self, items: Iterable[WorkItem], failed: Callable[[BaseException], None]) -> None:
+    def start(self, items: Iterable[GlobalBatch], failed: Callable[[BaseException], None]) -> None:
         """Begins with the first item; later ones follow as memory becomes free. ``failed`` gets the first error
         of any engine; nothing is dispatched after it."""
         self._failed = failed
@@ -92,15 +93,15 @@ class Dispatcher:
         with self._lock:
             self._stopped = True
 
-    def _requests(self, item: WorkItem) -> Iterator[list[CaptureRequest]]:
+    def _requests(self, item: GlobalBatch) -> Iterator[list[CaptureRequest]]:
         """Capture batches of an item, cut further where one would not fit the window by itself."""
-        destinations = self._plan.destinations(item)
-        for sample_ids in self._plan.captures(item):
+        destinations = self._schedule.destinations(item)
+        for sample_ids in self._schedule.captures(item):
             batch: list[CaptureRequest] = []
             used = Counter[int]()
             for sample_id in sample_ids:
                 rank = destinations[sample_id]
-                ids = self._plan.dataset.sample(sample_id).input_ids
+                ids = self._schedule.dataset.sample(sample_id).input_ids
                 size = sample_bytes(self._schema, len(ids))
                 if used[rank] + size > self._window_bytes:
                     yield batch
@@ -108,7 +109,7 @@ class Dispatcher:
                 used[rank] += size
                 batch.append(
                     CaptureRequest(
-                        sample_id=self._plan.capture_id(item, sample_id),
+                        request_id=self._schedule.request_id(item, sample_id),
                         input_ids=tuple(ids.tolist()),
                         destination=self._addresses[rank],
                     )

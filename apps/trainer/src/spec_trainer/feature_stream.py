@@ -1,4 +1,4 @@
-"""FeatureStream: one trainer rank's micro-batches, in the plan's order, from a receiver. (From a folder:
+"""FeatureStream: one trainer rank's micro-batches, in the schedule's order, from a receiver. (From a folder:
 ``offline/stream.py``.)"""
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 
     from spec_core import FeatureReceiver
     from spec_core.records import DraftBatch, FeatureSample, FeatureSchema, Span
+    from spec_trainer.batch_schedule import BatchSchedule, GlobalBatch
     from spec_trainer.config import AnyRunConfig
-    from spec_trainer.work_plan import WorkItem, WorkPlan
 
 
 class BatchSource(Protocol):
-    """What a trainer rank trains on, wherever the features come from. Asked in the plan's order, once per item."""
+    """Micro-batches of one trainer rank, wherever the features come from.
 
-    def prepare(self, item: WorkItem) -> None:
+    Asked in the order of the schedule, once per item."""
+
+    def prepare(self, item: GlobalBatch) -> None:
         """Begins with ``item``, without waiting for anything: called while the device trains on the one before.
         May be left out."""
 
-    def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
+    def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
         """This rank's part of ``item``, on its device."""
 
     def check(self) -> None:
@@ -39,8 +41,8 @@ class BatchSource(Protocol):
 
 
 def lay_out(
-    plan: WorkPlan,
-    item: WorkItem,
+    schedule: BatchSchedule,
+    item: GlobalBatch,
     rank: int,
     schema: FeatureSchema,
     config: AnyRunConfig,
@@ -49,14 +51,14 @@ def lay_out(
     """A rank's micro-batches of ``item`` on ``device``: everything in place but the features, which are zero."""
     return [
         empty_batch(
-            [plan.dataset.sample(sample_id) for sample_id in part],
+            [schedule.dataset.sample(sample_id) for sample_id in part],
             schema,
             packing=config.data.packing,
             seed=config.seed,
             epoch=item.epoch,
             device=device,
         )
-        for part in plan.shares(item)[rank]
+        for part in schedule.shares(item)[rank]
     ]
 
 
@@ -67,7 +69,7 @@ class FeatureStream:
 
     def __init__(
         self,
-        plan: WorkPlan,
+        schedule: BatchSchedule,
         rank: int,
         receiver: FeatureReceiver,
         schema: FeatureSchema,
@@ -76,14 +78,14 @@ class FeatureStream:
         released: Callable[[int, int], None],
     ) -> None:
         """``released(rank, num_tokens)`` is told of every sample whose transport memory is free."""
-        self._plan = plan
+        self._schedule = schedule
         self._rank = rank
         self._receiver = receiver
         self._schema = schema
         self._config = config
         self._device = device
         self._released = released
-        self._item: WorkItem | None = None
+        self._item: GlobalBatch | None = None
         self._batches: list[DraftBatch] = []
         self._places: dict[int, tuple[DraftBatch, Span]] = {}
         """Of ``_item``, by capture: what is still to come."""
@@ -97,21 +99,21 @@ class FeatureStream:
         self._failure = error
         self._receiver.close()
 
-    def prepare(self, item: WorkItem) -> None:
+    def prepare(self, item: GlobalBatch) -> None:
         """Lays ``item`` out and takes what has arrived of it."""
         self._item = item
-        self._batches = lay_out(self._plan, item, self._rank, self._schema, self._config, self._device)
+        self._batches = lay_out(self._schedule, item, self._rank, self._schema, self._config, self._device)
         self._places = {
-            self._plan.capture_id(item, span.sample_id): (batch, span)
+            self._schedule.request_id(item, span.sample_id): (batch, span)
             for batch in self._batches
             for span in batch.spans
         }
-        for capture_id in self._early.keys() & self._places.keys():
-            self._place(self._early.pop(capture_id))
+        for request_id in self._early.keys() & self._places.keys():
+            self._place(self._early.pop(request_id))
         with suppress(DeadlineExceeded):
             self._take(0.0)
 
-    def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
+    def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
         """This rank's part of ``item``; waits for its features at most ``timeouts.step_s``."""
         if self._item != item:
             self.prepare(item)
@@ -134,10 +136,10 @@ class FeatureStream:
         deadline = time.monotonic() + timeout_s
         while self._places:
             sample = self._receive(max(0.0, deadline - time.monotonic()))
-            if sample.sample_id in self._places:
+            if sample.request_id in self._places:
                 self._place(sample)
             else:
-                self._early[sample.sample_id] = sample
+                self._early[sample.request_id] = sample
 
     def _receive(self, timeout_s: float) -> FeatureSample:
         try:
@@ -148,7 +150,7 @@ class FeatureStream:
             raise EngineError(f"capture failed: {self._failure}") from self._failure
 
     def _place(self, sample: FeatureSample) -> None:
-        batch, span = self._places.pop(sample.sample_id)
+        batch, span = self._places.pop(sample.request_id)
         where = slice(span.start, span.stop)
         if len(sample.input_ids) != span.stop - span.start:
             raise _other_tokens(span.sample_id)

@@ -11,7 +11,7 @@ from spec_core.errors import RunError
 from spec_trainer.checkpoint.folder import CheckpointMeta
 from spec_trainer.clock import Clock
 from spec_trainer.interrupted import Interrupted
-from spec_trainer.schedule import learning_rate
+from spec_trainer.learning_rate import learning_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
     from spec_core import DraftTrainer, TrainStep
     from spec_core.records import StepOutput
+    from spec_trainer.batch_schedule import GlobalBatch
     from spec_trainer.checkpoint.store import CheckpointStore
     from spec_trainer.feature_stream import BatchSource
     from spec_trainer.profiling import StepProfiler
-    from spec_trainer.resolved_run import ResolvedRun
     from spec_trainer.run_log import RunLog
-    from spec_trainer.work_plan import WorkItem
+    from spec_trainer.run_spec import RunSpec
 
 
 @dataclass(kw_only=True)
-class TrainingRun:
+class TrainState:
     """What one trainer rank holds while it trains."""
 
-    plan: ResolvedRun
+    spec: RunSpec
     rank: int
     trainer: DraftTrainer
     stream: BatchSource
@@ -44,70 +44,70 @@ class TrainingRun:
     best: float
     """Best held-out acceptance length so far."""
     clock: Clock = field(default_factory=Clock)
-    ahead: Iterator[WorkItem] = field(init=False)
+    ahead: Iterator[GlobalBatch] = field(init=False)
     """What comes after the item that is being trained on or evaluated."""
 
     def __post_init__(self) -> None:
-        self.ahead = self.plan.work.items(self.done_steps)
+        self.ahead = self.spec.schedule.items(self.done_steps)
         next(self.ahead, None)
 
 
-def train(run: TrainingRun) -> dict[str, Any]:
+def train(state: TrainState) -> dict[str, Any]:
     """Trains from ``done_steps`` to the end; the last record is returned."""
-    work, config = run.plan.work, run.plan.config.train
+    schedule, config = state.spec.schedule, state.spec.config.train
     record: dict[str, Any] = {}
-    for item in map(work.train_item, range(run.done_steps, work.total_steps)):
-        rate = learning_rate(item.step, work.total_steps, config)
-        with run.clock("data"):
+    for item in map(schedule.train_item, range(state.done_steps, schedule.total_steps)):
+        rate = learning_rate(item.step, schedule.total_steps, config)
+        with state.clock("data"):
             share = BatchShare(
-                micro_batches=run.stream.micro_batches(item),
-                denominators=work.denominators([item], run.plan.draft),
+                micro_batches=state.stream.micro_batches(item),
+                denominators=schedule.denominators([item], state.spec.draft),
             )
-        with run.clock("step"), run.profiler.step(item.step):
-            result = run.trainer.step(share, rate)
-            _prepare_next(run)  # while the device computes
+        with state.clock("step"), state.profiler.step(item.step):
+            result = state.trainer.step(share, rate)
+            _prepare_next(state)  # while the device computes
             result.grad_norm.item()  # waits for the device: the step's time is the step's
-        run.stream.check()
-        record = _record(run, item, result, rate)
-        _check_finite(run, record)
-        run.done_steps = item.step + 1
-        run.log.trained(run.done_steps, share)
-        if work.evaluates_after(run.done_steps):
-            record |= {f"eval_{name}": value for name, value in _evaluate(run).items()}
-        run.log.step(record)
-        _checkpoint(run, record)
-        if run.should_stop(run.done_steps) and run.done_steps < work.total_steps:
-            raise Interrupted(f"interrupted; saved {_save(run, record)}; the same command continues there")
+        state.stream.check()
+        record = _record(state, item, result, rate)
+        _check_finite(state, record)
+        state.done_steps = item.step + 1
+        state.log.trained(state.done_steps, share)
+        if schedule.evaluates_after(state.done_steps):
+            record |= {f"eval_{name}": value for name, value in _evaluate(state).items()}
+        state.log.step(record)
+        _checkpoint(state, record)
+        if state.should_stop(state.done_steps) and state.done_steps < schedule.total_steps:
+            raise Interrupted(f"interrupted; saved {_save(state, record)}; the same command continues there")
     return record
 
 
-def _prepare_next(run: TrainingRun) -> None:
-    following = next(run.ahead, None)
+def _prepare_next(state: TrainState) -> None:
+    following = next(state.ahead, None)
     if following is not None:
-        run.stream.prepare(following)
+        state.stream.prepare(following)
 
 
-def _evaluate(run: TrainingRun) -> dict[str, Any]:
+def _evaluate(state: TrainState) -> dict[str, Any]:
     """Loss and metrics over the whole held-out set, as if it were one batch."""
-    items = run.plan.work.evaluation_items(run.done_steps)
+    items = state.spec.schedule.evaluation_items(state.done_steps)
     total: StepOutput | None = None
-    with run.clock("evaluate"):
-        denominators = run.plan.work.denominators(items, run.plan.draft)
+    with state.clock("evaluate"):
+        denominators = state.spec.schedule.denominators(items, state.spec.draft)
         for item in items:
-            share = BatchShare(micro_batches=run.stream.micro_batches(item), denominators=denominators)
-            output = run.trainer.evaluate(share)
-            _prepare_next(run)
+            share = BatchShare(micro_batches=state.stream.micro_batches(item), denominators=denominators)
+            output = state.trainer.evaluate(share)
+            _prepare_next(state)
             total = output if total is None else total + output
         assert total is not None
         total.loss.item()
-        run.stream.check()
+        state.stream.check()
     return {"loss": total.loss.item(), **total.metrics()}
 
 
-def _record(run: TrainingRun, item: WorkItem, result: TrainStep, rate: float) -> dict[str, Any]:
+def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float) -> dict[str, Any]:
     """One line of metrics.jsonl."""
-    tokens = sum(run.plan.dataset.lengths[sample_id] for sample_id in item.sample_ids)
-    data_s, step_s = run.clock.last_s["data"], run.clock.last_s["step"]
+    tokens = sum(state.spec.dataset.lengths[sample_id] for sample_id in item.sample_ids)
+    data_s, step_s = state.clock.last_s["data"], state.clock.last_s["step"]
     return {
         "step": item.step + 1,
         "epoch": item.epoch,
@@ -119,44 +119,44 @@ def _record(run: TrainingRun, item: WorkItem, result: TrainStep, rate: float) ->
         "samples": len(item.sample_ids),
         "tokens_per_s": tokens / (data_s + step_s),
         "samples_per_s": len(item.sample_ids) / (data_s + step_s),
-        "time_s": run.clock.wall_s,
+        "time_s": state.clock.wall_s,
         "time_data_s": data_s,
         "time_step_s": step_s,
     }
 
 
-def _check_finite(run: TrainingRun, record: dict[str, Any]) -> None:
+def _check_finite(state: TrainState, record: dict[str, Any]) -> None:
     """Ends a run whose weights are lost, before a checkpoint of them takes the place of a good one."""
     if math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"]):
         return
     told = f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}"
     if record["step"] == 1:
         raise RunError(
-            f"{told}, before any weight has changed: target {run.plan.target.folder}, its features or the draft of "
+            f"{told}, before any weight has changed: target {state.spec.target.folder}, its features or the draft of "
             "draft.init_from hold values that are not finite; check those files"
         )
-    newest = run.checkpoints.newest
+    newest = state.checkpoints.newest
     left = "no checkpoint was written" if newest is None else f"checkpoint {newest} is sound"
     raise RunError(f"{told}; {left}: lower train.lr or train.clip and start anew")
 
 
-def _checkpoint(run: TrainingRun, record: dict[str, Any]) -> None:
+def _checkpoint(state: TrainState, record: dict[str, Any]) -> None:
     score = record.get("eval_acceptance_length")
-    better = score is not None and score > run.best
-    last = run.done_steps == run.plan.work.total_steps
-    if better or last or run.done_steps % run.plan.config.train.save_every == 0:
-        _save(run, record, better)
+    better = score is not None and score > state.best
+    last = state.done_steps == state.spec.schedule.total_steps
+    if better or last or state.done_steps % state.spec.config.train.save_every == 0:
+        _save(state, record, better)
         if better:
-            run.best = score
+            state.best = score
 
 
-def _save(run: TrainingRun, record: dict[str, Any], best: bool = False) -> Path:
-    with run.clock("checkpoint"):
-        run.plan.directory.check_still_owned(run.plan.identity)
+def _save(state: TrainState, record: dict[str, Any], best: bool = False) -> Path:
+    with state.clock("checkpoint"):
+        state.spec.directory.check_still_owned(state.spec.identity)
         meta = CheckpointMeta(
-            step=run.done_steps,
-            identity=run.plan.identity,
-            target_digest=run.plan.target.digest,
+            step=state.done_steps,
+            identity=state.spec.identity,
+            target_digest=state.spec.target.digest,
             acceptance_length=record.get("eval_acceptance_length"),
         )
-        return run.checkpoints.save(run.trainer, meta, run.plan.directory.config.read_text(), best)
+        return state.checkpoints.save(state.trainer, meta, state.spec.directory.config.read_text(), best)

@@ -15,7 +15,7 @@ from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.dispatch import check_sizes
 from spec_trainer.metrics import check_trackers
 from spec_trainer.offline.store import open_features
-from spec_trainer.resolved_run import ResolvedParts, ResolvedRun
+from spec_trainer.run_spec import RunParts, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ _PATHS = (
 _SECTIONS = {"backend": (Backend, "cpu"), "draft": (Draft, "eagle3"), "engine": (Engine, "hf")}
 
 
-def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> ResolvedRun:
+def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
     """Raises a UsageError, one line, for anything that is wrong; creates nothing."""
     parts, dataset = read_inputs(config_file, flags, overrides)
     run = parts.with_dataset(dataset)
@@ -45,7 +45,7 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
 
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
-) -> tuple[ResolvedParts, Dataset]:
+) -> tuple[RunParts, Dataset]:
     """Configuration, plugins, target and data, for whatever is to be done with them. Errors as of ``resolve``."""
     from spec_trainer.data.dataset import load_dataset
 
@@ -64,10 +64,10 @@ def _one_line() -> Iterator[None]:
         raise ConfigError(f"{error.filename or 'input'}: {error.strerror or error}") from error
 
 
-def _check(run: ResolvedRun) -> None:
+def _check(run: RunSpec) -> None:
     _check_held_out(run)
     if run.config.data.features is None:
-        check_sizes(run.work, run.schema, run.window_bytes)
+        check_sizes(run.schedule, run.schema, run.window_bytes)
     else:
         open_features(run)
     run.members()
@@ -84,7 +84,7 @@ def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
         )
 
 
-def _check_held_out(run: ResolvedRun) -> None:
+def _check_held_out(run: RunSpec) -> None:
     if run.config.train.eval_every and not run.dataset.held_out:
         raise ConfigError(
             f"train.eval_every={run.config.train.eval_every}, but nothing is held out of {len(run.dataset.train)} "
@@ -92,12 +92,12 @@ def _check_held_out(run: ResolvedRun) -> None:
         )
 
 
-def resolve_parts(values: Mapping[str, Any]) -> ResolvedParts:
+def resolve_parts(values: Mapping[str, Any]) -> RunParts:
     """What a child process needs, from a resolved configuration."""
     return _load_parts(*_validated(dict(values), "configuration of the launcher"))
 
 
-def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> ResolvedParts:
+def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
     from spec_core.targets.target_reader import check_target_tensors, read_target
 
     backend, draft = types["backend"](config.backend), types["draft"](config.draft)
@@ -107,7 +107,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> ResolvedParts
     target = read_target(resolve_target(config.target))
     draft.check_target(target)
     check_target_tensors(target, draft.target_tensors(target))
-    return ResolvedParts(
+    return RunParts(
         config=config.model_copy(update={"draft": draft.config}),
         backend=backend,
         draft=draft,

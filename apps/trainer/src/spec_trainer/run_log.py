@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from spec_core import BatchShare
-    from spec_trainer.resolved_run import ResolvedRun
+    from spec_trainer.run_spec import RunSpec
 
 
 class RunLog:
@@ -19,7 +19,7 @@ class RunLog:
     record where the person looks."""
 
     def __init__(
-        self, run: ResolvedRun, rank: int, done_steps: int, show: Callable[[dict[str, Any]], None]
+        self, run: RunSpec, rank: int, done_steps: int, show: Callable[[dict[str, Any]], None]
     ) -> None:
         self._show = show
         self._reports = rank == 0

@@ -219,13 +219,13 @@ def _sample(device: torch.device) -> FeatureSample:
     import torch
 
     hidden_TNH = torch.arange(48, dtype=torch.float32).reshape(_SCHEMA.shape(3)).to(device)
-    return FeatureSample(sample_id=7, input_ids=torch.tensor([1, 2, 3]), hidden_TNH=hidden_TNH)
+    return FeatureSample(request_id=7, input_ids=torch.tensor([1, 2, 3]), hidden_TNH=hidden_TNH)
 
 
 def _assert_equal(received: FeatureSample, sent: FeatureSample) -> None:
     import torch
 
-    if received.sample_id != sent.sample_id or not torch.equal(
+    if received.request_id != sent.request_id or not torch.equal(
         received.hidden_TNH.cpu(), sent.hidden_TNH.cpu()
     ):
         raise RuntimeError("the sample changed on its way")

@@ -14,7 +14,7 @@ from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.dispatch import Dispatcher
 from spec_trainer.draft_trainer import ShardedDraftTrainer
-from spec_trainer.loop import TrainingRun
+from spec_trainer.loop import TrainState
 from spec_trainer.metrics import read_metrics
 from spec_trainer.profiling import StepProfiler
 from spec_trainer.report import write_report
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from spec_core import DraftTrainer
     from spec_trainer.feature_stream import BatchSource, FeatureStream
-    from spec_trainer.resolved_run import ResolvedRun
+    from spec_trainer.run_spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,75 +45,77 @@ class RankLinks:
 
 @contextmanager
 def engine_stream(
-    plan: ResolvedRun, device: torch.device
+    spec: RunSpec, device: torch.device
 ) -> Iterator[tuple[FeatureStream, Callable[[int], None]]]:
     """An engine in this process: what it captures, and what begins the capture, given the steps done."""
     from spec_trainer.feature_stream import FeatureStream
 
     with ExitStack() as stack:
-        transport = plan.backend.transport("inline")
-        context = EngineContext(backend=plan.backend, placement="inline", transport=transport)
-        engine = stack.enter_context(plan.engine_type.create(plan.config.engine, plan.target, context))
-        engine.start(plan.schema)
-        receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
-        dispatcher = Dispatcher(plan.work, plan.schema, [engine], [receiver.address], plan.window_bytes)
+        transport = spec.backend.transport("inline")
+        context = EngineContext(backend=spec.backend, placement="inline", transport=transport)
+        engine = stack.enter_context(spec.engine_type.create(spec.config.engine, spec.target, context))
+        engine.start(spec.schema)
+        receiver = stack.enter_context(transport.listen(spec.schema, spec.window_bytes))
+        dispatcher = Dispatcher(spec.schedule, spec.schema, [engine], [receiver.address], spec.window_bytes)
         stack.callback(dispatcher.stop)
-        stream = FeatureStream(plan.work, 0, receiver, plan.schema, plan.config, device, dispatcher.released)
-        yield stream, lambda done: dispatcher.start(plan.work.items(done), failed=stream.fail)
+        stream = FeatureStream(
+            spec.schedule, 0, receiver, spec.schema, spec.config, device, dispatcher.released
+        )
+        yield stream, lambda done: dispatcher.start(spec.schedule.items(done), failed=stream.fail)
 
 
 @contextmanager
-def training_run(
-    plan: ResolvedRun,
+def train_state(
+    spec: RunSpec,
     rank: int,
     device: torch.device,
     stream: BatchSource,
     links: RankLinks,
-) -> Iterator[TrainingRun]:
+) -> Iterator[TrainState]:
     """One trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
     import torch.distributed as dist
 
     with ExitStack() as stack:
-        stack.enter_context(_default_group(plan, rank, links.store))
-        trainer = _build_trainer(plan, device)
-        checkpoints = CheckpointStore(plan.directory.checkpoints, plan.config.train.keep, dist.group.WORLD)
-        start, best = plan.config.train.resume_from, checkpoints.best()
+        stack.enter_context(_default_group(spec, rank, links.store))
+        trainer = _build_trainer(spec, device)
+        checkpoints = CheckpointStore(spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD)
+        start, best = spec.config.train.resume_from, checkpoints.best()
         # The launcher has chosen a checkpoint by name, or "latest" where there is none.
         done_steps = (
-            0 if start == "latest" else checkpoints.load(trainer, plan.directory.checkpoints / start).step
+            0 if start == "latest" else checkpoints.load(trainer, spec.directory.checkpoints / start).step
         )
-        yield TrainingRun(
-            plan=plan,
+        yield TrainState(
+            spec=spec,
             rank=rank,
             trainer=trainer,
             stream=stream,
             checkpoints=checkpoints,
-            log=stack.enter_context(RunLog(plan, rank, done_steps, links.show)),
+            log=stack.enter_context(RunLog(spec, rank, done_steps, links.show)),
             should_stop=links.should_stop,
-            profiler=StepProfiler(plan.config.profile.steps if rank == 0 else (), plan.directory.root),
+            profiler=StepProfiler(spec.config.profile.steps if rank == 0 else (), spec.directory.root),
             done_steps=done_steps,
             best=(read_meta(best).acceptance_length or 0.0) if best else 0.0,
         )
 
 
-def _build_trainer(plan: ResolvedRun, device: torch.device) -> DraftTrainer:
+def _build_trainer(spec: RunSpec, device: torch.device) -> DraftTrainer:
     import torch
 
     from spec_core.targets.target_reader import read_target_tensors
 
     # Every rank draws the same initial weights; afterwards each has its own generator.
-    torch.manual_seed(plan.config.seed)
-    random.seed(plan.config.seed)
-    tensors = read_target_tensors(plan.target)
-    counts = torch.from_numpy(plan.dataset.token_counts(plan.target.vocab_size))
-    module = plan.draft.build(plan.target, tensors, counts, plan.backend.kernel)
-    strategy = plan.strategy_type(plan.config.train, device)
-    ops = strategy.vocabulary_ops(plan.target, tensors)
-    return ShardedDraftTrainer(plan.draft, module, strategy, ops)
+    torch.manual_seed(spec.config.seed)
+    random.seed(spec.config.seed)
+    tensors = read_target_tensors(spec.target)
+    counts = torch.from_numpy(spec.dataset.token_counts(spec.target.vocab_size))
+    module = spec.draft.build(spec.target, tensors, counts, spec.backend.kernel)
+    strategy = spec.strategy_type(spec.config.train, device)
+    ops = strategy.vocabulary_ops(spec.target, tensors)
+    return ShardedDraftTrainer(spec.draft, module, strategy, ops)
 
 
 @contextmanager
-def _default_group(plan: ResolvedRun, rank: int, store: Store) -> Iterator[None]:
+def _default_group(spec: RunSpec, rank: int, store: Store) -> Iterator[None]:
     """torch's default group, among the trainer's ranks only; no engine ever joins it."""
     import torch.distributed as dist
 
@@ -121,59 +123,59 @@ def _default_group(plan: ResolvedRun, rank: int, store: Store) -> Iterator[None]
 
     with closed_afterwards():
         dist.init_process_group(
-            plan.backend.dist_backend,
+            spec.backend.dist_backend,
             store=store,
             rank=rank,
-            world_size=plan.config.train.ranks,
+            world_size=spec.config.train.ranks,
             # A rank may wait for another that waits for features; who is alive is the supervisor's to watch.
-            timeout=timedelta(seconds=plan.config.timeouts.step_s),
+            timeout=timedelta(seconds=spec.config.timeouts.step_s),
         )
-        prove_default_group(store, plan.config.timeouts.start_s)
+        prove_default_group(store, spec.config.timeouts.start_s)
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def finish(run: TrainingRun, last: dict[str, Any]) -> dict[str, Any]:
+def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
     """Exports the trained draft, then summary and report."""
-    directory = run.plan.directory
-    directory.check_still_owned(run.plan.identity)
-    with run.clock("export"):
-        run.trainer.export(run.plan.target, directory.draft)
-    if run.rank != 0:
+    directory = state.spec.directory
+    directory.check_still_owned(state.spec.identity)
+    with state.clock("export"):
+        state.trainer.export(state.spec.target, directory.draft)
+    if state.rank != 0:
         return {}
-    summary = (None if last else _kept_summary(run)) or _summary(run, last)
+    summary = (None if last else _kept_summary(state)) or _summary(state, last)
     directory.write_summary(summary)
     write_report(directory, f"Training of {summary['description']}", summary)
     return summary
 
 
-def _kept_summary(run: TrainingRun) -> dict[str, Any] | None:
+def _kept_summary(state: TrainState) -> dict[str, Any] | None:
     """The summary of an earlier incarnation that left nothing to do: it knows the times."""
-    file = run.plan.directory.summary
+    file = state.spec.directory.summary
     kept = json.loads(file.read_text()) if file.exists() else {}
-    return kept if kept.get("steps") == run.done_steps else None
+    return kept if kept.get("steps") == state.done_steps else None
 
 
-def _summary(run: TrainingRun, last: dict[str, Any]) -> dict[str, Any]:
-    directory = run.plan.directory
+def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
+    directory = state.spec.directory
     last = last or next(reversed(read_metrics(directory.metrics)), {})
     return {
-        "description": f"{run.plan.config.draft.name} draft for {run.plan.target.folder.name}",
-        "steps": run.done_steps,
-        "tokens": _trained_tokens(run),
+        "description": f"{state.spec.config.draft.name} draft for {state.spec.target.folder.name}",
+        "steps": state.done_steps,
+        "tokens": _trained_tokens(state),
         **{key: value for key, value in last.items() if key == "loss" or key.startswith("eval_")},
         "simulated_acceptance_length": last.get("acceptance_length"),
-        "wall_s": run.clock.wall_s,
-        "time_s": run.clock.breakdown(),
+        "wall_s": state.clock.wall_s,
+        "time_s": state.clock.breakdown(),
         "draft": str(directory.draft),
-        "data": str(run.plan.dataset.report),
+        "data": str(state.spec.dataset.report),
     }
 
 
-def _trained_tokens(run: TrainingRun) -> int:
+def _trained_tokens(state: TrainState) -> int:
     """Tokens of every step of the run, those of earlier incarnations included."""
-    lengths, work = run.plan.dataset.lengths, run.plan.work
-    items = map(work.train_item, range(run.done_steps))
+    lengths, schedule = state.spec.dataset.lengths, state.spec.schedule
+    items = map(schedule.train_item, range(state.done_steps))
     return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)

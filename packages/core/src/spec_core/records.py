@@ -86,7 +86,7 @@ class FeatureSchema:
 class CaptureRequest:
     """One sample that an engine is to run through the target, and where its features go."""
 
-    sample_id: int
+    request_id: int
     input_ids: tuple[int, ...]
     destination: str
     """``FeatureReceiver.address`` of the trainer rank that trains this sample."""
@@ -96,7 +96,7 @@ class CaptureRequest:
 class FeatureSample:
     """Features of one sample. The loss mask is not here: the trainer joins it by ``sample_id``."""
 
-    sample_id: int
+    request_id: int
     input_ids: Tensor
     """int64 [T], echoed by the engine and compared with the request."""
     hidden_TNH: Tensor

@@ -129,7 +129,7 @@ class HfEngine(Engine):
             states = self._model.states([r.input_ids for r in chosen], schema)
             for request, hidden_TNH in zip(chosen, states, strict=True):
                 ids = torch.tensor(request.input_ids, dtype=torch.int64, device=self._device)
-                sample = FeatureSample(sample_id=request.sample_id, input_ids=ids, hidden_TNH=hidden_TNH)
+                sample = FeatureSample(request_id=request.request_id, input_ids=ids, hidden_TNH=hidden_TNH)
                 self._send(self._sender(request.destination, schema), sample)
 
     def _check_capture(self, schema: FeatureSchema) -> Transport:

@@ -51,8 +51,8 @@ def receiver() -> Iterator[FeatureReceiver]:
         yield receiver
 
 
-def request(sample_id: int, destination: str, num_tokens: int = 3) -> CaptureRequest:
-    return CaptureRequest(sample_id=sample_id, input_ids=tuple(range(num_tokens)), destination=destination)
+def request(request_id: int, destination: str, num_tokens: int = 3) -> CaptureRequest:
+    return CaptureRequest(request_id=request_id, input_ids=tuple(range(num_tokens)), destination=destination)
 
 
 def states(num_tokens: int = 3) -> torch.Tensor:
@@ -65,7 +65,7 @@ def test_states_reach_the_destination_of_their_request(desk, outlet, receiver) -
     outlet.deliver(two, [0, 1], states(2))  # an engine finishes requests in any order
     outlet.deliver(one, [0, 1, 2], states(3))
     got = [receiver.receive(LIMIT_S) for _ in asked]
-    assert [(s.sample_id, s.input_ids.tolist()) for s in got] == [(8, [0, 1]), (7, [0, 1, 2])]
+    assert [(s.request_id, s.input_ids.tolist()) for s in got] == [(8, [0, 1]), (7, [0, 1, 2])]
     assert all(torch.equal(s.hidden_TNH, states(len(s.input_ids))) for s in got)
     assert done.result(LIMIT_S) is None
 
@@ -88,7 +88,7 @@ def test_a_batch_is_done_with_its_last_request_and_fails_of_the_first_reason(des
     outlet.deliver(three, [0, 1, 2], states())
     with pytest.raises(EngineError, match="too long"):
         done.result(LIMIT_S)
-    assert receiver.receive(LIMIT_S).sample_id == 3
+    assert receiver.receive(LIMIT_S).request_id == 3
     desk.drain()
 
 

@@ -39,7 +39,7 @@ def sample(num_tokens: int) -> FeatureSample:
     generator = torch.Generator().manual_seed(num_tokens)
     ids = torch.randint(0, 1000, (num_tokens,), generator=generator)
     return FeatureSample(
-        sample_id=1, input_ids=ids, hidden_TNH=torch.randn(SCHEMA.shape(num_tokens), generator=generator)
+        request_id=1, input_ids=ids, hidden_TNH=torch.randn(SCHEMA.shape(num_tokens), generator=generator)
     )
 
 
@@ -121,7 +121,7 @@ def test_the_note_of_a_grant_survives_the_wire():
 def test_strided_tensors_are_laid_out_as_they_are():
     sent = sample(12)
     strided = FeatureSample(
-        sample_id=1,
+        request_id=1,
         input_ids=sent.input_ids[::3],
         hidden_TNH=sent.hidden_TNH.transpose(1, 2)[::3].transpose(1, 2),
     )

@@ -26,10 +26,10 @@ WINDOW = 1 << 16
 LONG_S, SHORT_S = 10.0, 0.3
 
 
-def sample(sample_id: int = 7, num_tokens: int = 5) -> FeatureSample:
-    generator = torch.Generator().manual_seed(sample_id)
+def sample(request_id: int = 7, num_tokens: int = 5) -> FeatureSample:
+    generator = torch.Generator().manual_seed(request_id)
     return FeatureSample(
-        sample_id=sample_id,
+        request_id=request_id,
         input_ids=torch.arange(num_tokens),
         hidden_TNH=torch.randn(num_tokens, 2, 8, generator=generator).bfloat16(),
     )
@@ -140,7 +140,7 @@ def test_a_wrong_address_says_so_without_the_token(receiver):
 
 def test_a_sample_that_is_not_what_was_agreed_is_refused_by_the_sender(receiver):
     with connect(receiver) as sender:
-        wrong = FeatureSample(sample_id=1, input_ids=torch.arange(3), hidden_TNH=torch.zeros(3, 2, 8))
+        wrong = FeatureSample(request_id=1, input_ids=torch.arange(3), hidden_TNH=torch.zeros(3, 2, 8))
         with pytest.raises(SchemaMismatch, match="float32"):
             sender.send(wrong, LONG_S)
     check_works(receiver)
@@ -149,7 +149,7 @@ def test_a_sample_that_is_not_what_was_agreed_is_refused_by_the_sender(receiver)
 def test_strided_tensors_travel_too(receiver):
     strided = sample(num_tokens=12).hidden_TNH[::3]
     with connect(receiver) as sender:
-        sender.send(FeatureSample(sample_id=1, input_ids=torch.arange(12)[::3], hidden_TNH=strided), LONG_S)
+        sender.send(FeatureSample(request_id=1, input_ids=torch.arange(12)[::3], hidden_TNH=strided), LONG_S)
         got = receiver.receive(LONG_S)
         assert torch.equal(got.hidden_TNH, strided)
         assert got.input_ids.tolist() == [0, 3, 6, 9]

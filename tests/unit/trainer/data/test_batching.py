@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from spec_trainer.data.batching import GlobalBatches, capture_batches, shares
+from spec_trainer.data.batching import EpochBatches, capture_batches, shares
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def items(count, seed=0, longest=100):
 
 
 def batches(samples, tokens=256, seed=7, shuffle=True):
-    return GlobalBatches(samples, tokens, seed=seed, shuffle=shuffle)
+    return EpochBatches(samples, tokens, seed=seed, shuffle=shuffle)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -26,7 +26,7 @@ def test_batches_equal_those_of_an_engine_bit_for_bit(capture, resolved, packing
     offline = resolved(*keys, "train.accumulation=2", f"data.features={capture(ONE_PASS_EACH)}")
     with engine_stream(online, CPU) as (live, begin), stored(offline) as read:
         begin(0)
-        items = list(online.work.items(0))
+        items = list(online.schedule.items(0))
         assert sum(item.evaluates for item in items) >= 2
         for item in items:
             for one, other in zip(live.micro_batches(item), read.micro_batches(item), strict=True):
@@ -41,14 +41,14 @@ def test_wanted_layers_are_taken_out_of_more(capture, resolved):
     run = resolved(f"data.features={folder}", "draft.layers=[2,5]")
     whole = resolved(f"data.features={folder}", "draft.layers=[1,2,4,5]")
     with stored(run) as few, stored(whole) as many:
-        item = run.work.train_item(0)
+        item = run.schedule.train_item(0)
         (some,), (every,) = few.micro_batches(item), many.micro_batches(item)
     assert torch.equal(some.hidden_TNH, every.hidden_TNH[:, [1, 3, 4]])
 
 
 def test_ranks_share_a_batch(capture, resolved):
     run = resolved(f"data.features={capture()}", "train.ranks=2", "train.global_batch_tokens=100")
-    item = run.work.train_item(0)
+    item = run.schedule.train_item(0)
     with stored(run, 0) as first, stored(run, 1) as second:
         parts = [stream.micro_batches(item)[0] for stream in (first, second)]
     seen = [span.sample_id for part in parts for span in part.spans]
@@ -59,7 +59,7 @@ def test_ranks_share_a_batch(capture, resolved):
 def test_a_resumed_run_begins_where_it_stopped(capture, resolved):
     run = resolved(f"data.features={capture()}", "train.global_batch_tokens=40", "train.steps=8")
     with stored(run) as stream:
-        for item in run.work.items(3):
+        for item in run.schedule.items(3):
             (batch,) = stream.micro_batches(item)
             assert [span.sample_id for span in batch.spans] == sorted(item.sample_ids)
 
@@ -73,13 +73,13 @@ def test_a_damaged_sample_is_never_handed_out(capture, resolved):
     content = bytearray(file.read_bytes())
     content[-1000] ^= 4
     file.write_bytes(content)
-    items, handed_out = run.work.items(0), []
+    items, handed_out = run.schedule.items(0), []
     with stored(run) as stream:
         with pytest.raises(
             RunError, match=r"features-00001\.safetensors: .* of sample (\d+) are damaged"
         ) as caught:
             handed_out.extend(stream.micro_batches(item)[0].spans[0].sample_id for item in items)
-        assert f"sample {run.work.train_item(len(handed_out)).sample_ids[0]} are" in str(caught.value)
+        assert f"sample {run.schedule.train_item(len(handed_out)).sample_ids[0]} are" in str(caught.value)
 
 
 def test_a_closed_stream_leaves_no_thread(capture, resolved):
@@ -88,5 +88,5 @@ def test_a_closed_stream_leaves_no_thread(capture, resolved):
     run = resolved(f"data.features={capture()}")
     before = set(threading.enumerate())
     with stored(run) as stream:
-        stream.micro_batches(run.work.train_item(0))
+        stream.micro_batches(run.schedule.train_item(0))
     assert set(threading.enumerate()) == before

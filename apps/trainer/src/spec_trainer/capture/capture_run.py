@@ -12,55 +12,55 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.data.dataset import Dataset
 from spec_trainer.dispatch import sample_bytes
 from spec_trainer.interrupted import Interrupted
 from spec_trainer.offline.folder import FeatureFolder
 from spec_trainer.offline.index import FeatureIdentity, data_digest
-from spec_trainer.resolved_run import ResolvedRun
-from spec_trainer.work_plan import BatchSettings, WorkPlan
+from spec_trainer.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from spec_trainer.batch_schedule import GlobalBatch
     from spec_trainer.feature_stream import FeatureStream
-    from spec_trainer.resolved_run import ResolvedParts
-    from spec_trainer.work_plan import WorkItem
+    from spec_trainer.run_spec import RunParts
 
 
-class ShardPlan(WorkPlan):
+class ShardSchedule(BatchSchedule):
     """Every sample once, in the order of the data; an item is a shard, and only missing ones are items."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings, folder: FeatureFolder) -> None:
         super().__init__(Dataset(dataset.samples, (), dataset.report), settings)
         self._folder = folder
 
-    def items(self, done_steps: int) -> Iterator[WorkItem]:
+    def items(self, done_steps: int) -> Iterator[GlobalBatch]:
         return (item for item in super().items(done_steps) if not self._folder.has(item.step))
 
 
 @dataclass(frozen=True)
 class CaptureRun:
-    run: ResolvedRun
+    run: RunSpec
     folder: FeatureFolder
     identity: FeatureIdentity
 
     @property
     def num_shards(self) -> int:
-        return self.run.work.total_steps
+        return self.run.schedule.total_steps
 
-    def missing(self) -> list[WorkItem]:
-        return list(self.run.work.items(0))
+    def missing(self) -> list[GlobalBatch]:
+        return list(self.run.schedule.items(0))
 
-    def num_bytes(self, items: Sequence[WorkItem]) -> int:
+    def num_bytes(self, items: Sequence[GlobalBatch]) -> int:
         return sample_bytes(self.run.schema, self.num_tokens(items))
 
-    def num_tokens(self, items: Sequence[WorkItem]) -> int:
+    def num_tokens(self, items: Sequence[GlobalBatch]) -> int:
         lengths = self.run.dataset.lengths
         return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)
 
 
-def plan_capture(parts: ResolvedParts, dataset: Dataset) -> CaptureRun:
+def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
     """The same in every process of a capture."""
     config, folder = parts.config, FeatureFolder(parts.config.output)
     settings = BatchSettings(
@@ -74,7 +74,7 @@ def plan_capture(parts: ResolvedParts, dataset: Dataset) -> CaptureRun:
         epochs=1,
         eval_every=0,
     )
-    work = ShardPlan(dataset, settings, folder)
+    schedule = ShardSchedule(dataset, settings, folder)
     identity = FeatureIdentity(
         schema=parts.schema,
         target_digest=parts.target.digest,
@@ -82,7 +82,7 @@ def plan_capture(parts: ResolvedParts, dataset: Dataset) -> CaptureRun:
         num_samples=len(dataset.samples),
         shard_bytes=config.capture.shard_bytes,
     )
-    return CaptureRun(ResolvedRun(**vars(parts), dataset=work.dataset, work=work), folder, identity)
+    return CaptureRun(RunSpec(**vars(parts), dataset=schedule.dataset, schedule=schedule), folder, identity)
 
 
 def write_shards(

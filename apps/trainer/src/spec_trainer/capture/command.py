@@ -11,19 +11,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError, ConfigError
+from spec_trainer.batch_schedule import BatchSchedule
 from spec_trainer.capture.capture_run import CaptureRun, plan_capture, write_shards
 from spec_trainer.dispatch import check_sizes
 from spec_trainer.progress import StepProgress
 from spec_trainer.resolve import read_inputs
 from spec_trainer.stop_request import StopRequest
-from spec_trainer.work_plan import WorkPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from spec_trainer.batch_schedule import GlobalBatch
     from spec_trainer.config import AnyRunConfig
-    from spec_trainer.work_plan import WorkItem
 
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def resolve_capture(
             "name the folder with --output"
         )
     capture = plan_capture(replace(parts, config=_for_capture(parts.config)), dataset)
-    check_sizes(capture.run.work, parts.schema, capture.run.window_bytes)
+    check_sizes(capture.run.schedule, parts.schema, capture.run.window_bytes)
     capture.run.members()
     capture.folder.check_owner(capture.identity)
     capture.folder.check_shards(capture.identity, capture.num_shards)
@@ -121,8 +121,8 @@ def _check_space(capture: CaptureRun) -> None:
         )
 
 
-def _document(capture: CaptureRun, captured: Sequence[WorkItem], wall_s: float) -> dict[str, Any]:
-    everything = list(WorkPlan.items(capture.run.work, 0))
+def _document(capture: CaptureRun, captured: Sequence[GlobalBatch], wall_s: float) -> dict[str, Any]:
+    everything = list(BatchSchedule.items(capture.run.schedule, 0))
     return {
         "features": str(capture.folder.root),
         "layers": list(capture.run.schema.layers),

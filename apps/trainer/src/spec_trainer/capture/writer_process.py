@@ -24,16 +24,16 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     """Stands where a trainer rank stands in training, and speaks as one with the launcher."""
     launcher = LauncherSide(channel)
     capture = plan_capture(resolve_parts(order["config"]), open_dataset(order["dataset"]))
-    plan = capture.run
+    spec = capture.run
     if order["memory_fraction"] is not None:
-        plan.backend.limit_memory(order["memory_fraction"])
-    plan.backend.device(0)  # binds this process to its device, which the transport uses
-    transport = plan.backend.transport(plan.config.placement.kind)
-    receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
+        spec.backend.limit_memory(order["memory_fraction"])
+    spec.backend.device(0)  # binds this process to its device, which the transport uses
+    transport = spec.backend.transport(spec.config.placement.kind)
+    receiver = stack.enter_context(transport.listen(spec.schema, spec.window_bytes))
     freed = functools.partial(released, channel)
-    stream = FeatureStream(plan.work, 0, receiver, plan.schema, plan.config, torch.device("cpu"), freed)
+    stream = FeatureStream(spec.schedule, 0, receiver, spec.schema, spec.config, torch.device("cpu"), freed)
     channel.send("ready", address=receiver.address, done_steps=0)
-    launcher.wait("start", plan.config.timeouts.start_s)
+    launcher.wait("start", spec.config.timeouts.start_s)
     try:
         write_shards(capture, stream, launcher.should_stop, launcher.show)
     except Interrupted as stopped:

@@ -33,12 +33,12 @@ class Sized(Protocol):
 
 
 @dataclass(frozen=True)
-class GlobalBatch:
+class EpochBatch:
     epoch: int
     sample_ids: Ids
 
 
-class GlobalBatches:
+class EpochBatches:
     """The global batches of a run, step by step.
 
     An epoch visits every sample once, in an order drawn from (seed, epoch), and is cut greedily: a batch takes
@@ -59,14 +59,14 @@ class GlobalBatches:
         """First step of each epoch, as far as was asked."""
         self._latest: tuple[int, list[Ids]] = (-1, [])
 
-    def batch(self, step: int) -> GlobalBatch:
+    def batch(self, step: int) -> EpochBatch:
         with self._lock:
             while self._first_steps[-1] <= step:
                 self._first_steps.append(
                     self._first_steps[-1] + len(self._batches(len(self._first_steps) - 1))
                 )
             epoch = bisect_right(self._first_steps, step) - 1
-            return GlobalBatch(epoch, self._batches(epoch)[step - self._first_steps[epoch]])
+            return EpochBatch(epoch, self._batches(epoch)[step - self._first_steps[epoch]])
 
     def steps_in_epoch(self, epoch: int) -> int:
         with self._lock:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spec_core.launcher import Event, Launcher, Worker
     from spec_core.records import CaptureRequest, FeatureSchema
     from spec_trainer.progress import StepProgress
-    from spec_trainer.resolved_run import ResolvedRun
+    from spec_trainer.run_spec import RunSpec
     from spec_trainer.stop_request import StopRequest
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class RemoteEngine:
         self.child.tell(
             "capture",
             batch=self._next,
-            requests=[[request.sample_id, request.input_ids, request.destination] for request in requests],
+            requests=[[request.request_id, request.input_ids, request.destination] for request in requests],
         )
         self._next += 1
         return future
@@ -80,10 +80,10 @@ class LocalRun:
     """One run of several processes, from start to finish; every handler runs in the main thread."""
 
     def __init__(
-        self, plan: ResolvedRun, supervisor: Launcher, stop: StopRequest, progress: StepProgress
+        self, spec: RunSpec, supervisor: Launcher, stop: StopRequest, progress: StepProgress
     ) -> None:
         self._progress = progress
-        self._plan = plan
+        self._spec = spec
         self._supervisor = supervisor
         self._stop = stop
         self._dispatcher: Dispatcher | None = None
@@ -99,13 +99,13 @@ class LocalRun:
         """Starts every process; they load in parallel, and touch their devices in turns."""
         programs = {"engine": _ENGINE, "trainer": taker}
         common = {
-            "config": self._plan.config.model_dump(mode="json"),
+            "config": self._spec.config.model_dump(mode="json"),
             "token": secrets.token_hex(16),
             "dataset": str(dataset),
         }
-        plan = self._plan
-        for member in plan.members():
-            env = _ONE_HOST | os.environ | member.env(plan.backend)
+        spec = self._spec
+        for member in spec.members():
+            env = _ONE_HOST | os.environ | member.env(spec.backend)
             order = {
                 "entry": programs[member.role].entry,
                 "rank": member.index,
@@ -122,7 +122,7 @@ class LocalRun:
 
     def run(self) -> None:
         """Until every process has ended. Raises the first failure of any, or Interrupted."""
-        timeouts = self._plan.config.timeouts
+        timeouts = self._spec.config.timeouts
         started = self._until(lambda: self._dispatcher is not None, time.monotonic() + timeouts.start_s)
         if self._stop.requested and self._dispatcher is None:
             raise Interrupted("interrupted before the first step; the same command starts again")
@@ -184,19 +184,19 @@ class LocalRun:
                 self._supervisor.children[name].tell("begin")
 
     def _begin(self) -> None:
-        plan = self._plan
+        spec = self._spec
         addresses = [self._ready[name]["address"] for name in self._ranks]
         done_steps = {self._ready[name]["done_steps"] for name in self._ranks}
         if len(done_steps) != 1:
             raise RunError(f"trainer ranks resumed at different steps: {sorted(done_steps)}")
         self._dispatcher = Dispatcher(
-            plan.work, plan.schema, list(self._engines.values()), addresses, plan.window_bytes
+            spec.schedule, spec.schema, list(self._engines.values()), addresses, spec.window_bytes
         )
         for child in self._ranks.values():
             child.tell("start")
         log.info("every process is ready; %d steps are done", done := done_steps.pop())
         if self._engines:
-            self._dispatcher.start(plan.work.items(done), failed=_never)
+            self._dispatcher.start(spec.schedule.items(done), failed=_never)
 
     def _on_captured(self, child: Worker, record: dict[str, Any]) -> None:
         self._engines[child.name].captured(record["batch"])
@@ -215,18 +215,16 @@ class LocalRun:
         self._interrupted = record["message"]
 
 
-def run_local(
-    plan: ResolvedRun, stop: StopRequest, progress: StepProgress, taker: Program = _TRAINER
-) -> None:
+def run_local(spec: RunSpec, stop: StopRequest, progress: StepProgress, taker: Program = _TRAINER) -> None:
     """Runs every process in its place until all have ended. ``taker``: what takes the features."""
     with (
-        saved_dataset(plan.dataset, plan.directory.root) as dataset,
-        plan.launcher_type(
-            plan.directory.logs, plan.config.timeouts.peer_s, plan.backend.check_host
+        saved_dataset(spec.dataset, spec.directory.root) as dataset,
+        spec.launcher_type(
+            spec.directory.logs, spec.config.timeouts.peer_s, spec.backend.check_host
         ) as supervisor,
         progress,
     ):
-        run = LocalRun(plan, supervisor, stop, progress)
+        run = LocalRun(spec, supervisor, stop, progress)
         stop.on_request(supervisor.wake)
         run.start(dataset, taker)
         run.run()

@@ -17,7 +17,7 @@ from spec_trainer.loop import train
 from spec_trainer.offline.store import open_features
 from spec_trainer.offline.stream import StoredStream
 from spec_trainer.resolve import resolve_parts
-from spec_trainer.wiring import RankLinks, finish, training_run
+from spec_trainer.wiring import RankLinks, finish, train_state
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from spec_core.processes.control import ControlChannel, Record
     from spec_trainer.feature_stream import BatchSource
-    from spec_trainer.resolved_run import ResolvedRun
+    from spec_trainer.run_spec import RunSpec
 
 
 class LauncherSide:
@@ -66,18 +66,18 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
     """Trains to the end of the run, or until the launcher ends it."""
     launcher = LauncherSide(channel)
     rank = order["rank"]
-    plan = resolve_parts(order["config"]).with_dataset(open_dataset(order["dataset"]))
+    spec = resolve_parts(order["config"]).with_dataset(open_dataset(order["dataset"]))
     if order["memory_fraction"] is not None:
-        plan.backend.limit_memory(order["memory_fraction"])
-    device = plan.backend.device(0)
-    store = _join(stack, channel, launcher, order, plan)
-    stream, address = (_engine_stream if plan.config.data.features is None else _folder_stream)(
-        stack, channel, plan, rank, device
+        spec.backend.limit_memory(order["memory_fraction"])
+    device = spec.backend.device(0)
+    store = _join(stack, channel, launcher, order, spec)
+    stream, address = (_engine_stream if spec.config.data.features is None else _folder_stream)(
+        stack, channel, spec, rank, device
     )
     links = RankLinks(store=store, should_stop=launcher.should_stop, show=launcher.show)
-    training = stack.enter_context(training_run(plan, rank, device, stream, links))
+    training = stack.enter_context(train_state(spec, rank, device, stream, links))
     channel.send("ready", address=address, done_steps=training.done_steps)
-    launcher.wait("start", plan.config.timeouts.start_s)
+    launcher.wait("start", spec.config.timeouts.start_s)
     try:
         finish(training, train(training))
     except Interrupted as stopped:
@@ -88,14 +88,14 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
 
 
 def _join(
-    stack: ExitStack, channel: ControlChannel, launcher: LauncherSide, order: Record, plan: ResolvedRun
+    stack: ExitStack, channel: ControlChannel, launcher: LauncherSide, order: Record, spec: RunSpec
 ) -> Store:
     """The trainer's ranks find each other: rank 0 listens, the launcher passes its address on."""
-    rank, world_size = order["rank"], plan.config.train.ranks
+    rank, world_size = order["rank"], spec.config.train.ranks
     address = (
-        "127.0.0.1:0" if rank == 0 else launcher.wait("rendezvous", plan.config.timeouts.start_s)["address"]
+        "127.0.0.1:0" if rank == 0 else launcher.wait("rendezvous", spec.config.timeouts.start_s)["address"]
     )
-    timeouts = plan.config.timeouts
+    timeouts = spec.config.timeouts
     rendezvous = stack.enter_context(Rendezvous(address, rank, world_size, order["token"], timeouts.step_s))
     if rank == 0:
         channel.send("rendezvous", address=rendezvous.address)
@@ -104,21 +104,21 @@ def _join(
 
 
 def _engine_stream(
-    stack: ExitStack, channel: ControlChannel, plan: ResolvedRun, rank: int, device: torch.device
+    stack: ExitStack, channel: ControlChannel, spec: RunSpec, rank: int, device: torch.device
 ) -> tuple[BatchSource, str | None]:
     """What engines send to this rank, and the address that they send it to."""
-    transport = plan.backend.transport(plan.config.placement.kind)
-    receiver = stack.enter_context(transport.listen(plan.schema, plan.window_bytes))
+    transport = spec.backend.transport(spec.config.placement.kind)
+    receiver = stack.enter_context(transport.listen(spec.schema, spec.window_bytes))
     freed = functools.partial(released, channel)
-    stream = FeatureStream(plan.work, rank, receiver, plan.schema, plan.config, device, freed)
+    stream = FeatureStream(spec.schedule, rank, receiver, spec.schema, spec.config, device, freed)
     return stream, receiver.address
 
 
 def _folder_stream(
-    stack: ExitStack, channel: ControlChannel, plan: ResolvedRun, rank: int, device: torch.device
+    stack: ExitStack, channel: ControlChannel, spec: RunSpec, rank: int, device: torch.device
 ) -> tuple[BatchSource, str | None]:
     """``data.features``: nobody sends anything."""
-    return stack.enter_context(StoredStream(plan, rank, open_features(plan), device)), None
+    return stack.enter_context(StoredStream(spec, rank, open_features(spec), device)), None
 
 
 def released(channel: ControlChannel, rank: int, num_tokens: int) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spec_core.records import FeatureSchema
     from spec_trainer.data.dataset import Sample
     from spec_trainer.offline.index import FeatureIndex, StoredSample
-    from spec_trainer.resolved_run import ResolvedRun
+    from spec_trainer.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FeatureStore:
     """Where each sample of the run lies, by the run's own sample id."""
 
 
-def open_features(run: ResolvedRun) -> FeatureStore:
+def open_features(run: RunSpec) -> FeatureStore:
     """``data.features`` for ``run``. Raises ArtifactError, one line each: no such folder, an incomplete or damaged
     one, another target, layers or a dtype that the draft cannot use, data that was not captured."""
     assert run.config.data.features is not None
@@ -51,7 +51,7 @@ def open_features(run: ResolvedRun) -> FeatureStore:
 
 
 def _places(
-    root: Path, stored: Mapping[str, tuple[Shard, StoredSample]], run: ResolvedRun
+    root: Path, stored: Mapping[str, tuple[Shard, StoredSample]], run: RunSpec
 ) -> dict[int, tuple[Shard, StoredSample]]:
     samples = run.dataset.samples
     found = [(sample, stored.get(token_digest(sample.input_ids))) for sample in samples]
@@ -77,7 +77,7 @@ def _check_complete(root: Path, index: FeatureIndex) -> None:
         )
 
 
-def _check_target(root: Path, index: FeatureIndex, run: ResolvedRun) -> None:
+def _check_target(root: Path, index: FeatureIndex, run: RunSpec) -> None:
     if index.identity.target_digest != run.target.digest:
         raise ArtifactError(
             f"data.features={root} was captured from another target than {run.target.folder} (digest "
@@ -85,7 +85,7 @@ def _check_target(root: Path, index: FeatureIndex, run: ResolvedRun) -> None:
         )
 
 
-def _check_schema(root: Path, stored: FeatureSchema, run: ResolvedRun) -> None:
+def _check_schema(root: Path, stored: FeatureSchema, run: RunSpec) -> None:
     wanted = run.schema
     name = f"data.features={root}"
     if missing := sorted(set(wanted.layers) - set(stored.layers)):

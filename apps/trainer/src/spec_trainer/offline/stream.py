@@ -13,9 +13,9 @@ from spec_trainer.feature_stream import lay_out
 
 if TYPE_CHECKING:
     from spec_core.records import DraftBatch, Span
+    from spec_trainer.batch_schedule import GlobalBatch
     from spec_trainer.offline.store import FeatureStore
-    from spec_trainer.resolved_run import ResolvedRun
-    from spec_trainer.work_plan import WorkItem
+    from spec_trainer.run_spec import RunSpec
 
 _HOST = torch.device("cpu")
 _READERS = 4
@@ -25,7 +25,7 @@ _READERS = 4
 class StoredStream(Resource):
     """Reads what it is to prepare beside the training, so that the trainer finds its batch ready."""
 
-    def __init__(self, run: ResolvedRun, rank: int, store: FeatureStore, device: torch.device) -> None:
+    def __init__(self, run: RunSpec, rank: int, store: FeatureStore, device: torch.device) -> None:
         self._run = run
         self._rank = rank
         self._device = device
@@ -34,14 +34,14 @@ class StoredStream(Resource):
         every = store.schema.layers == run.schema.layers
         chosen = [store.schema.layers.index(layer) for layer in run.schema.layers]
         self._columns = slice(None) if every else chosen  # a slice copies nothing
-        self._ready: tuple[WorkItem, Future[list[DraftBatch]]] | None = None
+        self._ready: tuple[GlobalBatch, Future[list[DraftBatch]]] | None = None
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read ahead")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read features")
 
-    def prepare(self, item: WorkItem) -> None:
+    def prepare(self, item: GlobalBatch) -> None:
         self._ready = item, self._ahead.submit(self._read, item)
 
-    def micro_batches(self, item: WorkItem) -> list[DraftBatch]:
+    def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
         """This rank's part of ``item``. Raises RunError for features that are damaged or not of the sample's
         tokens."""
         if self._ready is None or self._ready[0] != item:
@@ -56,9 +56,9 @@ class StoredStream(Resource):
         self._ahead.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
 
-    def _read(self, item: WorkItem) -> list[DraftBatch]:
+    def _read(self, item: GlobalBatch) -> list[DraftBatch]:
         run = self._run
-        batches = lay_out(run.work, item, self._rank, run.schema, run.config, _HOST)
+        batches = lay_out(run.schedule, item, self._rank, run.schema, run.config, _HOST)
         places = [(batch, span) for batch in batches for span in batch.spans]
         for _ in self._readers.map(self._place, *zip(*places, strict=True)) if places else ():
             pass

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from spec_trainer.evaluation.workload import Prompts
     from spec_trainer.quickstart.corpus import Document
-    from spec_trainer.resolved_run import ResolvedRun
+    from spec_trainer.run_spec import RunSpec
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ def prepare_files(config: TinyTargetConfig) -> QuickstartFiles:
     return files
 
 
-def _measure_all(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -> dict[str, Any]:
+def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> dict[str, Any]:
     """Acceptance length of the trained draft and of three others, all by the same decoding."""
     untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
     timeouts = run.config.timeouts
@@ -172,7 +172,7 @@ def _measure_all(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -
     return {**result, **_measure_baselines(run, prompts, sampling)}
 
 
-def _measure_baselines(run: ResolvedRun, prompts: Prompts, sampling: SamplingParams) -> dict[str, float]:
+def _measure_baselines(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> dict[str, float]:
     """Acceptance length of two drafts that see tokens only. The default engine, which is the reference, decodes with
     any Proposer."""
     from spec_trainer.quickstart.baselines import BigramLaw, BigramProposer, PromptLookupProposer
@@ -193,7 +193,7 @@ def _acceptance_length(engine: Engine, prompts: Prompts, sampling: SamplingParam
     return decode(engine, prompts, sampling).counters.acceptance_length
 
 
-def held_out_prompts(run: ResolvedRun, num_prompts: int) -> Prompts:
+def held_out_prompts(run: RunSpec, num_prompts: int) -> Prompts:
     """The openings of held-out pieces: no file of theirs was trained on."""
     long_enough = [sample for sample in run.dataset.held_out if len(sample) >= PROMPT_TOKENS]
     return [sample.input_ids[:PROMPT_TOKENS].tolist() for sample in _evenly(long_enough, num_prompts)]

@@ -104,7 +104,12 @@ class CaptureDesk(Resource):
         # The worker compares what it ran with the request: an engine that alters a prompt is found there. One record:
         # every read costs a thread of the worker a turn beside the engine's own.
         orders = [
-            {"key": key, "sample_id": request.sample_id, "ids": request.input_ids, "to": request.destination}
+            {
+                "key": key,
+                "request_id": request.request_id,
+                "ids": request.input_ids,
+                "to": request.destination,
+            }
             for key, request in expected.items()
         ]
         worker.send("expect", orders=orders)
@@ -175,7 +180,7 @@ class CaptureDesk(Resource):
         error = None
         if record["kind"] == "failed":
             error = EngineError(
-                f"capture of sample {request.sample_id}: {record['error']}: {record['message']}"
+                f"capture of sample {request.request_id}: {record['error']}: {record['message']}"
             )
         self._settle(record["key"], error)
 

@@ -141,7 +141,7 @@ class CaptureOutlet(Resource):
             raise EngineError("the engine ran other tokens than it was asked to")
         hidden_TNH = delivery.hidden_TNH
         sample = FeatureSample(
-            sample_id=order["sample_id"],
+            request_id=order["request_id"],
             input_ids=torch.tensor(order["ids"], dtype=torch.int64, device=hidden_TNH.device),
             hidden_TNH=hidden_TNH,
         )

@@ -84,7 +84,7 @@ class AnnouncingSender(SharedMemorySender):
         self._check(sample)
         with self._exclusive(timeout_s) as deadline, self._withdrawn_on_error():
             self._memory.write(self._reserve(len(sample.input_ids), deadline), sample)
-            ready = Record(Kind.READY, self._number, sample.sample_id)
+            ready = Record(Kind.READY, self._number, sample.request_id)
             parcel = _Parcel(self._memory.take_delivery(), ready, Future())
             self._open.add(parcel.ticket)
             parcel.ticket.add_done_callback(self._open.discard)

@@ -77,7 +77,7 @@ class InlineReceiver(FeatureReceiver):
         size = sample.num_bytes
         if size > self._window_bytes:
             raise ConfigError(
-                f"sample {sample.sample_id} has {size} bytes of features, "
+                f"sample {sample.request_id} has {size} bytes of features, "
                 f"placement.window_bytes={self._window_bytes}; raise it or lower data.max_length"
             )
         with self._changed:
@@ -106,7 +106,7 @@ class InlineReceiver(FeatureReceiver):
             held = self._held.pop(id(sample), None)
             if held is None:
                 raise ProtocolError(
-                    f"sample {sample.sample_id} is not held: released twice or never received"
+                    f"sample {sample.request_id} is not held: released twice or never received"
                 )
             self._used_bytes -= sample.num_bytes
             self._changed.notify_all()

@@ -66,7 +66,7 @@ class _Arrival:
     peer: _Peer
     memory: ReceiverMemory
     block: Block
-    sample_id: int
+    request_id: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class SharedMemoryReceiver(FeatureReceiver):
                 raise arrival.error
             self._check_written(arrival)
             ids, hidden = arrival.memory.read(arrival.block)
-            sample = FeatureSample(sample_id=arrival.sample_id, input_ids=ids, hidden_TNH=hidden)
+            sample = FeatureSample(request_id=arrival.request_id, input_ids=ids, hidden_TNH=hidden)
             self._held[id(sample)] = (sample, arrival)
             return sample
 
@@ -124,7 +124,7 @@ class SharedMemoryReceiver(FeatureReceiver):
             held = self._held.pop(id(sample), None)
             if held is None:
                 raise ProtocolError(
-                    f"sample {sample.sample_id} is not held: released twice or never received"
+                    f"sample {sample.request_id} is not held: released twice or never received"
                 )
             arrival = held[1]
             self._used_bytes -= self._layout.sample_bytes(arrival.block.num_tokens)
@@ -162,7 +162,7 @@ class SharedMemoryReceiver(FeatureReceiver):
             if isinstance(entry, _Arrival):
                 self._reclaim(entry.memory, entry.block)
         self._grant_in_turn()
-        raise PeerLost(f"the sender in {peer.name} died while it sent sample {arrival.sample_id}")
+        raise PeerLost(f"the sender in {peer.name} died while it sent sample {arrival.request_id}")
 
     def _situation(self) -> str:
         """Who is to blame for the silence."""

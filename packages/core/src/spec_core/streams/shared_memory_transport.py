@@ -83,7 +83,7 @@ class SharedMemorySender(FeatureSender):
         num_tokens = len(sample.input_ids)
         with self._exclusive(timeout_s) as deadline, self._withdrawn_on_error():
             self._memory.write(self._reserve(num_tokens, deadline), sample)
-            self._tell(Record(Kind.READY, self._number, sample.sample_id), deadline)
+            self._tell(Record(Kind.READY, self._number, sample.request_id), deadline)
         return _done
 
     def flush(self, timeout_s: float) -> None:
@@ -107,11 +107,11 @@ class SharedMemorySender(FeatureSender):
         if not self._layout.fits(sample):
             got = f"{sample.hidden_TNH.dtype} {tuple(sample.hidden_TNH.shape)}"
             raise SchemaMismatch(
-                f"sample {sample.sample_id} has hidden states {got}, agreed was {self._schema}"
+                f"sample {sample.request_id} has hidden states {got}, agreed was {self._schema}"
             )
         if sample.num_bytes > self._window_bytes:
             raise ConfigError(
-                f"sample {sample.sample_id} has {sample.num_bytes} bytes of features, "
+                f"sample {sample.request_id} has {sample.num_bytes} bytes of features, "
                 f"placement.window_bytes={self._window_bytes}; raise it or lower data.max_length"
             )
 

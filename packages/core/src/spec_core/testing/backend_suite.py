@@ -201,7 +201,7 @@ class BackendSuite(ConformanceSuite):
             assert placement in str(transport)
             return
         sent = FeatureSample(
-            sample_id=7,
+            request_id=7,
             input_ids=torch.arange(3, device=device),
             hidden_TNH=torch.randn(schema.shape(3), device=device),
         )
@@ -211,7 +211,7 @@ class BackendSuite(ConformanceSuite):
         ):
             ticket = sender.send(sent, TIMEOUT_S)
             got = receiver.receive(TIMEOUT_S)
-            assert got.sample_id == sent.sample_id
+            assert got.request_id == sent.request_id
             assert torch.equal(got.hidden_TNH.cpu(), sent.hidden_TNH.cpu())
             receiver.release(got)
             ticket.result(TIMEOUT_S)

@@ -119,9 +119,9 @@ class EngineSuite(ConformanceSuite):
         requests = _requests(engine, [r.address for r in receivers])
         engine.capture(requests, schema).result(LIMIT_S)
         for receiver in receivers:
-            wanted = {r.sample_id: r.input_ids for r in requests if r.destination == receiver.address}
+            wanted = {r.request_id: r.input_ids for r in requests if r.destination == receiver.address}
             got = _drain(receiver, len(wanted))
-            assert {s.sample_id: tuple(s.input_ids.tolist()) for s in got} == wanted
+            assert {s.request_id: tuple(s.input_ids.tolist()) for s in got} == wanted
             with pytest.raises(DeadlineExceeded):
                 receiver.receive(0.05)
 
@@ -135,13 +135,13 @@ class EngineSuite(ConformanceSuite):
         """E2: layer k enters target layer k, the last one the final norm; batch mates change rounding only."""
         requests = _requests(engine, [receivers[0].address])
         engine.capture(requests, schema).result(LIMIT_S)
-        together = {s.sample_id: s.hidden_TNH for s in _drain(receivers[0], len(requests))}
+        together = {s.request_id: s.hidden_TNH for s in _drain(receivers[0], len(requests))}
         engine.capture(requests[:1], schema).result(LIMIT_S)
         (alone,) = _drain(receivers[0], 1)
-        _assert_close(alone.hidden_TNH, together[requests[0].sample_id])
+        _assert_close(alone.hidden_TNH, together[requests[0].request_id])
         for request in requests:
             expected_TNH = reference.hidden(request.input_ids)[:, list(schema.layers)]
-            _assert_close(together[request.sample_id], expected_TNH)
+            _assert_close(together[request.request_id], expected_TNH)
 
     def test_e3_future_is_done_when_all_is_sent(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
@@ -166,7 +166,7 @@ class EngineSuite(ConformanceSuite):
     ) -> None:
         """E3: a token that the target does not have is an error of the future; the engine serves on."""
         impossible = CaptureRequest(
-            sample_id=0, input_ids=(engine.target.vocab_size,), destination=receivers[0].address
+            request_id=0, input_ids=(engine.target.vocab_size,), destination=receivers[0].address
         )
         assert isinstance(engine.capture([impossible], schema).exception(LIMIT_S), SpecError)
         engine.capture(_requests(engine, [receivers[0].address]), schema).result(LIMIT_S)
@@ -294,7 +294,7 @@ def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureReques
     """Samples of many lengths, one token among them, dealt to the destinations."""
     return [
         CaptureRequest(
-            sample_id=100 + index, input_ids=tuple(ids), destination=destinations[index % len(destinations)]
+            request_id=100 + index, input_ids=tuple(ids), destination=destinations[index % len(destinations)]
         )
         for index, ids in enumerate(_token_rows(engine, (5, 1, 17, 9, 3, 30)))
     ]

@@ -57,7 +57,7 @@ def death_of_sender(me: Rank, stage: Stage) -> str | None:
     if me.rank > 0:
         with stage.sender(me) as sender:
             sender.send(stage.sample(0), LONG_S).result(LONG_S)  # it has been received, at the latest
-            tickets = [sender.send(stage.sample(sample_id), LONG_S) for sample_id in (1, 2)]
+            tickets = [sender.send(stage.sample(request_id), LONG_S) for request_id in (1, 2)]
             _let_arrive(sender)
             me.publish(1 + sum(ticket.done() for ticket in tickets))
             me.reach(FAULT)
@@ -141,8 +141,8 @@ def _outlive_a_sender(me: Rank, stage: Stage) -> str:
             except PeerLost:
                 seen.append("lost")
                 continue
-            stage.check(got, got.sample_id)
-            seen.append(got.sample_id)
+            stage.check(got, got.request_id)
+            seen.append(got.request_id)
             receiver.release(got)
     assert len(seen) == len(set(seen))
     assert expected <= set(map(str, seen)) <= expected | {"0"}
@@ -180,7 +180,7 @@ def close_receiver(me: Rank, stage: Stage) -> None:
             time.sleep(0.2)
         return
     with stage.sender(me) as sender:
-        tickets = [sender.send(stage.sample(sample_id), LONG_S) for sample_id in range(2)]
+        tickets = [sender.send(stage.sample(request_id), LONG_S) for request_id in range(2)]
         me.publish("the window is full")
         for _ in range(2):
             with pytest.raises(PeerLost):

@@ -68,15 +68,15 @@ def connect_too_late(me: Rank, stage: Stage) -> None:
 def overwrite_after_ticket(me: Rank, stage: Stage) -> None:
     if me.rank == 0:
         with stage.receiver(me) as receiver:
-            for sample_id in range(3):
+            for request_id in range(3):
                 got = receiver.receive(LONG_S)
                 time.sleep(0.2)
-                stage.check(got, sample_id)
+                stage.check(got, request_id)
                 receiver.release(got)
         return
     with stage.sender(me) as sender:
-        for sample_id in range(3):
-            sample = stage.sample(sample_id)
+        for request_id in range(3):
+            sample = stage.sample(request_id)
             sender.send(sample, LONG_S).result(LONG_S)
             sample.input_ids.zero_()
             sample.hidden_TNH.zero_()
@@ -91,8 +91,8 @@ def stream(me: Rank, stage: Stage, dtype: str) -> None:
             me.publish("connected")
             me.receive()  # the other sender is, too
             for number in range(samples):
-                sample_id = me.rank * samples + number
-                sample = stage.sample(sample_id, lengths[sample_id % len(lengths)], schema)
+                request_id = me.rank * samples + number
+                sample = stage.sample(request_id, lengths[request_id % len(lengths)], schema)
                 sender.send(sample, LONG_S)
             sender.flush(LONG_S)
         return
@@ -100,8 +100,8 @@ def stream(me: Rank, stage: Stage, dtype: str) -> None:
     with stage.receiver(me, schema=schema) as receiver:
         for _ in range(2 * samples):
             got = receiver.receive(LONG_S)
-            assert same(got, stage.sample(got.sample_id, lengths[got.sample_id % len(lengths)], schema))
-            arrived[got.sample_id // samples].append(got.sample_id % samples)
+            assert same(got, stage.sample(got.request_id, lengths[got.request_id % len(lengths)], schema))
+            arrived[got.request_id // samples].append(got.request_id % samples)
             receiver.release(got)
     assert arrived == {1: list(range(samples)), 2: list(range(samples))}
 
@@ -109,14 +109,14 @@ def stream(me: Rank, stage: Stage, dtype: str) -> None:
 def hold_one(me: Rank, stage: Stage) -> None:
     if me.rank > 0:
         with stage.sender(me) as sender:
-            for sample_id in range(20):
-                sender.send(stage.sample(sample_id), LONG_S)
+            for request_id in range(20):
+                sender.send(stage.sample(request_id), LONG_S)
             sender.flush(LONG_S)
         return
     with stage.receiver(me, 3 * UNIT_BYTES) as receiver:
         held = receiver.receive(LONG_S)
-        for sample_id in range(1, 20):
-            take(stage, receiver, sample_id)
+        for request_id in range(1, 20):
+            take(stage, receiver, request_id)
             stage.check(held, 0)
         receiver.release(held)
         with pytest.raises(ProtocolError):
@@ -137,8 +137,8 @@ def fill_window(me: Rank, stage: Stage) -> None:
         return
     with stage.receiver(me, 2 * UNIT_BYTES + UNIT_BYTES // 2) as receiver:
         me.receive()
-        for sample_id in range(4):
-            take(stage, receiver, sample_id)
+        for request_id in range(4):
+            take(stage, receiver, request_id)
         # Nothing came twice: the sender closes, and that is all there is to report.
         with pytest.raises(PeerLost):
             receiver.receive(LONG_S)
@@ -148,8 +148,8 @@ def share_window(me: Rank, stage: Stage) -> None:
     if me.rank == 0:
         with stage.receiver(me, 2 * UNIT_BYTES) as receiver:
             assert [me.receive(), me.receive()] == ["full", "waited"]
-            for sample_id in range(3):
-                take(stage, receiver, sample_id)
+            for request_id in range(3):
+                take(stage, receiver, request_id)
         return
     with stage.sender(me) as sender:
         if me.rank == 1:
@@ -168,8 +168,8 @@ def share_window(me: Rank, stage: Stage) -> None:
 def fragment_window(me: Rank, stage: Stage) -> None:
     if me.rank > 0:
         with stage.sender(me) as sender:
-            for sample_id in range(4):
-                sender.send(stage.sample(sample_id), LONG_S)
+            for request_id in range(4):
+                sender.send(stage.sample(request_id), LONG_S)
             me.receive()
             sender.send(stage.sample(4, 2 * UNIT), SHORT_S)
             sender.flush(LONG_S)
@@ -180,9 +180,9 @@ def fragment_window(me: Rank, stage: Stage) -> None:
         receiver.release(held[2])
         me.publish("two units are free, apart")
         take(stage, receiver, 4, 2 * UNIT)
-        for sample_id in (1, 3):
-            stage.check(held[sample_id], sample_id)
-            receiver.release(held[sample_id])
+        for request_id in (1, 3):
+            stage.check(held[request_id], request_id)
+            receiver.release(held[request_id])
 
 
 def send_oversized(me: Rank, stage: Stage) -> None:
@@ -216,11 +216,11 @@ def flush(me: Rank, stage: Stage) -> None:
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             me.receive()
-            for sample_id in range(3):
-                take(stage, receiver, sample_id)
+            for request_id in range(3):
+                take(stage, receiver, request_id)
         return
     with stage.sender(me) as sender:
-        tickets = [sender.send(stage.sample(sample_id), LONG_S) for sample_id in range(3)]
+        tickets = [sender.send(stage.sample(request_id), LONG_S) for request_id in range(3)]
         with contextlib.suppress(DeadlineExceeded):
             sender.flush(SHORT_S)
             assert all(ticket.done() for ticket in tickets)

@@ -56,21 +56,23 @@ class Stage:
     def sender(self, me: Rank, schema: FeatureSchema = SCHEMA) -> FeatureSender:
         return self.build().connect(me.receive(), schema, LONG_S)
 
-    def sample(self, sample_id: int, num_tokens: int = UNIT, schema: FeatureSchema = SCHEMA) -> FeatureSample:
+    def sample(
+        self, request_id: int, num_tokens: int = UNIT, schema: FeatureSchema = SCHEMA
+    ) -> FeatureSample:
         """The same bits for the same arguments in every process; NaNs among them."""
-        generator = torch.Generator().manual_seed(sample_id)
+        generator = torch.Generator().manual_seed(request_id)
         ids = torch.randint(0, 1 << 40, (num_tokens,), generator=generator)
         size = num_tokens * schema.bytes_per_token()
         raw = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
         hidden = raw.view(schema.torch_dtype()).view(schema.shape(num_tokens))
         return FeatureSample(
-            sample_id=sample_id, input_ids=ids.to(self.device), hidden_TNH=hidden.to(self.device)
+            request_id=request_id, input_ids=ids.to(self.device), hidden_TNH=hidden.to(self.device)
         )
 
-    def check(self, got: FeatureSample, sample_id: int, num_tokens: int = UNIT) -> None:
+    def check(self, got: FeatureSample, request_id: int, num_tokens: int = UNIT) -> None:
         """``got`` is that sample of the default schema, bit for bit."""
-        assert got.sample_id == sample_id
-        assert same(got, self.sample(sample_id, num_tokens))
+        assert got.request_id == request_id
+        assert same(got, self.sample(request_id, num_tokens))
 
 
 def same(left: FeatureSample, right: FeatureSample) -> bool:
@@ -86,10 +88,10 @@ def same(left: FeatureSample, right: FeatureSample) -> bool:
     )
 
 
-def take(stage: Stage, receiver: FeatureReceiver, sample_id: int, num_tokens: int = UNIT) -> None:
+def take(stage: Stage, receiver: FeatureReceiver, request_id: int, num_tokens: int = UNIT) -> None:
     """Receives one sample, checks it, releases it."""
     got = receiver.receive(LONG_S)
-    stage.check(got, sample_id, num_tokens)
+    stage.check(got, request_id, num_tokens)
     receiver.release(got)
 
 

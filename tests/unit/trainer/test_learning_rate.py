@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spec_trainer.config import TrainConfig
-from spec_trainer.schedule import learning_rate
+from spec_trainer.learning_rate import learning_rate
 
 
 def rates(total: int, **config) -> list[float]:

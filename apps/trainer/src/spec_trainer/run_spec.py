@@ -1,4 +1,4 @@
-"""ResolvedRun: everything that a run is, read, loaded and checked."""
+"""RunSpec: everything that a run is, read, loaded and checked."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.dispatch import sample_bytes
 from spec_trainer.placement.members import members
 from spec_trainer.run_directory import RunDirectory, run_identity
-from spec_trainer.work_plan import BatchSettings, WorkPlan
 
 if TYPE_CHECKING:
     from spec_core import Backend, Draft, Engine, Launcher, Strategy, TargetSpec
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolvedParts:
+class RunParts:
     """What the configuration names, loaded and checked; all but the data."""
 
     config: AnyRunConfig
@@ -32,19 +32,19 @@ class ResolvedParts:
     target: TargetSpec
     schema: FeatureSchema
 
-    def with_dataset(self, dataset: Dataset) -> ResolvedRun:
-        work = WorkPlan(dataset, BatchSettings.from_config(self.config))
-        return ResolvedRun(**vars(self), dataset=dataset, work=work)
+    def with_dataset(self, dataset: Dataset) -> RunSpec:
+        schedule = BatchSchedule(dataset, BatchSettings.from_config(self.config))
+        return RunSpec(**vars(self), dataset=dataset, schedule=schedule)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolvedRun(ResolvedParts):
+class RunSpec(RunParts):
     """All that a run is, on this machine."""
 
     dataset: Dataset
-    work: WorkPlan
+    schedule: BatchSchedule
 
-    def resuming(self, checkpoint: str) -> ResolvedRun:
+    def resuming(self, checkpoint: str) -> RunSpec:
         """The same run with another ``train.resume_from``."""
         train = self.config.train.model_copy(update={"resume_from": checkpoint})
         return replace(self, config=self.config.model_copy(update={"train": train}))

@@ -1,4 +1,4 @@
-"""WorkPlan: what a run does, item by item, as a pure function of (data, seed, topology).
+"""BatchSchedule: what a run does, item by item, as a pure function of (data, seed, topology).
 
 Every process of a run derives the same items from the same configuration, so nobody has to be told what comes
 next: engines capture, ranks train, and a resumed run starts at exactly the next sample. The order of the items is
@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from spec_core.records import Supervision
-from spec_trainer.data.batching import GlobalBatches, capture_batches, shares
+from spec_trainer.data.batching import EpochBatches, capture_batches, shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WorkItem:
+class GlobalBatch:
     """One global batch, to train on or to evaluate."""
 
     step: int
@@ -65,17 +65,17 @@ class BatchSettings:
         )
 
 
-class WorkPlan:
+class BatchSchedule:
     """See the module's docstring."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings) -> None:
         self.dataset = dataset
         self.settings = settings
-        self._train = GlobalBatches(
+        self._train = EpochBatches(
             dataset.train, settings.global_batch_tokens, seed=settings.seed, shuffle=settings.shuffle
         )
         self._held_out = (
-            GlobalBatches(dataset.held_out, settings.global_batch_tokens, seed=settings.seed, shuffle=False)
+            EpochBatches(dataset.held_out, settings.global_batch_tokens, seed=settings.seed, shuffle=False)
             if dataset.held_out
             else None
         )
@@ -87,36 +87,36 @@ class WorkPlan:
             return self.settings.total_steps
         return self._train.steps_in_epochs(self.settings.epochs)
 
-    def items(self, done_steps: int) -> Iterator[WorkItem]:
+    def items(self, done_steps: int) -> Iterator[GlobalBatch]:
         """All that is left to do after ``done_steps`` optimizer steps, in order."""
         for step in range(done_steps, self.total_steps):
             yield self.train_item(step)
             if self.evaluates_after(step + 1):
                 yield from self.evaluation_items(step + 1)
 
-    def train_item(self, step: int) -> WorkItem:
+    def train_item(self, step: int) -> GlobalBatch:
         batch = self._train.batch(step)
-        return WorkItem(step, False, batch.epoch, batch.sample_ids)
+        return GlobalBatch(step, False, batch.epoch, batch.sample_ids)
 
     def evaluates_after(self, done_steps: int) -> bool:
         every = self.settings.eval_every
         due = done_steps == self.total_steps or (every > 0 and done_steps % every == 0)
         return due and self._held_out is not None
 
-    def evaluation_items(self, done_steps: int) -> list[WorkItem]:
+    def evaluation_items(self, done_steps: int) -> list[GlobalBatch]:
         """The whole held-out set, cut into global batches; the same every time."""
         if self._held_out is None:
             return []
         batches = [self._held_out.batch(index) for index in range(self._held_out.steps_in_epoch(0))]
-        return [WorkItem(done_steps, True, 0, batch.sample_ids) for batch in batches]
+        return [GlobalBatch(done_steps, True, 0, batch.sample_ids) for batch in batches]
 
     @lru_cache(maxsize=64)  # noqa: B019 (a plan lives as long as its process)
-    def shares(self, item: WorkItem) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def shares(self, item: GlobalBatch) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """[rank][micro-batch] -> sample ids: every sample exactly once, every rank the same number of passes."""
         return shares(item.sample_ids, self.dataset.lengths, self.settings.ranks, self.settings.accumulation)
 
     @lru_cache(maxsize=64)  # noqa: B019
-    def destinations(self, item: WorkItem) -> dict[int, int]:
+    def destinations(self, item: GlobalBatch) -> dict[int, int]:
         """Sample id -> the rank that trains it."""
         return {
             sample_id: rank
@@ -125,16 +125,16 @@ class WorkPlan:
             for sample_id in part
         }
 
-    def captures(self, item: WorkItem) -> list[tuple[int, ...]]:
+    def captures(self, item: GlobalBatch) -> list[tuple[int, ...]]:
         """Capture batches of an item: made for the target, whoever trains the samples."""
         return capture_batches(item.sample_ids, self.dataset.lengths, self.settings.capture_tokens)
 
-    def capture_id(self, item: WorkItem, sample_id: int) -> int:
+    def request_id(self, item: GlobalBatch, sample_id: int) -> int:
         """Names one capture of a sample: the same sample comes again in later epochs and evaluations, and two
         captures of it may be under way at once."""
         return (2 * item.step + item.evaluates) * len(self.dataset.lengths) + sample_id
 
-    def denominators(self, items: Sequence[WorkItem], draft: Draft) -> Tensor:
+    def denominators(self, items: Sequence[GlobalBatch], draft: Draft) -> Tensor:
         """Loss denominators over all samples of ``items``: from masks alone, so no rank has to ask another."""
         import torch
 
