@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticUndefined
 
-from spec_core import Backend, BackendConfig, Draft, DraftConfig, Engine, EngineConfig, plugins
+from spec_core import (
+    Backend,
+    BackendConfig,
+    Draft,
+    DraftConfig,
+    Engine,
+    EngineConfig,
+    Launcher,
+    LauncherConfig,
+    plugins,
+)
 from spec_trainer.config import run_config_type
 
 if TYPE_CHECKING:
@@ -22,8 +32,8 @@ Made by `docs/generate_configuration.py` from the classes that validate it. A ru
 command's flags, and `section.key=value` words; later wins, unknown keys are errors. `${section.key}` stands for the
 value of another key. Nothing else is replaced, and the environment is not read: write `target=$NAME` on the command
 line. `section.key=null` is no value; `section.key=` is refused. [data.md](data.md) lists the bounds of what is read.
-The first table holds what every run has; sections `backend`, `draft` and `engine` have further keys, those of the
-plugins that they name.
+The first table holds what every run has; sections `backend`, `draft`, `engine` and `launcher` have further keys,
+those of the plugins that they name.
 """
 OURS = "spec-"
 """Distributions of this repository; a stranger's plugins document themselves."""
@@ -31,11 +41,12 @@ OURS = "spec-"
 
 def main() -> None:
     print(HEAD)
-    _print_table(_keys(run_config_type(BackendConfig, DraftConfig, EngineConfig), ""))
+    _print_table(_keys(run_config_type(), ""))
     for section, interface, base in (
         ("backend", Backend, BackendConfig),
         ("draft", Draft, DraftConfig),
         ("engine", Engine, EngineConfig),
+        ("launcher", Launcher, LauncherConfig),
     ):
         for record in sorted(plugins.installed(interface), key=lambda record: record.name):
             if record.distribution.startswith(OURS):

@@ -131,6 +131,7 @@ def test_wrong_word(refused, word, line):
         ),
         (["--config"], "Parameter --config requires an argument"),
         (["export", "--checkpoint", "x"], 'Command "export" parameter --output requires an argument'),
+        (["plan", "--launcher", "ray"], "no launcher plugin is called 'ray' (known: local)"),
         (["plan", "--draft", "nothing"], "no draft plugin is called 'nothing'"),
         (["quickstart", "--backend", "nothing"], "no backend plugin is called 'nothing'"),
         (["check", "--backend", "nothing"], "no backend plugin is called 'nothing'"),
@@ -219,7 +220,6 @@ def test_config_file_that_cannot_be_read(command_line, place, name, why):
         (["data.eval_samples=3", "data.eval_path=x.jsonl"], "remove one of them"),
         (["placement.window_bytes=1000"], "raise it to"),
         (["engine.batch_tokens=5"], "or lower data.max_length"),
-        (["launcher.name=ray"], "use launcher.name=local"),
         (["train.push_every=5"], "remove it"),
     ],
 )

@@ -1,7 +1,7 @@
 """The run configuration: every section, every default, in one place.
 
-Sections ``backend``, ``draft`` and ``engine`` belong to the plugins that they name: ``run_config_type`` puts the
-plugins' own ``Config`` classes in, so one strict validation covers the whole file.
+Sections ``backend``, ``draft``, ``engine`` and ``launcher`` belong to the plugins that they name: ``run_config_type``
+puts the plugins' own ``Config`` classes in, so one strict validation covers the whole file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from pydantic import (
     model_validator,
 )
 
-from spec_core import BackendConfig, Config, DraftConfig, EngineConfig, OptimizerConfig
+from spec_core import BackendConfig, Config, DraftConfig, EngineConfig, LauncherConfig, OptimizerConfig
 from spec_core.config import Seconds
 from spec_trainer.data.config import DataConfig
 
 B = TypeVar("B", bound=BackendConfig)
 D = TypeVar("D", bound=DraftConfig)
 E = TypeVar("E", bound=EngineConfig)
+L = TypeVar("L", bound=LauncherConfig)
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
@@ -107,11 +108,6 @@ class CaptureConfig(Config):
     """Most bytes of features in one file; a longer sample has one of its own."""
 
 
-class LauncherConfig(Config):
-    name: Literal["local", "ray"] = "local"
-    """Who starts the processes. ray is not part of this version."""
-
-
 class TimeoutsConfig(Config):
     """Section ``timeouts``, in seconds."""
 
@@ -137,7 +133,7 @@ class ProfileConfig(Config):
     """Steps, counted from 0, whose torch profile of rank 0 is written into the run directory."""
 
 
-class RunConfig(Config, Generic[B, D, E]):
+class RunConfig(Config, Generic[B, D, E, L]):
     """Everything that a run is; ``config.yaml`` of the run directory holds it fully resolved."""
 
     target: Name
@@ -153,7 +149,7 @@ class RunConfig(Config, Generic[B, D, E]):
     engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     placement: PlacementConfig = PlacementConfig()
     capture: CaptureConfig = CaptureConfig()
-    launcher: LauncherConfig = LauncherConfig()
+    launcher: L = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     timeouts: TimeoutsConfig = TimeoutsConfig()
     track: TrackConfig = TrackConfig()
     profile: ProfileConfig = ProfileConfig()
@@ -165,14 +161,17 @@ class RunConfig(Config, Generic[B, D, E]):
         return self
 
 
-AnyRunConfig = RunConfig[BackendConfig, DraftConfig, EngineConfig]
+AnyRunConfig = RunConfig[BackendConfig, DraftConfig, EngineConfig, LauncherConfig]
 
 
 def run_config_type(
-    backend: type[BackendConfig], draft: type[DraftConfig], engine: type[EngineConfig]
+    backend: type[BackendConfig] = BackendConfig,
+    draft: type[DraftConfig] = DraftConfig,
+    engine: type[EngineConfig] = EngineConfig,
+    launcher: type[LauncherConfig] = LauncherConfig,
 ) -> type[AnyRunConfig]:
     """The run configuration for the plugins that a run names."""
-    return RunConfig[backend, draft, engine]  # type: ignore[valid-type,return-value]
+    return RunConfig[backend, draft, engine, launcher]  # type: ignore[valid-type,return-value]
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:
@@ -221,10 +220,6 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
         (
             _changed(train, "epochs") and train.steps is not None,
             f"train.steps={train.steps} and train.epochs={train.epochs}: both say how long; remove one",
-        ),
-        (
-            config.launcher.name == "ray",
-            "launcher.name=ray is not part of this version; use launcher.name=local",
         ),
         (
             train.push_every > 0,

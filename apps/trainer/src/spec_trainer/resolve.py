@@ -31,7 +31,12 @@ _PATHS = (
     ("data", "features"),
     ("draft", "init_from"),
 )
-_SECTIONS = {"backend": (Backend, "cpu"), "draft": (Draft, "eagle3"), "engine": (Engine, "hf")}
+_SECTIONS = {
+    "backend": (Backend, "cpu"),
+    "draft": (Draft, "eagle3"),
+    "engine": (Engine, "hf"),
+    "launcher": (Launcher, "local"),
+}
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
@@ -113,7 +118,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
         draft=draft,
         engine_type=types["engine"],
         strategy_type=strategy_type,
-        launcher_type=plugins.load_available(Launcher, config.launcher.name),
+        launcher_type=types["launcher"],
         target=target,
         schema=draft.required_features(target),
     )
@@ -148,7 +153,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
         section: plugins.load_available(interface, _plugin_name(values, section, default))
         for section, (interface, default) in _SECTIONS.items()
     }
-    model = run_config_type(*(types[section].Config for section in _SECTIONS))
+    model = run_config_type(**{section: types[section].Config for section in _SECTIONS})
     _place(values, types["engine"])
     config = validate(model, values, source)
     _check_placement(config, types["engine"])

@@ -1,7 +1,7 @@
 """Interfaces, records, plugin loader, libraries for plugins and conformance kit. Imports without torch."""
 
 from spec_core.backend import Backend
-from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig
+from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig, LauncherConfig
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.engine import Engine, EngineContext
 from spec_core.launcher import Launcher
@@ -27,6 +27,7 @@ __all__ = [
     "FeatureReceiver",
     "FeatureSender",
     "Launcher",
+    "LauncherConfig",
     "OptimizerConfig",
     "ProcessGroup",
     "Proposal",

@@ -70,6 +70,13 @@ class EngineConfig(Config):
     """Most tokens that one forward pass of the target takes (padding included)."""
 
 
+class LauncherConfig(Config):
+    """Section ``launcher``; a launcher's own options are fields of its subclass."""
+
+    name: str = "local"
+    """Who starts the processes; a launcher plugin."""
+
+
 def read_layers(file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> dict[str, Any]:
     """Merges a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` words.
 

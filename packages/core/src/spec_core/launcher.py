@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core.config import Config
+from spec_core.config import LauncherConfig
 from spec_core.records import Availability
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Launcher(AbstractContextManager["Launcher"]):
 
     name: ClassVar[str]
     api_version: ClassVar[int]
-    Config: ClassVar[type[Config]] = Config
+    Config: ClassVar[type[LauncherConfig]] = LauncherConfig
 
     children: dict[str, Any]
     """Every worker that was started, by name."""
