@@ -27,11 +27,12 @@ test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on
 test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
 	$(RIG) -m pytest tests/rig_ascend -n 2 --dist loadgroup
 
-check: install ## lint, format, types, import law
+check: install ## lint, format, types, layers, public names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python tests/architecture/private_imports.py
 
 bench: install ## benchmarks at toy size
 	$(BIN)/python benchmarks/trainer_step.py --toy

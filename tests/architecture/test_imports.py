@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from .private_imports import check
+
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
 
@@ -97,6 +99,33 @@ def test_planted_violation_is_named(workspace, importer, imported):
     done = lint(workspace)
     assert done.returncode == 1, done.stderr
     assert f"{importer} -> {imported}" in done.stdout
+
+
+def test_plugins_import_public_names_only():
+    found = subprocess.run(
+        [sys.executable, Path(__file__).with_name("private_imports.py")],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("from spec_core.streams.holes import Holes", "spec_core.streams.holes.Holes"),
+        ("def f():\n    from spec_core.plugins import installed", "spec_core.plugins.installed"),
+        ("from spec_core import lobby", "spec_core.lobby"),
+        ("from spec_core.errors import annotations", "spec_core.errors.annotations"),
+        ("import spec_core.rendezvous_relay", "spec_core.rendezvous_relay"),
+    ],
+)
+def test_planted_private_import_is_found(workspace, code, name):
+    (workspace / "packages/draft-eagle3/src/spec_draft_eagle3/planted.py").write_text(f"{code}\n")
+    (found,) = [line for line in check(workspace) if "planted.py" in line]
+    assert f" {name} is on no public list" in found
 
 
 def test_interfaces_and_entry_points_import_without_torch_and_without_effects():

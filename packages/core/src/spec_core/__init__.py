@@ -1,12 +1,16 @@
 """Interfaces, records, plugin loader, libraries for plugins and conformance kit. Imports without torch."""
 
-from spec_core.backend import Backend
+from spec_core.backend import Backend, Placement, Role
 from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig, LauncherConfig
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.engine import Engine, EngineContext
-from spec_core.launcher import Launcher
+from spec_core.foreign import foreign_errors
+from spec_core.host_tensors import sent
+from spec_core.kernels import FindKernel, Kernel, no_kernel
+from spec_core.launcher import Event, Launcher, Worker
 from spec_core.ops import VocabularyOps
 from spec_core.process_group import ProcessGroup
+from spec_core.rendezvous import Rendezvous
 from spec_core.strategy import OptimizerConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.trainer import BatchShare, DraftTrainer
@@ -24,14 +28,20 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineContext",
+    "Event",
     "FeatureReceiver",
     "FeatureSender",
+    "FindKernel",
+    "Kernel",
     "Launcher",
     "LauncherConfig",
     "OptimizerConfig",
+    "Placement",
     "ProcessGroup",
     "Proposal",
     "Proposer",
+    "Rendezvous",
+    "Role",
     "Strategy",
     "TargetSpec",
     "TargetTensors",
@@ -39,4 +49,8 @@ __all__ = [
     "Transport",
     "VocabularyOps",
     "WeightSync",
+    "Worker",
+    "foreign_errors",
+    "no_kernel",
+    "sent",
 ]
