@@ -17,11 +17,8 @@ SOURCES = [
     for file in sorted(ROOT.glob("*/*/src/**/*.py"))
     if not file.relative_to(ROOT).parts[1].startswith("backend-")
 ]
-PLUGINS = "packages/core/src/spec_core/plugins.py"
 CONFORMANCE = "packages/core/src/spec_core/testing/conformance.py"
 NAMED = {
-    # Which distribution to install for a name that is not there.
-    *((PLUGINS, name) for name in ("cuda", "ascend", "spec-backend-cuda", "spec-backend-ascend")),
     # What a draft must not name.
     *((CONFORMANCE, name) for name in ("cuda", "npu", "xpu", "mps")),
 }

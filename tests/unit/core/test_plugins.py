@@ -78,20 +78,21 @@ def test_unknown_name_lists_what_is_installed_and_suggests(install):
     assert {"cpu", "planted"} <= set(installed)
 
 
-@pytest.mark.parametrize(
-    ("interface", "name", "package"),
-    [
-        (Backend, "cuda", "spec-backend-cuda"),
-        (Backend, "ascend", "spec-backend-ascend"),
-        (Draft, "eagle3", "spec-draft-eagle3"),
-        (Draft, "dflash", "spec-draft-dflash"),
-    ],
-)
-def test_missing_built_in_comes_with_the_pip_line(monkeypatch, interface, name, package):
-    monkeypatch.setattr(sys, "path", [])  # no distribution is installed
-    message = refusal(PluginNotFound, interface, name)
-    assert message.endswith(f"installed: none; pip install {package}")
-    assert "(none is installed)" in message
+def test_missing_plugin_that_an_installed_distribution_offers_comes_with_the_pip_line(tmp_path, monkeypatch):
+    info = tmp_path / "spec_trainer-0.0.7.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: spec-trainer\nVersion: 0.0.7\nProvides-Extra: cuda\n"
+        "Requires-Dist: spec-backend-cuda<0.2,>=0.1; extra == 'cuda'\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    message = refusal(PluginNotFound, name="cuda")
+    assert message.endswith("(none is installed); installed: none; pip install spec-backend-cuda")
+
+
+def test_missing_plugin_that_nobody_offers_comes_without_a_pip_line(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    assert refusal(PluginNotFound, name="cuda").endswith("installed: none")
 
 
 def test_package_without_the_plugin_yet_is_said_to_be_too_old(tmp_path, monkeypatch):

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 app = App(
     name="spec-trainer",
-    help="Trains Eagle3 and DFlash drafts on the hidden states of a live target.",
+    help="Train drafts for speculative decoding on the hidden states of a live target. "
+    "Hardware, drafts, engines, strategies and launchers are plugins: `spec-trainer plugins` lists them.",
     version=lambda: metadata.version("spec-trainer"),
     suppress_keyboard_interrupt=False,
 )
@@ -44,22 +45,22 @@ class RunFlags:
 
     config: Path | None = None
     """YAML file with the run's configuration."""
-    backend: Annotated[
-        str | None, Parameter(help="Hardware: cpu, cuda, ascend or a plugin's (backend.name).")
-    ] = None
-    draft: Annotated[str | None, Parameter(help="Drafting algorithm (draft.name).")] = None
+    backend: Annotated[str | None, Parameter(help="Hardware; a backend plugin (backend.name).")] = None
+    draft: Annotated[str | None, Parameter(help="Drafting algorithm; a draft plugin (draft.name).")] = None
     target: Annotated[str | None, Parameter(help="Folder or hub id of the target (target).")] = None
     data: Annotated[str | None, Parameter(help="Training data: file, folder or hub id (data.path).")] = None
-    engine: Annotated[
-        str | None, Parameter(help="What runs the target: hf, vllm, sglang or a plugin's (engine.name).")
-    ] = None
+    engine: Annotated[str | None, Parameter(help="What runs the target; an engine plugin (engine.name).")] = (
+        None
+    )
     strategy: Annotated[
-        str | None, Parameter(help="How the trainer is parallel: fsdp or a plugin's (train.strategy).")
+        str | None, Parameter(help="How the trainer is parallel; a strategy plugin (train.strategy).")
     ] = None
     placement: Annotated[
         str | None, Parameter(help="inline, colocated or disaggregated (placement.kind).")
     ] = None
-    launcher: Annotated[str | None, Parameter(help="Who starts the processes: local (launcher.name).")] = None
+    launcher: Annotated[
+        str | None, Parameter(help="Starts the processes; a launcher plugin (launcher.name).")
+    ] = None
     output: Annotated[str | None, Parameter(help="Run directory (output).")] = None
     resume_from: Annotated[
         str | None, Parameter(help="Checkpoint to resume from: latest, previous, step-N (train.resume_from).")
@@ -238,9 +239,9 @@ def quickstart(
     draft
         Drafting algorithm.
     engine
-        What runs the target: hf, vllm, sglang or a plugin's.
+        What runs the target; an engine plugin.
     backend
-        Hardware: cpu, cuda, ascend or a plugin's.
+        Hardware; a backend plugin.
     output
         Run directory.
     seed

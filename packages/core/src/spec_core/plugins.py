@@ -38,19 +38,6 @@ API_VERSION = 2
 
 P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy)
 
-_FIRST_PARTY = {
-    ("backend", "cpu"): "spec-backend-cpu",
-    ("backend", "cuda"): "spec-backend-cuda",
-    ("backend", "ascend"): "spec-backend-ascend",
-    ("draft", "eagle3"): "spec-draft-eagle3",
-    ("draft", "dflash"): "spec-draft-dflash",
-    ("engine", "hf"): "spec-engine-hf",
-    ("engine", "vllm"): "spec-engine-vllm",
-    ("engine", "sglang"): "spec-engine-sglang",
-    ("launcher", "local"): "spec-launcher-local",
-    ("strategy", "fsdp"): "spec-strategy-fsdp",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class PluginRecord:
@@ -69,8 +56,7 @@ class PluginRecord:
 
 def required_by(distribution: str) -> set[str]:
     """Return the distributions that another one requires, those of its extras too."""
-    words = metadata.requires(distribution) or []
-    return {found[0] for word in words if (found := re.match(r"[\w.-]+", word))}
+    return _names_in(metadata.requires(distribution))
 
 
 def kind_of(interface: type[P]) -> str:
@@ -200,18 +186,24 @@ def _probe(plugin: type[P], record: PluginRecord) -> Availability:
 
 def _not_found(kind: str, name: str, names: list[str]) -> str:
     known = sorted(set(names))
-    package = _FIRST_PARTY.get((kind, name))
-    remedy = _remedy(package) if package else ""
     hint = suggestion(name, known) if known else " (none is installed)"
-    return f"no {kind} plugin is called {name!r}{hint}; installed: {', '.join(known) or 'none'}{remedy}"
+    installed = f"installed: {', '.join(known) or 'none'}"
+    return f"no {kind} plugin is called {name!r}{hint}; {installed}{_remedy(f'spec-{kind}-{name}')}"
 
 
 def _remedy(package: str) -> str:
-    try:
-        version = metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return f"; pip install {package}"
-    return f"; {package} {version} is installed but does not provide it yet: pip install --upgrade {package}"
+    """Say how to install the distribution that a plugin is named after, if an installed one mentions it."""
+    distributions = list(metadata.distributions())
+    for distribution in distributions:
+        if distribution.name == package:
+            found = f"{package} {distribution.version} is installed but does not provide it yet"
+            return f"; {found}: pip install --upgrade {package}"
+    offered = set[str]().union(*(_names_in(distribution.requires) for distribution in distributions))
+    return f"; pip install {package}" if package in offered else ""
+
+
+def _names_in(requirements: list[str] | None) -> set[str]:
+    return {found[0] for word in requirements or () if (found := re.match(r"[\w.-]+", word))}
 
 
 def _plural(kind: str) -> str:

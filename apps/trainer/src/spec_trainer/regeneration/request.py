@@ -18,7 +18,7 @@ class RegenerationRequest:
     output: Path
     """JSONL file to write; training takes it as data."""
     engine: str = "hf"
-    """What runs the target: hf, vllm, sglang or a plugin's."""
+    """What runs the target; an engine plugin."""
     backend: str = "cpu"
     """Hardware."""
     max_new_tokens: int = 1024

@@ -1,0 +1,137 @@
+"""Core and application hold no table of plugins: they name none, nor what only one plugin knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [*ROOT.glob("packages/core/src/**/*.py"), *ROOT.glob("apps/*/src/**/*.py")]
+DRAFTS = list(ROOT.glob("packages/draft-*/src/**/*.py"))
+TARGETS = {"LlamaForCausalLM"}
+"""Architectures that targets have, too."""
+VENDORS = {"nvidia", "huawei", "ascend", "cuda", "npu"}
+
+APPLICATION, CORE = "apps/trainer/src/spec_trainer", "packages/core/src/spec_core"
+ALLOWED = {
+    # Defaults: what a configuration that names no plugin asks for.
+    (f"{CORE}/config.py", "cpu"),
+    (f"{CORE}/config.py", "eagle3"),
+    (f"{CORE}/config.py", "hf"),
+    (f"{CORE}/config.py", "local"),
+    (f"{APPLICATION}/config.py", "fsdp"),
+    (f"{APPLICATION}/evaluation/request.py", "cpu"),
+    (f"{APPLICATION}/evaluation/request.py", "hf"),
+    (f"{APPLICATION}/regeneration/request.py", "cpu"),
+    (f"{APPLICATION}/regeneration/request.py", "hf"),
+    (f"{APPLICATION}/cli.py", "cpu"),
+    (f"{APPLICATION}/cli.py", "eagle3"),
+    (f"{APPLICATION}/cli.py", "hf"),
+    (f"{APPLICATION}/quickstart/run.py", "cpu"),
+    (f"{APPLICATION}/resolve.py", "cpu"),
+    (f"{APPLICATION}/resolve.py", "eagle3"),
+    (f"{APPLICATION}/resolve.py", "hf"),
+    (f"{APPLICATION}/resolve.py", "local"),
+    # torch's word for the type of a device.
+    (f"{CORE}/backend.py", "cpu"),
+    (f"{CORE}/testing/backend_suite.py", "cpu"),
+    (f"{CORE}/testing/transport_suite.py", "cpu"),
+    # What an engine cannot load, in messages.
+    (f"{CORE}/drafting/draft_folder.py", "vllm"),
+    (f"{CORE}/drafting/served_draft.py", "sglang"),
+    # A draft must not name a device: the suite looks for these.
+    (f"{CORE}/testing/conformance.py", "cuda"),
+    (f"{CORE}/testing/conformance.py", "npu"),
+}
+"""A file of core or application, and the name that stands in it."""
+
+
+def plugin_names() -> set[str]:
+    """Return the names of all entry points of the repository."""
+    projects = [tomllib.loads(file.read_text())["project"] for file in ROOT.glob("packages/*/pyproject.toml")]
+    groups = [group for project in projects for group in project.get("entry-points", {}).items()]
+    return {name for group, points in groups if group.startswith("spec_core.") for name in points}
+
+
+def exported_architectures() -> set[str]:
+    """Return the architectures that the repository's drafts export: words that end as a model's class does."""
+    found = {
+        word
+        for file in DRAFTS
+        for text in strings(ast.parse(file.read_text(encoding="utf-8")))
+        for word in re.findall(r"\b[A-Z]\w*(?:ForCausalLM\w*|DraftModel)\b", text)
+    }
+    return found - TARGETS
+
+
+def strings(tree: ast.Module) -> list[str]:
+    """Return every string of the code but docstrings and torch's ``device("cpu")``, which is no plugin."""
+    excluded: set[int] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant() as documentation):
+                excluded.add(id(documentation))
+            case ast.Call(func=ast.Attribute(attr="device"), args=[ast.Constant(value="cpu") as device]):
+                excluded.add(id(device))
+            case ast.keyword(arg="device", value=ast.Constant(value="cpu") as device):
+                excluded.add(id(device))
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in excluded
+    ]
+
+
+def named(tree: ast.Module, names: set[str]) -> set[str]:
+    """Return which of ``names`` stand, in any case, as words in the strings of ``tree``."""
+    words = {word.lower() for text in strings(tree) for word in re.findall(r"[^\W_]\w*", text)}
+    return {name for name in names if name.lower() in words}
+
+
+def test_core_and_application_name_no_plugin():
+    """Nothing stays in the list of what is allowed that is not needed any more."""
+    names = plugin_names() | exported_architectures() | VENDORS
+    found = {
+        (str(file.relative_to(ROOT)), name)
+        for file in SOURCES
+        for name in named(ast.parse(file.read_text(encoding="utf-8")), names)
+    }
+    assert found == ALLOWED
+
+
+def test_names_and_architectures_are_found():
+    assert {"cpu", "cuda", "eagle3", "dflash", "hf", "vllm", "fsdp", "local"} <= plugin_names()
+    assert exported_architectures() >= {"LlamaForCausalLMEagle3", "DFlashDraftModel"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "TABLE = {'eagle3': 1}",
+        "PACKAGES = ['spec-draft-dflash']",
+        "if architecture in ('LlamaForCausalLMEagle3',): pass",
+        "match engine.name:\n case 'sglang': pass",
+        "raise ValueError('only vLLM loads this')",
+        "vendor = 'NVIDIA'",
+        "backends = dict(cpu='cpu')",
+    ],
+)
+def test_planted_table_is_found(code):
+    assert named(ast.parse(code), plugin_names() | exported_architectures() | VENDORS)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f():\n    'Such as eagle3.'",
+        "torch.device('cpu')",
+        "safe_open(file, device='cpu')",
+        "localhost = 'locally'",
+    ],
+)
+def test_other_words_are_none(code):
+    assert not named(ast.parse(code), plugin_names() | exported_architectures() | VENDORS)
