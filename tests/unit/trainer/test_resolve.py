@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from spec_core.errors import ConfigError, TargetError
-from spec_trainer.description import describe
 from spec_trainer.dispatch import sample_bytes
+from spec_trainer.plan_command import describe
 from spec_trainer.resolve import resolve, resolve_config, resolve_parts, resolve_target
 
 

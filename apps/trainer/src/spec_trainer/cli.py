@@ -114,7 +114,7 @@ def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) ->
     overrides
         Configuration keys, such as train.lr=1e-4.
     """
-    from spec_trainer.description import describe
+    from spec_trainer.plan_command import describe
 
     _print_document(describe(_resolve(overrides, flags)), as_json)
 
@@ -137,9 +137,9 @@ def check(*, backend: str = "cpu", as_json: Json = False) -> None:
     backend
         Name of the backend.
     """
-    from spec_trainer.self_test import run_self_test
+    from spec_trainer.backend_check import check_backend
 
-    report = run_self_test(backend)
+    report = check_backend(backend)
     _print_document(report, as_json)
     if not report["ok"]:
         raise SystemExit(1)
@@ -261,7 +261,7 @@ def main() -> None:
 
 def run(words: Sequence[str]) -> int:
     """Exit code of a command line: 0 done, 1 run failed, 2 bad usage or configuration, 130 interrupted."""
-    from spec_trainer.interrupted import Interrupted
+    from spec_trainer.stop_request import Interrupted
 
     _log_to_stderr()
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import RunError, SpecError
 from spec_core.foreign import cause
-from spec_trainer.interrupted import Interrupted
+from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from spec_core import BatchShare
 from spec_core.errors import RunError
 from spec_trainer.checkpoint.folder import CheckpointMeta
-from spec_trainer.clock import Clock
-from spec_trainer.interrupted import Interrupted
 from spec_trainer.learning_rate import learning_rate
+from spec_trainer.stop_request import Interrupted
+from spec_trainer.timer import Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class TrainState:
     done_steps: int
     best: float
     """Best held-out acceptance length so far."""
-    clock: Clock = field(default_factory=Clock)
+    timer: Timer = field(default_factory=Timer)
     ahead: Iterator[GlobalBatch] = field(init=False)
     """What comes after the item that is being trained on or evaluated."""
 
@@ -58,12 +58,12 @@ def train(state: TrainState) -> dict[str, Any]:
     record: dict[str, Any] = {}
     for item in map(schedule.train_item, range(state.done_steps, schedule.total_steps)):
         rate = learning_rate(item.step, schedule.total_steps, config)
-        with state.clock("data"):
+        with state.timer("data"):
             share = BatchShare(
                 micro_batches=state.stream.micro_batches(item),
                 denominators=schedule.denominators([item], state.spec.draft),
             )
-        with state.clock("step"), state.profiler.step(item.step):
+        with state.timer("step"), state.profiler.step(item.step):
             result = state.trainer.step(share, rate)
             _prepare_next(state)  # while the device computes
             result.grad_norm.item()  # waits for the device: the step's time is the step's
@@ -91,7 +91,7 @@ def _evaluate(state: TrainState) -> dict[str, Any]:
     """Loss and metrics over the whole held-out set, as if it were one batch."""
     items = state.spec.schedule.evaluation_items(state.done_steps)
     total: StepOutput | None = None
-    with state.clock("evaluate"):
+    with state.timer("evaluate"):
         denominators = state.spec.schedule.denominators(items, state.spec.draft)
         for item in items:
             share = BatchShare(micro_batches=state.stream.micro_batches(item), denominators=denominators)
@@ -107,7 +107,7 @@ def _evaluate(state: TrainState) -> dict[str, Any]:
 def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float) -> dict[str, Any]:
     """One line of metrics.jsonl."""
     tokens = sum(state.spec.dataset.lengths[sample_id] for sample_id in item.sample_ids)
-    data_s, step_s = state.clock.last_s["data"], state.clock.last_s["step"]
+    data_s, step_s = state.timer.last_s["data"], state.timer.last_s["step"]
     return {
         "step": item.step + 1,
         "epoch": item.epoch,
@@ -119,7 +119,7 @@ def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float
         "samples": len(item.sample_ids),
         "tokens_per_s": tokens / (data_s + step_s),
         "samples_per_s": len(item.sample_ids) / (data_s + step_s),
-        "time_s": state.clock.wall_s,
+        "time_s": state.timer.wall_s,
         "time_data_s": data_s,
         "time_step_s": step_s,
     }
@@ -151,7 +151,7 @@ def _checkpoint(state: TrainState, record: dict[str, Any]) -> None:
 
 
 def _save(state: TrainState, record: dict[str, Any], best: bool = False) -> Path:
-    with state.clock("checkpoint"):
+    with state.timer("checkpoint"):
         state.spec.directory.check_still_owned(state.spec.identity)
         meta = CheckpointMeta(
             step=state.done_steps,

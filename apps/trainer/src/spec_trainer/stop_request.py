@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+
+class Interrupted(Exception):
+    """The run stopped because a user asked it to, after it had saved a checkpoint; exit code 130, and no error."""
+
+
 _HEARD = b"spec-trainer: stopping after this step; a second Ctrl-C stops at once\n"
 
 

@@ -141,7 +141,7 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
     """Exports the trained draft, then summary and report."""
     directory = state.spec.directory
     directory.check_still_owned(state.spec.identity)
-    with state.clock("export"):
+    with state.timer("export"):
         state.trainer.export(state.spec.target, directory.draft)
     if state.rank != 0:
         return {}
@@ -167,8 +167,8 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
         "tokens": _trained_tokens(state),
         **{key: value for key, value in last.items() if key == "loss" or key.startswith("eval_")},
         "simulated_acceptance_length": last.get("acceptance_length"),
-        "wall_s": state.clock.wall_s,
-        "time_s": state.clock.breakdown(),
+        "wall_s": state.timer.wall_s,
+        "time_s": state.timer.breakdown(),
         "draft": str(directory.draft),
         "data": str(state.spec.dataset.report),
     }

@@ -15,7 +15,6 @@ from spec_core.strategy import OptimizerConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.trainer import BatchShare, DraftTrainer
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
-from spec_core.weight_sync import WeightSync
 
 __all__ = [
     "Backend",
@@ -48,7 +47,6 @@ __all__ = [
     "TrainStep",
     "Transport",
     "VocabularyOps",
-    "WeightSync",
     "Worker",
     "foreign_errors",
     "no_kernel",

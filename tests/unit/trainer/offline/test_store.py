@@ -79,7 +79,7 @@ def test_what_asks_for_an_engine_is_refused(resolved, key):
 
 
 def test_plan_says_that_no_engine_starts(capture, resolved):
-    from spec_trainer.description import describe
+    from spec_trainer.plan_command import describe
 
     folder = capture()
     document = describe(resolved(f"data.features={folder}", "train.ranks=2"))

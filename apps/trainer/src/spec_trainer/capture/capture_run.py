@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.data.dataset import Dataset
 from spec_trainer.dispatch import sample_bytes
-from spec_trainer.interrupted import Interrupted
 from spec_trainer.offline.folder import FeatureFolder
 from spec_trainer.offline.index import FeatureIdentity, data_digest
 from spec_trainer.run_spec import RunSpec
+from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

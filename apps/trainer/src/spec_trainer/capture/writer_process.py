@@ -10,9 +10,9 @@ import torch
 from spec_trainer.capture.capture_run import plan_capture, write_shards
 from spec_trainer.data.store import open_dataset
 from spec_trainer.feature_stream import FeatureStream
-from spec_trainer.interrupted import Interrupted
 from spec_trainer.launch.trainer_process import LauncherSide, released
 from spec_trainer.resolve import resolve_parts
+from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
     from contextlib import ExitStack

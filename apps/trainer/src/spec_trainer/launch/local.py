@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_trainer.data.store import saved_dataset
 from spec_trainer.dispatch import Dispatcher
-from spec_trainer.interrupted import Interrupted
+from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

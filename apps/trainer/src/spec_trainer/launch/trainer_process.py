@@ -12,11 +12,11 @@ from spec_core.errors import DeadlineExceeded
 from spec_core.rendezvous import Rendezvous
 from spec_trainer.data.store import open_dataset
 from spec_trainer.feature_stream import FeatureStream
-from spec_trainer.interrupted import Interrupted
 from spec_trainer.loop import train
 from spec_trainer.offline.store import open_features
 from spec_trainer.offline.stream import StoredStream
 from spec_trainer.resolve import resolve_parts
+from spec_trainer.stop_request import Interrupted
 from spec_trainer.wiring import RankLinks, finish, train_state
 
 if TYPE_CHECKING:

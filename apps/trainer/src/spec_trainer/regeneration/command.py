@@ -15,11 +15,10 @@ from spec_core.records import SamplingParams
 from spec_trainer.data.errors import BadRow
 from spec_trainer.engine_options import read_engine_options
 from spec_trainer.evaluation.engine_output import engine_output_kept
-from spec_trainer.interrupted import Interrupted
 from spec_trainer.progress import StepProgress
 from spec_trainer.regeneration.answer_file import AnswerFile, check
 from spec_trainer.regeneration.conversation import open_conversation
-from spec_trainer.stop_request import StopRequest
+from spec_trainer.stop_request import Interrupted, StopRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,17 +1,15 @@
-"""``spec-trainer check``: a backend's self-test on this machine, step by step, each with its own verdict."""
+"""``spec-trainer check``: test a backend on this machine, step by step, each with its own verdict."""
 
 from __future__ import annotations
 
-import json
 import platform
 import secrets
-import subprocess
-import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend, plugins
@@ -27,13 +25,18 @@ if TYPE_CHECKING:
     from spec_core.backend import Placement
 
 _OTHER_PROCESS_S = 60.0
-"""For a second process to start and every call between the two to end."""
+"""Seconds in which a second process must start, and every call between the two end."""
+_END_S = 5.0
+"""Seconds in which the second process must end by itself."""
 _SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=8, dtype="float32")
 
 
-def run_self_test(name: str) -> dict[str, Any]:
-    """{"ok", "backend", "versions", "capabilities", "steps": [{"step", "ok", "seconds", "detail"}], …}. What is not
-    available is not touched. PluginError if there is no backend of that name."""
+def check_backend(name: str) -> dict[str, Any]:
+    """Return the report on backend ``name``: {"ok", "backend", "versions", "capabilities", "steps": […], …}.
+
+    Each step is {"step", "ok", "seconds", "detail"}. A backend that is not available is not constructed. Raise
+    PluginError if no backend has that name.
+    """
     plugin = plugins.load(Backend, name)
     availability = plugin.probe()
     report: dict[str, Any] = {
@@ -96,7 +99,7 @@ def _memory_limit(backend: Backend) -> str:
 
 
 def _attention(backend: Backend) -> str:
-    """The kernel against dense attention, in float32."""
+    """Compare the kernel with dense attention, in float32."""
     import torch
 
     attention = backend.kernel("causal_attention")
@@ -120,7 +123,7 @@ def _attention(backend: Backend) -> str:
 
 
 def _collectives(backend: Backend) -> str:
-    """A sum and a broadcast between this process and a child."""
+    """Run a sum and a broadcast between this process and a child."""
     token = secrets.token_hex(16)
     with (
         Rendezvous("127.0.0.1:0", 0, 2, token, _OTHER_PROCESS_S) as rendezvous,
@@ -135,20 +138,15 @@ def _collectives(backend: Backend) -> str:
 
 @contextmanager
 def _process(target: Callable[..., None], *args: object) -> Iterator[None]:
-    """``target`` in a process of its own, which imports nothing from the working directory."""
-    command = [sys.executable, "-P", "-m", __name__, target.__name__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        json.dump(
-            args, process.stdin
-        )  # a token is among them: nothing for a command line, which all users see
-        process.stdin.close()
-        try:
-            yield
-        finally:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(5.0)
-            process.kill()
+    """Run ``target`` in a process of its own during the ``with`` block."""
+    process = get_context("spawn").Process(target=target, args=args)
+    process.start()
+    try:
+        yield
+    finally:
+        process.join(_END_S)
+        process.kill()
+        process.join()
 
 
 def _second_rank(name: str, address: str, token: str) -> None:
@@ -177,7 +175,7 @@ def _sum_and_broadcast(backend: Backend, rendezvous: Rendezvous) -> None:
 
 
 def _round_trip(backend: Backend) -> str:
-    """One sample through the inline transport, bit for bit."""
+    """Send one sample through the inline transport and compare it bit for bit."""
     transport, device = backend.transport("inline"), backend.device(0)
     with (
         transport.listen(_SCHEMA, 1 << 20) as receiver,
@@ -191,7 +189,7 @@ def _round_trip(backend: Backend) -> str:
 
 
 def _between_processes(backend: Backend, placement: Placement) -> str:
-    """One sample from a child on the same device (colocated) or on the next one (disaggregated), bit for bit."""
+    """Receive one sample from a child on the same device (colocated) or on the next one (disaggregated)."""
     device = backend.device(0)
     sender = 0 if placement == "colocated" else 1 % backend.capabilities().num_devices
     try:
@@ -229,7 +227,3 @@ def _assert_equal(received: FeatureSample, sent: FeatureSample) -> None:
         received.hidden_TNH.cpu(), sent.hidden_TNH.cpu()
     ):
         raise RuntimeError("the sample changed on its way")
-
-
-if __name__ == "__main__":
-    {"_second_rank": _second_rank, "_send_one": _send_one}[sys.argv[1]](*json.load(sys.stdin))

@@ -1,4 +1,4 @@
-"""Where the time goes: seconds by name, summed over a run."""
+"""Seconds by name, summed over a run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Clock:
-    """``with clock("data"): …`` adds to a name; ``last`` is the name's latest stretch."""
+class Timer:
+    """Adds up the seconds that a run spends under each name: ``with timer("data"): …``."""
 
     def __init__(self) -> None:
         self.start_s = time.monotonic()
         self.total_s: dict[str, float] = defaultdict(float)
+        """Seconds under each name, since the start."""
         self.last_s: dict[str, float] = {}
+        """Seconds of the latest ``with`` block of each name."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        """Add the duration of the ``with`` block to ``name``."""
         start = time.perf_counter()
         try:
             yield
@@ -30,9 +33,10 @@ class Clock:
 
     @property
     def wall_s(self) -> float:
+        """Seconds since this timer was made."""
         return time.monotonic() - self.start_s
 
     def breakdown(self) -> dict[str, float]:
-        """Every name, and what no name accounts for as ``other``."""
+        """Return the seconds of every name, and as ``other`` those that no name accounts for."""
         named = dict(self.total_s)
         return {**named, "other": max(0.0, self.wall_s - sum(named.values()))}

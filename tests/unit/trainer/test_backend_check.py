@@ -9,7 +9,7 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.errors import ConfigError, PluginNotFound
 from spec_core.records import Availability
-from spec_trainer.self_test import run_self_test
+from spec_trainer.backend_check import check_backend
 
 
 def steps(report) -> dict[str, dict]:
@@ -17,7 +17,7 @@ def steps(report) -> dict[str, dict]:
 
 
 def test_cpu_passes():
-    report = run_self_test("cpu")
+    report = check_backend("cpu")
     assert report["ok"]
     assert steps(report).keys() >= {
         "probe",
@@ -35,7 +35,7 @@ def test_cpu_passes():
     assert json.loads(json.dumps(report)) == report
 
 
-def test_a_failing_step_is_told_and_the_others_still_run(monkeypatch):
+def test_a_failing_step_is_reported_and_the_others_still_run(monkeypatch):
     class Broken(CpuBackend):
         def transport(self, placement):
             if placement == "inline":
@@ -43,7 +43,7 @@ def test_a_failing_step_is_told_and_the_others_still_run(monkeypatch):
             raise ConfigError("there is no such link")
 
     monkeypatch.setattr("spec_core.plugins.load", lambda interface, name: Broken)
-    report = run_self_test("cpu")
+    report = check_backend("cpu")
     assert not report["ok"]
     verdicts = steps(report)
     assert "the link is down" in verdicts["transport round trip"]["detail"]
@@ -61,7 +61,7 @@ def test_an_unavailable_backend_is_not_touched(monkeypatch):
             raise AssertionError("built")
 
     monkeypatch.setattr("spec_core.plugins.load", lambda interface, name: Absent)
-    report = run_self_test("absent")
+    report = check_backend("absent")
     assert not report["ok"]
     assert steps(report) == {
         "probe": {"step": "probe", "ok": False, "seconds": 0.0, "detail": "the SDK is missing"}
@@ -70,4 +70,4 @@ def test_an_unavailable_backend_is_not_touched(monkeypatch):
 
 def test_unknown_backend():
     with pytest.raises(PluginNotFound, match="no backend plugin is called 'nothing'"):
-        run_self_test("nothing")
+        check_backend("nothing")
