@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from spec_core.draft import Draft
-from spec_core.drafting.served_draft import write_draft
+from spec_core.drafting import write_draft
 from spec_core.plugins import load
 from spec_core.targets.target_reader import read_target, read_target_tensors
 from spec_core.testing import EngineSuite

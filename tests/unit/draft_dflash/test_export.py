@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from spec_core.drafting.served_draft import write_draft
+from spec_core.drafting import write_draft
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_core.targets.target_reader import read_target, read_target_tensors
 from spec_draft_dflash.config import DFlashConfig
@@ -368,7 +368,7 @@ def test_other_folders_are_not_recognised(tmp_path):
     for architectures in (["LlamaForCausalLMEagle3"], ["Qwen3ForCausalLM"], None):
         (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
         assert DFlashDraft.from_folder(tmp_path) is None
-    with pytest.raises(ArtifactError, match="is not a DFlash draft"):
+    with pytest.raises(ArtifactError, match="is no dflash draft: its config.json names another"):
         DFlashDraft(DFlashConfig(init_from=tmp_path))
 
 
@@ -400,12 +400,12 @@ def test_every_unknown_tensor_is_named(tmp_path, name):
         ({"num_hidden_layers": 3}, "num_hidden_layers=3"),
         ({"dflash_config": {"target_layer_ids": [1, 2, 3, 4, 5]}}, "mask_token_id=None"),
         ({"dflash_config": {"mask_token_id": 29}}, "not below the vocabulary's 29"),
-        ({"dflash_config": {"mask_token_id": 2, "target_layer_ids": [1, 2]}}, "disagree"),
+        ({"dflash_config": {"mask_token_id": 2, "target_layer_ids": [1, 2]}}, "do not name the same layers"),
         (
             {"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 6, 5], "dflash_config": {"mask_token_id": 2}},
             "ascending",
         ),
-        ({"eagle_aux_hidden_state_layer_ids": "2"}, "expected a list"),
+        ({"eagle_aux_hidden_state_layer_ids": "2"}, "expected a valid array"),
         ({"block_size": 1, "dflash_config": {"mask_token_id": 2}}, "block_size=1 leaves no slot"),
         ({"dflash_config": {"mask_token_id": 2, "block_size": 0}}, "block_size=0"),
         ({"is_causal": True}, "is_causal=True"),

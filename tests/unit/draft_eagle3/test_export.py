@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from spec_core.drafting.served_draft import write_draft
+from spec_core.drafting import write_draft
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
@@ -261,7 +261,7 @@ def test_other_folders_are_not_recognised(tmp_path):
     for architectures in (["DFlashDraftModel"], ["LlamaForCausalLM"], None, 3, [3]):
         (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
         assert Eagle3Draft.from_folder(tmp_path) is None
-    with pytest.raises(ArtifactError, match="is not an Eagle3 draft"):
+    with pytest.raises(ArtifactError, match="is no eagle3 draft: its config.json names another"):
         Eagle3Draft(Eagle3Config(init_from=tmp_path))
 
 
@@ -305,10 +305,10 @@ def test_damaged_tensors_are_an_artifact_error(tmp_path, edit, reason):
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
         ({"rope_parameters": "default"}, "rope_parameters='default', expected an object"),
         ({"eagle_config": [1]}, r"eagle_config=\[1\], expected an object"),
-        ({"eagle_aux_hidden_state_layer_ids": 2}, "=2, expected a list of integers"),
+        ({"eagle_aux_hidden_state_layer_ids": 2}, "=2, expected a valid array"),
         ({"eagle_aux_hidden_state_layer_ids": [4, 2, 5], "eagle_config": None}, "unique and ascending"),
-        ({"num_aux_hidden_states": 4}, "num_aux_hidden_states=4, but 3 layers are named"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps='small', expected a positive number"),
+        ({"num_aux_hidden_states": 4}, "num_aux_hidden_states=4: a draft of this kind and shape has 3 there"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small', expected a valid number"),
         ({"logit_scale": 0.5}, "logit_scale=0.5"),
     ],
 )

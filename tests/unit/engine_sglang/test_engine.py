@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.drafting.served_draft import write_draft
+from spec_core.drafting import write_draft
 from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
 from spec_core.hosting import running

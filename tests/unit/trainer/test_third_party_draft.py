@@ -26,7 +26,7 @@ from spec_trainer.draft_folder import check_export
 
 COUSIN = """
 from spec_core.draft import Draft
-from spec_core.drafting.served_draft import architectures, read_config
+from spec_core.drafting import architectures, read_config
 
 
 class CousinDraft(Draft):

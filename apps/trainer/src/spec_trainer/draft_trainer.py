@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from spec_core import BatchShare, DraftTrainer
-from spec_core.drafting.served_draft import write_draft
+from spec_core.drafting import write_draft
 from spec_trainer.disk import follow_umask, new_folder, not_written
 from spec_trainer.draft_folder import check_export
 

@@ -6,14 +6,13 @@ from typing import Literal, Self
 
 import pydantic
 
-from spec_core.config import DraftConfig
-from spec_core.drafting.decoder_format import CapturedLayers
+from spec_core.drafting import CapturedLayers, DecoderConfig
 
 LossKind = Literal["ce", "dpace", "soft"]
 LayerType = Literal["full_attention", "sliding_attention"]
 
 
-class DFlashConfig(DraftConfig):
+class DFlashConfig(DecoderConfig):
     """None means: what the folder ``init_from`` says, else the default that is named. An option that contradicts the
     folder is an error."""
 
@@ -46,11 +45,6 @@ class DFlashConfig(DraftConfig):
     else 5."""
     layers: CapturedLayers | None = pydantic.Field(None, min_length=1)
     """Their ids k (streams entering target layer k). None: 1 + round(1 + i · (N − 4) / (num_features − 1))."""
-    intermediate_size: int | None = pydantic.Field(None, ge=1)
-    """Width of the draft's MLP. None, here and for the heads: the target's."""
-    num_heads: int | None = pydantic.Field(None, ge=1)
-    num_kv_heads: int | None = pydantic.Field(None, ge=1)
-    head_dim: int | None = pydantic.Field(None, ge=2)
 
     @pydantic.model_validator(mode="after")
     def _window_is_used(self) -> Self:

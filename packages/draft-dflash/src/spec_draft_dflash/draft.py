@@ -2,91 +2,103 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
-from spec_core.draft import Draft, Proposer
-from spec_core.drafting.served_draft import head_problem, published
-from spec_core.errors import TargetError
-from spec_core.kernels import no_kernel
+from spec_core.drafting import EMBEDDING, DraftCheckpoint, ServedDraft, as_served
+from spec_core.errors import ArtifactError
 from spec_core.records import FeatureSchema, ShardHints
-from spec_draft_dflash.artifact import Artifact
+from spec_core.targets import read_target_tensors
 from spec_draft_dflash.config import DFlashConfig
-from spec_draft_dflash.shape import FIXED_OPTIONS, DraftShape
+from spec_draft_dflash.mask_token import choose_mask_token
+from spec_draft_dflash.shape import ARCHITECTURE, FULL, SLIDING, DFlashShape, default_layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from torch import Tensor, nn
 
     from spec_core.config import DraftConfig
-    from spec_core.kernels import FindKernel
+    from spec_core.draft import Proposer
     from spec_core.ops import VocabularyOps
     from spec_core.records import Supervision
     from spec_core.target import TargetSpec, TargetTensors
     from spec_draft_dflash.kernels import DFlashKernels
+    from spec_draft_dflash.model import DFlashModel
+
+_MASK_FILE = "mask_embedding.pt"
+# Which channels turn, and by what for images. SGLang 0.5.16 turns all channels whatever a DFlash config says, so a
+# fresh draft does; a draft sees text positions only.
+_ROPE_NOT_COPIED = frozenset({"partial_rotary_factor", "rope_dim", "mrope_section", "mrope_interleaved"})
 
 
-class DFlashDraft(Draft):
+class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
     """DFlash (arXiv 2602.06036): a block of tokens in one pass; see ``spec_core.draft`` for the contract."""
 
     name: ClassVar[str] = "dflash"
     api_version: ClassVar[int] = 2
     Config: ClassVar[type[DraftConfig]] = DFlashConfig
+    Shape = DFlashShape
+    architecture: ClassVar[str] = ARCHITECTURE
     small_run: ClassVar[Mapping[str, object]] = {
         "block_size": 8,
         "num_layers": 2,
         "num_anchors": 32,
-        "loss": "soft",  # the law says more than one token, where tokens are few
+        "loss": "soft",  # where tokens are few, the target's distribution says more than one token
         "gamma": 2.0,  # a small draft accepts few
     }
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
 
-    def __init__(self, config: DraftConfig) -> None:
-        """Opens ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a start."""
-        assert isinstance(config, DFlashConfig)
-        self._options, self._artifact = published(config, Artifact.open, FIXED_OPTIONS, "a DFlash")
-        super().__init__(self._options)
-
     @classmethod
-    def from_folder(cls, folder: Path) -> Self | None:
-        if Artifact.open(folder) is None:
-            return None
-        return cls(DFlashConfig(name=cls.name, init_from=folder))
-
-    def check_target(self, target: TargetSpec) -> None:
-        shape = self._shape(target)
-        problems = (
-            head_problem(target),
-            _scale_problem(target),
-            _size_problem(shape, target),
-            _layer_problem(shape, target),
-            shape.problem(),
-        )
-        if problem := next((text for text in problems if text), None):
-            raise TargetError(
-                f"{self._who} does not go with target {target.folder} ({target.architecture}): {problem}"
+    def check_checkpoint(cls, checkpoint: DraftCheckpoint[DFlashShape]) -> None:
+        if (checkpoint.folder / _MASK_FILE).exists():
+            raise ArtifactError(
+                f"draft {checkpoint.folder} has a {_MASK_FILE}; only a token's own embedding can be the mask"
             )
-        if self._artifact is not None:
-            self._artifact.check_embedding(target)
+
+    def fresh_shape(self, target: TargetSpec) -> DFlashShape:
+        options, mask_token_id = self.options, self.options.mask_token_id
+        kind = FULL if options.sliding_window is None else SLIDING
+        return DFlashShape.for_target(
+            options,
+            target,
+            layer_types=options.layer_types or (kind,) * (options.num_layers or 5),
+            sliding_window=options.sliding_window,
+            block_size=self._block_size,
+            mask_token_id=choose_mask_token(target) if mask_token_id is None else mask_token_id,
+            layers=options.layers or default_layers(target.num_layers, options.num_features or 5),
+            num_target_layers=target.num_layers,
+            rope={key: value for key, value in target.rope.items() if key not in _ROPE_NOT_COPIED},
+        )
+
+    def target_problem(self, target: TargetSpec) -> str | None:
+        """Return what is wrong with the head or the captured layers, or None.
+
+        Engines multiply a DFlash draft's states by the bare rows of the target's head.
+        """
+        if target.logit_scale != 1:
+            return f"its head is scaled ({target.logit_scale}), a head without a scale is needed"
+        return self.shape(target).layer_problem(target)
+
+    def embedding_scale(self, target: TargetSpec) -> float:
+        return target.embedding_scale
 
     def required_features(self, target: TargetSpec) -> FeatureSchema:
-        layers = self._shape(target).layers
-        if self._options.loss == "soft":
+        layers = self.shape(target).layers
+        if self.options.loss == "soft":
             layers = (*layers, target.num_layers)
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """float64 [1]: the counted slots' weights, or with ``dpace`` their number."""
+        """Return float64 [1]: the counted slots' weights, or with ``dpace`` their number."""
         import torch
 
         from spec_draft_dflash.blocks import BlockRule, slot_weights
 
         block_size = self._block_size
-        weight_S = slot_weights(block_size, self._options.gamma)
-        if self._options.loss == "dpace":
+        weight_S = slot_weights(block_size, self.options.gamma)
+        if self.options.loss == "dpace":
             weight_S = torch.ones_like(weight_S)
-        rule, reached_S = BlockRule(self._options.num_anchors, block_size), weight_S.cumsum(0)
+        rule, reached_S = BlockRule(self.options.num_anchors, block_size), weight_S.cumsum(0)
         shares = [reached_S[rule.draw(sample)[1] - 1].sum() for sample in supervision]
         return sum(shares, torch.zeros((), dtype=torch.float64))[None]
 
@@ -96,36 +108,31 @@ class DFlashDraft(Draft):
 
         return DFlashKernels
 
-    def build(
-        self,
-        target: TargetSpec,
-        tensors: TargetTensors,
-        token_counts: Tensor | None,
-        kernel: FindKernel = no_kernel,
-    ) -> nn.Module:
-        """The final norm starts as the target's: its head is used as it is."""
+    def new_module(self, target: TargetSpec, kernels: DFlashKernels) -> nn.Module:
         from spec_draft_dflash.model import DFlashModel
 
-        self.check_target(target)
-        kernels = self.kernels().of(kernel)
-        module = DFlashModel(self._shape(target), self._options, target.embedding_scale, kernels)
-        if self._artifact is not None:
-            module.load_state_dict(self._artifact.read())
-        else:
-            module.load_state_dict({"norm.weight": tensors.norm_H.float()}, strict=False)
-        return module
+        return DFlashModel(self.shape(target), self.options, target.embedding_scale, kernels)
 
-    def exported_config(self, target: TargetSpec) -> dict[str, Any]:
-        from spec_draft_dflash.export import served_config
-
-        return served_config(self._shape(target), target)
+    def initialize(
+        self, module: DFlashModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
+    ) -> None:
+        """Start the final norm as the target's, whose head is used as it is."""
+        module.load_state_dict({"norm.weight": tensors.norm_H.float()}, strict=False)
 
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        from spec_draft_dflash.export import served_tensors
+        """Yield the module's tensors, and a scaled embedding of the target's.
 
-        return served_tensors(weights, self._shape(target), target)
+        Engines share the target's embedding: SGLang the module with its scale, vLLM the bare rows, so for a scaled
+        embedding vLLM gets one of its own.
+        """
+        yield from super().exported_tensors(weights, target)
+        if target.embedding_scale != 1:
+            yield (
+                EMBEDDING,
+                as_served(read_target_tensors(target).embedding_VH * target.embedding_scale, target),
+            )
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         from spec_draft_dflash.model import DFlashModel
@@ -139,49 +146,10 @@ class DFlashDraft(Draft):
         return self._block_size - 1
 
     def shard_hints(self) -> ShardHints:
-        options = self._options
-        fresh = len(options.layer_types or ()) or options.num_layers or 5
-        num_layers = fresh if self._artifact is None else self._artifact.shape.num_layers
+        options = self.options
+        num_layers = len(options.layer_types or ()) or options.num_layers or 5
         return ShardHints(blocks=tuple(f"layers.{index}" for index in range(num_layers)))
 
     @property
-    def _who(self) -> str:
-        return "the dflash draft" if self._artifact is None else f"draft {self._artifact.folder}"
-
-    @property
     def _block_size(self) -> int:
-        return self._artifact.shape.block_size if self._artifact else self._options.block_size or 16
-
-    def _shape(self, target: TargetSpec) -> DraftShape:
-        return self._artifact.shape if self._artifact else DraftShape.for_target(self._options, target)
-
-
-def _scale_problem(target: TargetSpec) -> str | None:
-    """Engines multiply a DFlash draft's states by the bare rows of the target's head."""
-    scaled = f"its head is scaled ({target.logit_scale}), a head without a scale is needed"
-    return None if target.logit_scale == 1 else scaled
-
-
-def _size_problem(shape: DraftShape, target: TargetSpec) -> str | None:
-    """Of a published draft, whose sizes are its own."""
-    for what, made_for, found in (
-        ("hidden size", shape.hidden_size, target.hidden_size),
-        ("vocabulary size", shape.vocab_size, target.vocab_size),
-        ("number of layers", shape.num_target_layers or target.num_layers, target.num_layers),
-    ):
-        if made_for != found:
-            return f"it was made for {what} {made_for}, this target has {found}"
-    return None
-
-
-def _layer_problem(shape: DraftShape, target: TargetSpec) -> str | None:
-    """Ids run from 1 to N − 1: SGLang cannot tap the last layer's output."""
-    layers = shape.layers
-    if list(layers) != sorted(set(layers)):
-        return (
-            f"its {target.num_layers} layers are too few for {len(layers)} different features (8 layers for 5); "
-            "lower draft.num_features or set draft.layers"
-        )
-    if layers[0] < 1 or layers[-1] >= target.num_layers:
-        return f"layers {list(layers)} must lie between 1 and {target.num_layers - 1}"
-    return None
+        return self.options.block_size or 16

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from spec_draft_dflash.attention import KeysValues
     from spec_draft_dflash.config import DFlashConfig
     from spec_draft_dflash.kernels import Angles, DFlashKernels
-    from spec_draft_dflash.shape import DraftShape
+    from spec_draft_dflash.shape import DFlashShape
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Geometry:
 class Attention(nn.Module):
     """Queries from the block; keys and values, by the same weights, from context and block."""
 
-    def __init__(self, shape: DraftShape, kernels: DFlashKernels) -> None:
+    def __init__(self, shape: DFlashShape, kernels: DFlashKernels) -> None:
         super().__init__()
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = linear(shape.hidden_size, queries)
@@ -67,7 +67,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """One Qwen3-style decoder layer over blocks. ``window`` None: full attention; see ``block_attention``."""
 
-    def __init__(self, shape: DraftShape, window: int | None, kernels: DFlashKernels) -> None:
+    def __init__(self, shape: DFlashShape, window: int | None, kernels: DFlashKernels) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
@@ -97,7 +97,7 @@ class DFlashModel(nn.Module):
 
     def __init__(
         self,
-        shape: DraftShape,
+        shape: DFlashShape,
         config: DFlashConfig,
         embedding_scale: float,
         kernels: DFlashKernels,

@@ -6,13 +6,12 @@ from typing import Literal
 
 import pydantic
 
-from spec_core.config import DraftConfig
-from spec_core.drafting.decoder_format import CapturedLayers
+from spec_core.drafting import CapturedLayers, DecoderConfig
 
 LossKind = Literal["ce", "lk_alpha", "lk_lambda"]
 
 
-class Eagle3Config(DraftConfig):
+class Eagle3Config(DecoderConfig):
     """None means: what the folder ``init_from`` says, else the default that is named. An option that contradicts the
     folder is an error."""
 
@@ -32,9 +31,3 @@ class Eagle3Config(DraftConfig):
     """EAGLE 3.1: one RMS norm per captured layer before ``fc``. None: without."""
     norm_output: bool | None = None
     """EAGLE 3.1: the normed state is what the next step gets. None: the state before the norm."""
-
-    intermediate_size: int | None = pydantic.Field(None, ge=1)
-    """Width of the draft's MLP. None, here and for the heads: the target's."""
-    num_heads: int | None = pydantic.Field(None, ge=1)
-    num_kv_heads: int | None = pydantic.Field(None, ge=1)
-    head_dim: int | None = pydantic.Field(None, ge=2)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_eagle3.config import Eagle3Config
     from spec_draft_eagle3.kernels import Eagle3Kernels
-    from spec_draft_eagle3.shape import DraftShape
+    from spec_draft_eagle3.shape import Eagle3Shape
 
 
 class Attention(nn.Module):
     """Projections only; the attention itself spans the unrolled steps (``attention.py``)."""
 
-    def __init__(self, shape: DraftShape) -> None:
+    def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = linear(2 * shape.hidden_size, queries)
@@ -38,7 +38,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """One Llama-style decoder layer whose attention sees [normed token embedding ; normed hidden state]."""
 
-    def __init__(self, shape: DraftShape, kernels: Eagle3Kernels) -> None:
+    def __init__(self, shape: Eagle3Shape, kernels: Eagle3Kernels) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
@@ -82,7 +82,7 @@ class Eagle3Model(nn.Module):
     d2t: Tensor | None
     t2d: Tensor | None
 
-    def __init__(self, shape: DraftShape, config: Eagle3Config, kernels: Eagle3Kernels) -> None:
+    def __init__(self, shape: Eagle3Shape, config: Eagle3Config, kernels: Eagle3Kernels) -> None:
         super().__init__()
         self.shape, self.config, self.kernels = shape, config, kernels
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)

@@ -10,7 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_core.drafting.draft_checks import Flaw, check_served
-from spec_core.drafting.served_draft import ConfigReader, architectures, read_config
+from spec_core.drafting.draft_files import (
+    Json,
+    Size,
+    architectures,
+    checked,
+    config_error,
+    present,
+    read_config,
+    section,
+)
 from spec_core.errors import ArtifactError, ConfigError
 from spec_engine_sglang.versions import OLDEST, READS_DRAFT_CAUSALITY, installed
 
@@ -32,7 +41,7 @@ _BLOCK = "DFlashDraftModel"
 def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
     """Return the fields of ``ServerArgs`` that make SGLang draft as ``mode`` says."""
     # A block is drafted in one pass, a chain in one for each token.
-    steps = mode.num_draft_tokens if _block_size(_read(mode.folder)) is None else 1
+    steps = mode.num_draft_tokens if _block_size(mode.folder, _read(mode.folder)) is None else 1
     return {
         "speculative_algorithm": mode.method,
         "speculative_draft_model_path": str(mode.folder),
@@ -51,43 +60,43 @@ def check_folder(folder: Path, target: TargetSpec) -> None:
 def check_speculation(folder: Path, num_draft_tokens: int) -> None:
     """Raise ArtifactError for a folder that the installed SGLang would not serve as it was trained, and ConfigError
     for more draft tokens than the draft can propose."""
-    config = _read(folder)
-    if not architectures(config.fields).isdisjoint({_CHAIN, _BLOCK}):
-        _check_switches(config)
-    block_size = _block_size(config)
+    fields = _read(folder)
+    if not architectures(fields).isdisjoint({_CHAIN, _BLOCK}):
+        _check_switches(folder, fields)
+    block_size = _block_size(folder, fields)
     if num_draft_tokens < 1 or (block_size is not None and num_draft_tokens >= block_size):
         most = "or more" if block_size is None else f"to {block_size - 1}, its block of {block_size} less one"
         raise ConfigError(f"{num_draft_tokens} draft tokens are wanted, draft {folder} proposes 1 {most}")
 
 
-def _read(folder: Path) -> ConfigReader:
+def _read(folder: Path) -> Json:
     fields = read_config(folder)
     if fields is None:
         raise ArtifactError(f"draft {folder} has no config.json")
-    return ConfigReader(fields, folder)
+    return present(fields)
 
 
-def _block_size(config: ConfigReader) -> int | None:
-    nested = config.fields.get("dflash_config")
-    if nested is None:
+def _block_size(folder: Path, fields: Json) -> int | None:
+    if "dflash_config" not in fields:
         return None
+    own = section(fields, "dflash_config", folder)
     # SGLang's own default, where neither place has one.
-    return ConfigReader({**config.fields, **nested}, config.folder).size("block_size", 16)
+    return checked(Size, own.get("block_size", fields.get("block_size", 16)), folder, "block_size")
 
 
-def _check_switches(config: ConfigReader) -> None:
-    fields = config.fields
+def _check_switches(folder: Path, fields: Json) -> None:
     if fields.get("norm_before_residual"):
-        raise config.error("norm_before_residual=true, which SGLang does not read")
+        raise config_error(folder, "norm_before_residual=true, which SGLang does not read")
     if (installed() or OLDEST) >= READS_DRAFT_CAUSALITY:
         return
     if fields.get("norm_before_fc"):
-        raise config.error("norm_before_fc=true, which this version of SGLang does not read")
+        raise config_error(folder, "norm_before_fc=true, which this version of SGLang does not read")
     causal, layers = fields.get("is_causal"), fields.get("layer_types") or ["full_attention"]
     if causal is not None and {kind == "sliding_attention" for kind in layers} != {causal}:
-        raise config.error(
+        raise config_error(
+            folder,
             f"is_causal={str(causal).lower()} with layer_types={layers}, but this version of SGLang takes sliding "
-            f"layers as causal and full ones as not"
+            f"layers as causal and full ones as not",
         )
 
 

@@ -1,6 +1,6 @@
 """Checks of a served draft's folder by one engine: what that engine reads differently from others, or not at all.
 
-A draft's plugin finds its folder whole (``served_draft``). An engine's own parser may still read the folder in
+A draft's plugin finds its folder whole (``draft_files``). An engine's own parser may still read the folder in
 another way, or crash. Each engine keeps a table of such flaws. Torch is not needed.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spec_core.drafting.served_draft import architectures, read_config, read_shapes
+from spec_core.drafting.draft_files import architectures, read_config, read_shapes
 from spec_core.errors import ArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from spec_core.drafting.served_draft import Json
+    from spec_core.drafting.draft_files import Json
     from spec_core.target import TargetSpec
 
 

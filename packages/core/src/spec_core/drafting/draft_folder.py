@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spec_core.draft import Draft
-from spec_core.drafting.served_draft import architectures, read_config
+from spec_core.drafting.draft_files import architectures, read_config
 from spec_core.errors import ArtifactError, PluginError
 from spec_core.plugins import load_each
 

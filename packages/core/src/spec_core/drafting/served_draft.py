@@ -1,143 +1,241 @@
-"""A served draft's folder, config.json and model.safetensors: read with every check, and written.
-
-Reading needs no torch until tensors are loaded. Whatever is wrong with a folder is one ArtifactError of one line.
-"""
+"""ServedDraft: base of drafts that are served from a folder of config.json and model.safetensors. Needs no torch."""
 
 from __future__ import annotations
 
-import json
-import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from spec_core.errors import ArtifactError, ConfigError
-from spec_core.foreign import check_regular, foreign_errors, read_json_object
-from spec_core.wording import shown
+from spec_core.draft import Draft
+from spec_core.drafting.decoder_shape import DecoderConfig, DecoderShape
+from spec_core.drafting.draft_files import (
+    architectures,
+    as_served,
+    check_shapes,
+    load_tensors,
+    read_config,
+    read_shapes,
+)
+from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_core.kernels import no_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from spec_core.config import DraftConfig
-    from spec_core.draft import Draft
-    from spec_core.target import TargetSpec
+    from spec_core.drafting.draft_files import Json
+    from spec_core.kernels import FindKernel, KernelSet
+    from spec_core.target import TargetSpec, TargetTensors
 
-D = TypeVar("D", bound="DraftConfig")
-A = TypeVar("A", bound="Artifact")
+C = TypeVar("C", bound=DecoderConfig)
+S = TypeVar("S", bound=DecoderShape)
 
-Json = dict[str, Any]
-Shapes = dict[str, tuple[int, ...]]
-
-_FILE = "model.safetensors"
-_SERVED_DTYPES = ("float32", "bfloat16", "float16")
-_STORED_DTYPES = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8")}
-"""By a tensor's name, safetensors' dtypes. Every other tensor is one of ``_STORED_FLOATS``."""
-_STORED_FLOATS = ("F32", "BF16", "F16")
-
-
-class Artifact(Protocol):
-    """A published draft, opened."""
-
-    @property
-    def shape(self) -> object:
-        """What the draft has decided, under the names of the options."""
-        ...
+EMBEDDING = "embed_tokens.weight"
+"""Name of a draft's own copy of the target's embedding."""
 
 
 @dataclass(frozen=True)
-class ConfigReader:
-    """Reads fields of a config.json; null counts as absent."""
+class DraftCheckpoint(Generic[S]):
+    """A served folder whose config.json, and names, shapes and dtypes of tensors, have been checked."""
 
-    fields: Json
     folder: Path
+    shape: S
+    stored_names: Mapping[str, str]
+    """Name in the module -> name in the file, the embedding left out."""
+    embedding: str | None
+    """Name in the file of the draft's own copy of the target's embedding."""
 
-    def has(self, key: str) -> bool:
-        return self.fields.get(key) is not None
+    def load(self, *names: str) -> dict[str, Tensor]:
+        """Return tensors as stored, by their names in the module."""
+        return load_tensors(self.folder, {name: self.stored_names[name] for name in names})
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self.fields.get(key)
-        return self._integer(key, default if value is None else value, 1, "a positive integer")
+    def check_embedding(self, target: TargetSpec, scale: float) -> None:
+        """Raise ArtifactError if a copy of the embedding is not ``scale`` times the target's.
 
-    def number(self, key: str) -> int:
-        """An integer from 0 on."""
-        return self._integer(key, self.fields.get(key), 0, "an integer from 0 on")
+        Training here, and SGLang, use the target's in any case. Some rows are compared, to bfloat16's precision.
+        """
+        if self.embedding is None:
+            return
+        import torch
 
-    def ids(self, key: str) -> tuple[int, ...] | None:
-        """A list of integers, or None where it is absent or empty."""
-        value: Any = self.fields.get(key)
-        if not value:
+        from spec_core.targets.target_reader import read_target_tensors
+
+        wanted_VH = read_target_tensors(target).embedding_VH
+        found_VH = load_tensors(self.folder, {EMBEDDING: self.embedding})[EMBEDDING]
+        rows = torch.arange(0, len(wanted_VH), max(1, len(wanted_VH) // 256))
+        if found_VH.shape != wanted_VH.shape or not torch.allclose(
+            found_VH[rows].float(), scale * wanted_VH[rows].float(), rtol=2**-8, atol=1e-6
+        ):
+            raise ArtifactError(
+                f"draft {self.folder}: its {self.embedding} is not the embedding of target {target.folder}: it was "
+                "made for another target, or trained its own, which SGLang does not load"
+            )
+
+
+class ServedDraft(Draft, Generic[C, S]):
+    """A draft whose exports are config.json and model.safetensors: subclasses say what is their own.
+
+    An option of section ``draft`` that the shape has, too, is fixed by the folder ``init_from``.
+    """
+
+    architecture: ClassVar[str]
+    """Name in ``architectures`` of the exported config.json."""
+    Shape: ClassVar[type[DecoderShape]]
+
+    def __init__(self, config: DraftConfig) -> None:
+        """Open ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a run starts."""
+        self.checkpoint: DraftCheckpoint[S] | None = None
+        if config.init_from is not None:
+            self.checkpoint = self.open_checkpoint(config.init_from)
+            if self.checkpoint is None:
+                raise _not_a_draft(config.init_from, self.name)
+            config = resolve_init_from(config, self.checkpoint)
+        super().__init__(config)
+        self.options: C = config  # pyright: ignore[reportAttributeAccessIssue]
+        """The same as ``config``, with what the folder ``init_from`` has fixed."""
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self | None:
+        if cls.open_checkpoint(folder) is None:
             return None
-        if not isinstance(value, list):
-            raise self.error(f"{key}={shown(value)}, expected a list of integers")
-        return tuple(self._integer(key, entry, 0, "integers from 0 on") for entry in value)
+        return cls(cls.Config(name=cls.name, init_from=folder))
 
-    def positive(self, key: str, default: float) -> float:
-        value = self.fields.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise self.error(f"{key}={shown(value)}, expected a positive number")
-        return value
+    @classmethod
+    def open_checkpoint(cls, folder: Path) -> DraftCheckpoint[Any] | None:
+        """Return the folder's draft, or None where it is another algorithm's; ArtifactError where it is damaged."""
+        fields = read_config(folder)
+        if fields is None or not cls.is_own(fields):
+            return None
+        shape = cls.Shape.from_json(fields, folder)
+        stored, names = read_shapes(folder), dict[str, str]()
+        for name in stored:
+            other = names.setdefault(cls.module_name(name), name)
+            if other != name:
+                raise ArtifactError(f"draft {folder}: {other} and {name} are the same tensor, stored twice")
+        embedding = names.pop(EMBEDDING, None)
+        required, optional = shape.mapping_shapes()
+        found = {name: stored[names[name]] for name in names}
+        check_shapes(folder, found, shape.tensor_shapes() | required, optional)
+        checkpoint = DraftCheckpoint(folder, shape, names, embedding)
+        cls.check_checkpoint(checkpoint)
+        return checkpoint
 
-    def section(self, key: str) -> Json:
-        """A nested object; empty where it is absent."""
-        value: Any = self.fields.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise self.error(f"{key}={shown(value)}, expected an object")
-        return value or {}
+    @classmethod
+    def is_own(cls, fields: Json) -> bool:
+        """Return whether a config.json is of this algorithm."""
+        return cls.architecture in architectures(fields)
 
-    def _integer(self, key: str, value: object, least: int, expected: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.error(f"{key}={shown(value)}, expected {expected}")
-        return value
+    @classmethod
+    def module_name(cls, stored_name: str) -> str:
+        """Return the module's name of a tensor, whatever prefix a file gives it."""
+        return stored_name.removeprefix("model.")
 
-    def error(self, problem: str) -> ArtifactError:
-        return ArtifactError(f"{self.folder / 'config.json'}: {problem}")
+    @classmethod
+    def check_checkpoint(cls, checkpoint: DraftCheckpoint[Any]) -> None:
+        """Raise ArtifactError for damage that only this algorithm knows of; names and shapes have been checked."""
+
+    def shape(self, target: TargetSpec) -> S:
+        """Return the shape of the folder ``init_from``, or of a fresh draft."""
+        return self.fresh_shape(target) if self.checkpoint is None else self.checkpoint.shape
+
+    @abstractmethod
+    def fresh_shape(self, target: TargetSpec) -> S:
+        """Return what the options and the target make of a fresh draft."""
+
+    def check_target(self, target: TargetSpec) -> None:
+        shape = self.shape(target)
+        problems = (
+            head_problem(target),
+            shape.size_problem(target),
+            self.target_problem(target),
+            shape.problem(),
+        )
+        if problem := next(filter(None, problems), None):
+            who = f"the {self.name} draft" if self.checkpoint is None else f"draft {self.checkpoint.folder}"
+            raise TargetError(
+                f"{who} does not go with target {target.folder} ({target.architecture}): {problem}"
+            )
+        if self.checkpoint is not None:
+            self.checkpoint.check_embedding(target, self.embedding_scale(target))
+
+    def target_problem(self, target: TargetSpec) -> str | None:
+        """Return why a draft of this algorithm cannot be made for the target, or None."""
+        return None
+
+    def embedding_scale(self, target: TargetSpec) -> float:
+        """Return what a stored copy of the embedding is multiplied by."""
+        return 1.0
+
+    @classmethod
+    def kernels(cls) -> type[KernelSet]:
+        from spec_core.drafting.plain_kernels import DecoderKernels
+
+        return DecoderKernels
+
+    def build(
+        self,
+        target: TargetSpec,
+        tensors: TargetTensors,
+        token_counts: Tensor | None,
+        kernel: FindKernel = no_kernel,
+    ) -> nn.Module:
+        self.check_target(target)
+        module = self.new_module(target, self.kernels().of(kernel))
+        if self.checkpoint is None:
+            self.initialize(module, target, tensors, token_counts)
+        else:
+            module.load_state_dict(self.stored_state(self.checkpoint))
+        return module
+
+    @abstractmethod
+    def new_module(self, target: TargetSpec, kernels: Any) -> nn.Module:
+        """Return the network with weights drawn from torch's global generator. ``kernels``: of ``kernels()``."""
+
+    @abstractmethod
+    def initialize(
+        self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
+    ) -> None:
+        """Set what a fresh draft starts with in place of drawn weights. ``module``: of ``new_module``."""
+
+    def stored_state(self, checkpoint: DraftCheckpoint[S]) -> dict[str, Tensor]:
+        """Return the module's state dict, float32."""
+        tensors = checkpoint.load(*checkpoint.shape.tensor_shapes())
+        return {name: tensor.float() for name, tensor in tensors.items()}
+
+    def exported_config(self, target: TargetSpec) -> dict[str, Any]:
+        return self.shape(target).to_json(target)
+
+    def exported_tensors(
+        self, weights: Mapping[str, Tensor], target: TargetSpec
+    ) -> Iterator[tuple[str, Tensor]]:
+        for name in self.shape(target).tensor_shapes():
+            yield name, as_served(weights[name], target)
 
 
-def read_config(folder: Path) -> Json | None:
-    """The draft's config.json; None where there is none. Raises ArtifactError for one that is no JSON object."""
-    file = folder / "config.json"
-    return read_json_object(file, ArtifactError) if file.exists() else None
+def resolve_init_from(config: DraftConfig, checkpoint: DraftCheckpoint[Any]) -> DraftConfig:
+    """Return ``config`` with the options written out that the checkpoint fixes: those that its shape has, too.
 
-
-def architectures(fields: Json) -> set[str]:
-    """What ``architectures`` of a config.json names; nothing where it is no list of names."""
-    named: Any = fields.get("architectures")
-    return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
-
-
-def published(
-    config: D, open_folder: Callable[[Path], A | None], decided: Iterable[str], algorithm: str
-) -> tuple[D, A | None]:
-    """``config`` with the options written out that the draft in its ``init_from`` has ``decided``: it alone makes a
-    draft of that shape; and that draft, None where no folder is named. Raises ArtifactError if the folder is not the
-    algorithm's, ConfigError if an option contradicts it."""
-    if config.init_from is None:
-        return config, None
-    artifact = open_folder(config.init_from)
-    if artifact is None:
-        raise _not_a_draft(config.init_from, algorithm)
-    found = {key: getattr(artifact.shape, key) for key in decided}
+    Raises ConfigError if an option contradicts the checkpoint.
+    """
+    found = {
+        key: getattr(checkpoint.shape, key)
+        for key in type(config).model_fields
+        if hasattr(checkpoint.shape, key)
+    }
     for key, value in found.items():
         wanted = getattr(config, key)
         if wanted is not None and wanted != value:
             raise ConfigError(
-                f"draft.{key}={wanted!r} contradicts draft.init_from={config.init_from}, whose value is {value!r}"
+                f"draft.{key}={wanted!r} contradicts draft.init_from={checkpoint.folder}, whose value is {value!r}"
             )
-    written = {key: value for key, value in found.items() if value is not None}
-    return config.model_copy(update=written), artifact
-
-
-def _not_a_draft(folder: Path, algorithm: str) -> ArtifactError:
-    what = "its config.json names none" if (folder / "config.json").is_file() else "it has no config.json"
-    return ArtifactError(f"draft.init_from={folder} is not {algorithm} draft: {what}")
+    return config.model_copy(update={key: value for key, value in found.items() if value is not None})
 
 
 def head_problem(target: TargetSpec) -> str | None:
-    """Why engines cannot serve a draft of this target, or None: a draft's head is rows behind an RMS norm."""
+    """Return why engines cannot serve a draft of this target, or None: a draft's head is rows behind an RMS norm."""
     if target.norm == "layer":
         return "its final norm is a layer norm, an RMS norm is needed"
     if target.logit_softcap is not None:
@@ -147,102 +245,6 @@ def head_problem(target: TargetSpec) -> str | None:
     return None
 
 
-def read_shapes(folder: Path) -> Shapes:
-    """Shape of every tensor; ArtifactError where the file is not complete, or a tensor's dtype is none that engines
-    load (quantised weights have another, and further tensors besides)."""
-    from safetensors import safe_open
-
-    file = folder / _FILE
-    check_regular(file, ArtifactError)
-    shapes: Shapes = {}
-    with (
-        foreign_errors(ArtifactError, f"draft tensors {file} are no complete safetensors file"),
-        safe_open(file, framework="np") as tensors,
-    ):
-        for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
-            stored = tensors.get_slice(name)
-            allowed = _STORED_DTYPES.get(name.rpartition(".")[2], _STORED_FLOATS)
-            if stored.get_dtype() not in allowed:
-                raise ArtifactError(
-                    f"draft {folder}: {_FILE}: {name} has dtype {stored.get_dtype()}, expected {' or '.join(allowed)}"
-                )
-            shapes[name] = tuple(stored.get_shape())
-    return shapes
-
-
-def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes | None = None) -> None:
-    """Every tensor accounted for: ArtifactError for one that is missing, unknown, or of another shape."""
-    where, allowed = f"draft {folder}: {_FILE}", required | (optional or {})
-    if missing := sorted(required.keys() - found.keys()):
-        raise ArtifactError(f"{where} lacks {', '.join(missing)}")
-    if extra := sorted(found.keys() - allowed.keys()):
-        raise ArtifactError(f"{where} has unknown tensors {', '.join(extra)}")
-    for name, size in found.items():
-        if size != allowed[name]:
-            raise ArtifactError(
-                f"{where}: {name} has shape {list(size)}, config.json says {list(allowed[name])}"
-            )
-
-
-def check_embedding(folder: Path, stored_name: str, target: TargetSpec, scale: float = 1.0) -> None:
-    """ArtifactError if the draft's own copy of the embedding is not ``scale`` times the target's: SGLang, and our
-    training, use the target's in any case. Some rows are compared, to the precision of bfloat16."""
-    import torch
-
-    from spec_core.targets.target_reader import read_target_tensors
-
-    wanted_VH = read_target_tensors(target).embedding_VH
-    found_VH = load_tensors(folder, {"embedding": stored_name})["embedding"]
-    rows = torch.arange(0, len(wanted_VH), max(1, len(wanted_VH) // 256))
-    same = found_VH.shape == wanted_VH.shape and torch.allclose(
-        found_VH[rows].float(), scale * wanted_VH[rows].float(), rtol=2**-8, atol=1e-6
-    )
-    if not same:
-        raise ArtifactError(
-            f"draft {folder}: its {stored_name} is not the embedding of target {target.folder}: it was made for "
-            "another target, or trained its own, which SGLang does not load"
-        )
-
-
-def load_tensors(folder: Path, stored_names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors as stored; ``stored_names``: name in the result -> name in the file."""
-    from safetensors import safe_open
-
-    path = folder / _FILE
-    check_regular(path, ArtifactError)
-    with (
-        foreign_errors(ArtifactError, f"draft tensors {path} cannot be read"),
-        safe_open(path, framework="pt") as file,
-    ):
-        return {name: file.get_tensor(stored) for name, stored in stored_names.items()}
-
-
-def served_dtype(target: TargetSpec) -> str:
-    """The target's, which a draft is served in; bfloat16 where that is a quantised one."""
-    return target.dtype if target.dtype in _SERVED_DTYPES else "bfloat16"
-
-
-def end_tokens(target: TargetSpec) -> Json:
-    """``eos_token_id`` as configurations have it: a number, a list, or absent."""
-    ends = list(target.eos_token_ids)
-    return {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
-
-
-def as_served(tensor: Tensor, dtype: str) -> Tensor:
-    """Return a floating tensor in ``dtype``, any other as it is, on the CPU."""
-    import torch
-
-    tensor = tensor.detach().cpu()
-    return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
-
-
-def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
-    """Write what ``draft`` exports into ``folder``, which exists: config.json and model.safetensors."""
-    from safetensors.torch import save_file
-
-    # A copy of its own: safetensors refuses tensors that share memory.
-    exported = draft.exported_tensors(weights, target)
-    stored = {name: tensor.clone().contiguous() for name, tensor in exported}
-    save_file(stored, folder / _FILE, metadata={"format": "pt"})
-    config = json.dumps(draft.exported_config(target), indent=2) + "\n"
-    (folder / "config.json").write_text(config, encoding="utf-8")
+def _not_a_draft(folder: Path, name: str) -> ArtifactError:
+    found = "its config.json names another" if (folder / "config.json").is_file() else "it has no config.json"
+    return ArtifactError(f"draft.init_from={folder} is no {name} draft: {found}")

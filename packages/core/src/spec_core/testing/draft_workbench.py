@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.drafting.served_draft import write_draft
+from spec_core.drafting import write_draft
 from spec_core.testing.toy_target import (
     ToySample,
     toy_batch,

@@ -1,0 +1,160 @@
+"""The files of a served draft, config.json and model.safetensors: read with every check, and written.
+
+Reading needs no torch until tensors are loaded. Whatever is wrong with a folder is one ArtifactError of one line.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pydantic
+
+from spec_core.errors import ArtifactError
+from spec_core.foreign import check_regular, foreign_errors, read_json_object
+from spec_core.wording import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.draft import Draft
+    from spec_core.target import TargetSpec
+
+Json = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+"""Name of a tensor -> its shape."""
+Size = Annotated[int, pydantic.Field(ge=1)]
+"""A positive integer."""
+
+_CONFIG, _TENSORS = "config.json", "model.safetensors"
+_SERVED_DTYPES = ("float32", "bfloat16", "float16")
+_STORED_DTYPES = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8")}
+"""By a tensor's name, safetensors' dtypes. Every other tensor is one of ``_STORED_FLOATS``."""
+_STORED_FLOATS = ("F32", "BF16", "F16")
+
+
+def read_config(folder: Path) -> Json | None:
+    """Return the draft's config.json, or None where there is none.
+
+    Raises ArtifactError for a file that holds no JSON object.
+    """
+    file = folder / _CONFIG
+    return read_json_object(file, ArtifactError) if file.exists() else None
+
+
+def architectures(fields: Json) -> set[str]:
+    """Return the names in ``architectures`` of a config.json; nothing where it is no list of names."""
+    named: Any = fields.get("architectures")
+    return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
+
+
+def checked(kind: Any, value: object, folder: Path, key: str = "") -> Any:
+    """Return a value of config.json as a ``kind``, which is any type that pydantic knows.
+
+    ``key`` is the value's own in config.json. Raises ArtifactError that names file, key, value and what is expected.
+    """
+    try:
+        return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    except pydantic.ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        path = ".".join(map(str, filter(None, (key, *problem["loc"]))))
+        expected = problem["msg"].replace("Input should be", "expected", 1)
+        raise config_error(folder, f"{path}={shown(problem['input'])}, {expected}") from None
+
+
+def section(fields: Json, key: str, folder: Path) -> Json:
+    """Return the fields of a nested object of config.json; none where it is absent."""
+    value = fields.get(key)
+    return {} if value is None else present(checked(Json, value, folder, key))
+
+
+def present(fields: Json) -> Json:
+    """Return the fields that are not null: in a config.json, null means the same as no field."""
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def config_error(folder: Path, problem: str) -> ArtifactError:
+    """Return the error for a config.json with this problem."""
+    return ArtifactError(f"{folder / _CONFIG}: {problem}")
+
+
+def read_shapes(folder: Path) -> Shapes:
+    """Return the shape of every tensor, without reading any.
+
+    Raises ArtifactError where the file is not complete, or a tensor's dtype is none that engines load (quantised
+    weights have another, and further tensors besides).
+    """
+    from safetensors import safe_open
+
+    file = folder / _TENSORS
+    check_regular(file, ArtifactError)
+    shapes: Shapes = {}
+    with (
+        foreign_errors(ArtifactError, f"draft tensors {file} are no complete safetensors file"),
+        safe_open(file, framework="np") as tensors,
+    ):
+        for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+            stored = tensors.get_slice(name)
+            allowed = _STORED_DTYPES.get(name.rpartition(".")[2], _STORED_FLOATS)
+            if stored.get_dtype() not in allowed:
+                raise ArtifactError(
+                    f"draft {folder}: {_TENSORS}: {name} has dtype {stored.get_dtype()}, expected "
+                    f"{' or '.join(allowed)}"
+                )
+            shapes[name] = tuple(stored.get_shape())
+    return shapes
+
+
+def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes) -> None:
+    """Raise ArtifactError for a tensor that is missing, unknown, or of another shape than config.json says."""
+    where, allowed = f"draft {folder}: {_TENSORS}", required | optional
+    if missing := sorted(required.keys() - found.keys()):
+        raise ArtifactError(f"{where} lacks {', '.join(missing)}")
+    if extra := sorted(found.keys() - allowed.keys()):
+        raise ArtifactError(f"{where} has unknown tensors {', '.join(extra)}")
+    for name, size in found.items():
+        if size != allowed[name]:
+            raise ArtifactError(
+                f"{where}: {name} has shape {list(size)}, config.json says {list(allowed[name])}"
+            )
+
+
+def load_tensors(folder: Path, stored_names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return tensors as stored. ``stored_names``: name in the result -> name in the file."""
+    from safetensors import safe_open
+
+    path = folder / _TENSORS
+    check_regular(path, ArtifactError)
+    with (
+        foreign_errors(ArtifactError, f"draft tensors {path} cannot be read"),
+        safe_open(path, framework="pt") as file,
+    ):
+        return {name: file.get_tensor(stored) for name, stored in stored_names.items()}
+
+
+def served_dtype(target: TargetSpec) -> str:
+    """Return the dtype that a draft is served in: the target's, or bfloat16 where that is a quantised one."""
+    return target.dtype if target.dtype in _SERVED_DTYPES else "bfloat16"
+
+
+def as_served(tensor: Tensor, target: TargetSpec) -> Tensor:
+    """Return a floating tensor in the dtype that it is served in, any other as it is, on the CPU."""
+    import torch
+
+    tensor = tensor.detach().cpu()
+    return tensor.to(getattr(torch, served_dtype(target))) if tensor.is_floating_point() else tensor
+
+
+def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
+    """Write what ``draft`` exports into ``folder``, which exists: config.json and model.safetensors."""
+    from safetensors.torch import save_file
+
+    # A copy of its own: safetensors refuses tensors that share memory.
+    exported = draft.exported_tensors(weights, target)
+    stored = {name: tensor.clone().contiguous() for name, tensor in exported}
+    save_file(stored, folder / _TENSORS, metadata={"format": "pt"})
+    config = json.dumps(draft.exported_config(target), indent=2) + "\n"
+    (folder / _CONFIG).write_text(config, encoding="utf-8")
