@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from spec_core.drafting import write_draft
 from spec_core.errors import ArtifactError, ConfigError, TargetError
-from spec_core.targets.target_reader import read_target, read_target_tensors
+from spec_core.targets import read_target, read_target_tensors
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 
@@ -368,7 +368,7 @@ def test_other_folders_are_not_recognised(tmp_path):
     for architectures in (["LlamaForCausalLMEagle3"], ["Qwen3ForCausalLM"], None):
         (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
         assert DFlashDraft.from_folder(tmp_path) is None
-    with pytest.raises(ArtifactError, match="is no dflash draft: its config.json names another"):
+    with pytest.raises(ArtifactError, match=r"is no dflash draft: its config\.json names another"):
         DFlashDraft(DFlashConfig(init_from=tmp_path))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spec_core.drafting.target_ops import TargetOps
+from spec_core.drafting import TargetOps
 from spec_draft_dflash import attention, loss
 from spec_draft_dflash.config import DFlashConfig
 

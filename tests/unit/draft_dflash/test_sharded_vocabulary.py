@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from spec_core.drafting.target_ops import TargetOps
+from spec_core.drafting import TargetOps
 from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
 from spec_draft_dflash.kernels import DFlashKernels
 from spec_draft_dflash.loss import BlockLoss, CountedSlots

@@ -10,15 +10,15 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from spec_backend_cpu.attention import KERNELS
-from spec_core.drafting.target_ops import TargetOps
+from spec_core import TargetSpec, TargetTensors
+from spec_core.drafting import TargetOps
 from spec_core.records import DraftBatch, Span
-from spec_core.target import TargetSpec, TargetTensors
 from spec_draft_eagle3.draft import Eagle3Draft
 
 from .dense_reference import Document, Setting
 
 if TYPE_CHECKING:
-    from spec_core.kernels import FindKernel
+    from spec_core import FindKernel
     from spec_draft_eagle3.config import Eagle3Config
 
 CPU = torch.device("cpu")

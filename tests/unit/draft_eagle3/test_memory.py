@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from spec_backend_cpu.attention import KERNELS
-from spec_core.drafting.target_ops import TargetOps
-from spec_core.kernels import FindKernel, no_kernel
+from spec_core import FindKernel, no_kernel
+from spec_core.drafting import TargetOps
 from spec_core.records import Supervision
 from spec_draft_eagle3 import attention, loss
 from spec_draft_eagle3.config import Eagle3Config

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from spec_core.drafting.target_ops import TargetOps
+from spec_core.drafting import TargetOps
 from spec_draft_eagle3.kernels import Eagle3Kernels
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
 

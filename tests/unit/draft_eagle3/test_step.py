@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spec_backend_cpu.attention import KERNELS
-from spec_core.kernels import no_kernel
+from spec_core import no_kernel
 from spec_core.records import Supervision
 from spec_draft_eagle3 import attention, loss
 from spec_draft_eagle3.config import Eagle3Config

@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import Draft, plugins
-from spec_core.drafting.draft_folder import recognise
-from spec_core.engine import EngineContext
+from spec_core import Draft, EngineContext, plugins
+from spec_core.drafting import recognise
 from spec_core.errors import ArtifactError, RunError
-from spec_core.targets.target_reader import read_target
+from spec_core.targets import read_target
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 from spec_engine_vllm.arguments import engine_arguments
@@ -25,7 +24,7 @@ from spec_engine_vllm.engine import VllmEngine
 from spec_trainer.draft_folder import check_export
 
 COUSIN = """
-from spec_core.draft import Draft
+from spec_core import Draft
 from spec_core.drafting import architectures, read_config
 
 
@@ -51,7 +50,7 @@ class CousinDraft(Draft):
     def proposer(self, module, ops): ...
 """
 PICKY = """
-from spec_core.engine import Engine
+from spec_core import Engine
 from spec_core.errors import ArtifactError
 
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from spec_backend_cuda import dense_attention
-from spec_core.host_tensors import sent
+from spec_core import to_device_async
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from spec_core.kernels import Kernel
+    from spec_core import Kernel
 
 # The operators behind scaled_dot_product_attention; only they return the log-sum-exp and take documents of
 # different lengths without padding.
@@ -118,8 +118,8 @@ def _documents(bounds: tuple[tuple[int, int], ...], device: torch.device) -> Doc
     touching = all(left[1] == right[0] for left, right in pairwise(bounds))
     rows: slice | Tensor = slice(bounds[0][0], bounds[-1][1])
     if not touching:
-        rows = sent(torch.cat([torch.arange(*bound) for bound in bounds]), device)
-    return Documents(rows, sent(starts, device), max(lengths))
+        rows = to_device_async(torch.cat([torch.arange(*bound) for bound in bounds]), device)
+    return Documents(rows, to_device_async(starts, device), max(lengths))
 
 
 @lru_cache(maxsize=1)

@@ -5,8 +5,8 @@ from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig, L
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.engine import Engine, EngineContext
 from spec_core.foreign import foreign_errors
-from spec_core.host_tensors import sent
-from spec_core.kernels import FindKernel, Kernel, no_kernel
+from spec_core.host_tensors import to_device_async
+from spec_core.kernels import FindKernel, Kernel, KernelSet, no_kernel
 from spec_core.launcher import Event, Launcher, Worker
 from spec_core.ops import VocabularyOps
 from spec_core.process_group import ProcessGroup
@@ -32,6 +32,7 @@ __all__ = [
     "FeatureSender",
     "FindKernel",
     "Kernel",
+    "KernelSet",
     "Launcher",
     "LauncherConfig",
     "OptimizerConfig",
@@ -50,5 +51,5 @@ __all__ = [
     "Worker",
     "foreign_errors",
     "no_kernel",
-    "sent",
+    "to_device_async",
 ]

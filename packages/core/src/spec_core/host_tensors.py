@@ -1,4 +1,4 @@
-"""Tensors that are worked out on the host and used on a device."""
+"""Tensors that are computed on the CPU and used on a device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``: copied behind what its current stream has to do, while the host goes on."""
+def to_device_async(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return ``tensor`` on ``device``, copied on its current stream from pinned memory: the CPU does not wait."""
     if tensor.device == device:
         return tensor
-    # From memory that is not pinned the driver copies with the host's help, and may make it wait.
+    # From memory that is not pinned the driver copies with the CPU's help, and may make it wait.
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from spec_core.host_tensors import sent
+from spec_core.host_tensors import to_device_async
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -185,7 +185,7 @@ class DraftBatch:
         out_T = torch.zeros(len(self.input_ids_T), dtype=torch.int64)
         for span, value in zip(self.spans, per_span, strict=True):
             out_T[span.start : span.stop] = value
-        return sent(out_T, self.input_ids_T.device)
+        return to_device_async(out_T, self.input_ids_T.device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from spec_core.host_tensors import sent
+from spec_core import to_device_async
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,11 +64,11 @@ class BlockLayout:
 
     @cached_property
     def _anchor_on_device(self) -> Tensor:
-        return sent(self.anchor_A, self.device)
+        return to_device_async(self.anchor_A, self.device)
 
     @cached_property
     def _start_on_device(self) -> Tensor:
-        return sent(self.start_A, self.device)
+        return to_device_async(self.start_A, self.device)
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.drafting.vocabulary_rows import logsumexp_argmax
+from spec_core.drafting import sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from typing import Self
 
     from torch import Tensor
 
-    from spec_core.drafting.plain_kernels import Distribution
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
+    from spec_core.drafting import Distribution
     from spec_draft_dflash.kernels import DFlashKernels
 
 
@@ -57,7 +57,7 @@ class Laws:
     @classmethod
     def of(cls, logits_RV: Tensor, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
-        log_sum_R, _ = logsumexp_argmax(logits_RV, ids_V, ops, kernels)
+        log_sum_R, _ = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
         return cls((logits_RV, log_sum_R), kernels)
 
     def aligned(self, logits_RV: Tensor, log_sum_R: Tensor) -> Tensor:

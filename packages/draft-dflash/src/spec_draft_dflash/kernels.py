@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from spec_core.drafting.plain_kernels import DecoderKernels, softmax
-from spec_core.drafting.rope import rotate
+from spec_core.drafting import DecoderKernels, rotate, softmax
 from spec_draft_dflash.attention import BlockLayout, block_attention
 
 if TYPE_CHECKING:

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from spec_core.drafting.known_gradients import with_gradients
-from spec_core.drafting.vocabulary_rows import logsumexp_argmax
-from spec_core.host_tensors import sent
+from spec_core import to_device_async
+from spec_core.drafting import sharded_logsumexp_argmax, with_gradients
 from spec_core.records import StepOutput
 from spec_draft_dflash.guides import Labels, Laws
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_draft_dflash.blocks import Blocks
     from spec_draft_dflash.config import LossKind
@@ -52,7 +51,9 @@ class CountedSlots:
         counted_A = blocks.counted_A
         block_R = torch.arange(len(counted_A)).repeat_interleave(counted_A)
         slot_R = torch.arange(len(block_R)) - (counted_A.cumsum(0) - counted_A)[block_R]
-        block_R, slot_R, anchor_R = sent(torch.stack([block_R, slot_R, blocks.anchor_A[block_R]]), device)
+        block_R, slot_R, anchor_R = to_device_async(
+            torch.stack([block_R, slot_R, blocks.anchor_A[block_R]]), device
+        )
         return cls(counted_A, block_R, slot_R, anchor_R)
 
     def chunks(self, num_rows: int, block_slots: int) -> list[tuple[slice, slice]]:
@@ -127,7 +128,7 @@ class _Tally:
         states_RH = self.states_ASH[block_R, slot_R]
         logits_RV = F.linear(states_RH, ops.head_VH)
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
-        log_sum_R, best_R = logsumexp_argmax(logits_RV, ids_V, ops, self.rule.kernels)
+        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, self.rule.kernels)
         correct_R = best_R == self.batch.input_ids_T[label_R]
         guide = self.rule.guide(self.batch, label_R)
         cross_R = log_sum_R - ops.reduce_sum(guide.aligned(logits_RV, log_sum_R))

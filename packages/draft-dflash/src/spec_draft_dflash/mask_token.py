@@ -10,7 +10,7 @@ from spec_core.errors import TargetError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
 
 _MASKS = ("<|MASK|>", "<|mask|>", "<mask>", "[MASK]")
 _SPARE = ("reserved", "unused")

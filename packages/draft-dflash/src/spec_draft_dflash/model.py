@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from spec_core.drafting.decoder_parts import Mlp, linear
-from spec_core.drafting.rope import Rope
-from spec_core.host_tensors import sent
+from spec_core import to_device_async
+from spec_core.drafting import Mlp, Rope, linear
 from spec_draft_dflash.attention import BlockLayout
 from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
 from spec_draft_dflash.loss import BlockLoss, CountedSlots
@@ -21,7 +20,7 @@ from spec_draft_dflash.loss import BlockLoss, CountedSlots
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dflash.attention import KeysValues
     from spec_draft_dflash.config import DFlashConfig
@@ -118,7 +117,7 @@ class DFlashModel(nn.Module):
         blocks = Blocks.of(batch, rule)
         device = batch.input_ids_T.device
         slots = CountedSlots.of(blocks, device)
-        weight_S = sent(slot_weights(rule.block_size, self.config.gamma), device)
+        weight_S = to_device_async(slot_weights(rule.block_size, self.config.gamma), device)
         states_ABH = self.states(batch, blocks, ops)
         loss = BlockLoss(
             ops=ops,

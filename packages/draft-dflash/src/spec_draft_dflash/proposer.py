@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.draft import Proposal, Proposer
+from spec_core import Proposal, Proposer
 from spec_core.errors import ConfigError
 from spec_draft_dflash.attention import BlockLayout
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Generator, Tensor
 
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
     from spec_draft_dflash.attention import KeysValues
     from spec_draft_dflash.model import DFlashModel
 

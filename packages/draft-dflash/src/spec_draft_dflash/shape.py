@@ -21,8 +21,8 @@ from spec_draft_dflash.config import LayerType
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spec_core import TargetSpec
     from spec_core.drafting import Json, Shapes
-    from spec_core.target import TargetSpec
 
 ARCHITECTURE = "DFlashDraftModel"
 FULL, SLIDING = get_args(LayerType)

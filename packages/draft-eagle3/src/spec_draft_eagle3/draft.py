@@ -21,12 +21,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from spec_core.config import DraftConfig
-    from spec_core.draft import Proposer
+    from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.drafting import Json
-    from spec_core.ops import VocabularyOps
     from spec_core.records import Supervision
-    from spec_core.target import TargetSpec, TargetTensors
     from spec_draft_eagle3.kernels import Eagle3Kernels
     from spec_draft_eagle3.model import Eagle3Model
 

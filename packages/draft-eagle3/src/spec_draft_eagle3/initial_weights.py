@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.drafting.decoder_parts import INIT_STD
+from spec_core.drafting import INIT_STD
 from spec_draft_eagle3.vocabulary import mapping, select_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.target import TargetSpec, TargetTensors
+    from spec_core import TargetSpec, TargetTensors
     from spec_draft_eagle3.model import Eagle3Model
 
 MATRIX_GAIN = 0.5

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.drafting.plain_kernels import DecoderKernels
-from spec_core.drafting.rope import rotate
+from spec_core.drafting import DecoderKernels, rotate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from spec_core.drafting.known_gradients import with_gradients
-from spec_core.host_tensors import sent
+from spec_core import to_device_async
+from spec_core.drafting import with_gradients
 from spec_core.records import StepOutput
 from spec_draft_eagle3.row_loss import ROW_LOSSES, score, teach
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_draft_eagle3.config import LossKind
     from spec_draft_eagle3.kernels import Eagle3Kernels
@@ -53,7 +53,7 @@ class SupervisedRows:
         for span in batch.spans:
             depth_R = 1 + mask_T[span.start + 2 : span.stop].nonzero().squeeze(1)
             columns.append(torch.stack([span.start + depth_R, depth_R]))
-        return cls(*sent(torch.cat(columns, dim=1), batch.input_ids_T.device))
+        return cls(*to_device_async(torch.cat(columns, dim=1), batch.input_ids_T.device))
 
     def chunks(self, most: int) -> list[SupervisedRows]:
         """As few as can be, of at most ``most`` positions, and about equal."""

@@ -8,15 +8,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_core.drafting.decoder_parts import Mlp, linear
-from spec_core.drafting.rope import Rope
+from spec_core.drafting import Mlp, Rope, linear
 from spec_draft_eagle3.attention import unrolled_attention
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_eagle3.config import Eagle3Config
     from spec_draft_eagle3.kernels import Eagle3Kernels

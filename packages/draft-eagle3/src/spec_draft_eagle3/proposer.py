@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.draft import Proposal, Proposer
-from spec_core.drafting.rope import rotate
+from spec_core import Proposal, Proposer
+from spec_core.drafting import rotate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Generator, Tensor
 
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
     from spec_draft_eagle3.model import Eagle3Model
 
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.drafting.vocabulary_rows import logsumexp_argmax
+from spec_core.drafting import sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from spec_core.drafting.plain_kernels import Distribution
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
+    from spec_core.drafting import Distribution
     from spec_draft_eagle3.config import LossKind
     from spec_draft_eagle3.kernels import Eagle3Kernels
 
@@ -66,19 +66,19 @@ def teach(
     logits_RV = ops.teacher_logits(hidden_RH)
     first, stop = ops.vocab_range
     every_V = torch.arange(first, stop, device=logits_RV.device)
-    log_sum_R, best_R = logsumexp_argmax(logits_RV, every_V, ops, kernels)
+    log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, every_V, ops, kernels)
     if kept_V is None:
         every = torch.ones_like(log_sum_R)
         return Teacher((logits_RV, log_sum_R), every, best_R, every.bool())
     logits_RV = logits_RV[:, ids_V - first]
-    kept_sum_R, _ = logsumexp_argmax(logits_RV, ids_V, ops, kernels)
+    kept_sum_R, _ = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
     return Teacher((logits_RV, kept_sum_R), (kept_sum_R - log_sum_R).exp(), best_R, kept_V[best_R])
 
 
 def score(
     logits_RSV: Tensor, ids_V: Tensor, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
 ) -> Scored:
-    log_sum_RS, best_RS = logsumexp_argmax(logits_RSV, ids_V, ops, kernels)
+    log_sum_RS, best_RS = sharded_logsumexp_argmax(logits_RSV, ids_V, ops, kernels)
     sums = kernels.distill_terms(logits_RSV, log_sum_RS, teacher.law, teacher.mass_R)
     aligned_RS, overlap_RS, below_RS = map(ops.reduce_sum, sums)
     return Scored(log_sum_RS, best_RS, log_sum_RS - aligned_RS, overlap_RS, below_RS)

@@ -11,8 +11,8 @@ from spec_core.drafting import DecoderShape, Size, decoder_fields, end_fields, h
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spec_core import TargetSpec
     from spec_core.drafting import Json, Shapes
-    from spec_core.target import TargetSpec
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"

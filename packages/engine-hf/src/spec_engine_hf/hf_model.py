@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spec_core.drafting.target_ops import TargetOps
+from spec_core import TargetTensors, foreign_errors
+from spec_core.drafting import TargetOps
 from spec_core.errors import EngineError, TargetError
-from spec_core.foreign import foreign_errors
 from spec_core.processes.torch_extensions import hide_broken_extensions
 from spec_core.records import FeatureSchema
-from spec_core.target import TargetTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
 
 # Kinds of layers whose cache can forget its last tokens again; recurrent states cannot.
 _REWINDABLE = frozenset({"full_attention", "sliding_attention", "chunked_attention"})

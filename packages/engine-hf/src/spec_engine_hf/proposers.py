@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core.drafting.draft_folder import recognise
+from spec_core.drafting import recognise
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
 
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
     from spec_engine_hf.decoding import DraftSource
 
 
@@ -23,8 +23,8 @@ def load_draft(folder: Path, target: TargetSpec, device: torch.device, dtype: to
     """
     import torch
 
-    from spec_core.drafting.target_ops import TargetOps
-    from spec_core.targets.target_reader import read_target_tensors
+    from spec_core.drafting import TargetOps
+    from spec_core.targets import read_target_tensors
     from spec_engine_hf.decoding import DraftSource
 
     draft = recognise(folder, target)

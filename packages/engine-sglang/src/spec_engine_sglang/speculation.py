@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_core.drafting.draft_checks import Flaw, check_served
-from spec_core.drafting.draft_files import (
+from spec_core.drafting import (
+    Flaw,
     Json,
     Size,
     architectures,
+    check_served,
     checked,
     config_error,
     present,
@@ -26,9 +27,9 @@ from spec_engine_sglang.versions import OLDEST, READS_DRAFT_CAUSALITY, installed
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.drafting.draft_checks import ServedFolder
+    from spec_core import TargetSpec
+    from spec_core.drafting import ServedFolder
     from spec_core.hosting.modes import SpeculativeMode
-    from spec_core.target import TargetSpec
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _CHAIN = "LlamaForCausalLMEagle3"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core.drafting.draft_checks import Flaw, check_served
+from spec_core.drafting import Flaw, check_served
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.drafting.draft_checks import ServedFolder
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
+    from spec_core.drafting import ServedFolder
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import ArtifactError
-from spec_core.host_tensors import sent
+from spec_core.host_tensors import to_device_async
 from spec_core.strategy import Strategy, TrainStep
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class FsdpStrategy(Strategy):
     ) -> TrainStep:
         import torch
 
-        denominators = sent(denominators, self.device)
+        denominators = to_device_async(denominators, self.device)
         outputs: list[StepOutput] = []
         for index, batch in enumerate(micro_batches):
             # Gradients stay local until the last micro-batch; one reduce-scatter per step.
@@ -97,7 +97,7 @@ class FsdpStrategy(Strategy):
         import torch
         from torch.distributed.fsdp import FSDPModule
 
-        denominators = sent(denominators, self.device)
+        denominators = to_device_async(denominators, self.device)
         with torch.no_grad():
             outputs = [self._module(batch, denominators, ops) for batch in micro_batches]
         # Without a backward pass modules stay gathered: their parameters would no longer be the optimizer's.

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from spec_core.drafting.rope import Rope, rotate
+from spec_core.drafting import Rope, rotate
 from spec_core.targets.rope_parameters import rope_problem
 
 HEAD_DIM, MAX_POSITIONS = 64, 131072

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.kernels import Kernel
+    from spec_core import Kernel
 
 _BLOCKS, _OWN_KEYS = FusedBlocks(), FusedDiagonals()
 

@@ -1,7 +1,6 @@
-"""Library for drafts: a draft served from a folder of config.json and model.safetensors, made of decoder layers.
+"""Library for drafts: exports, options, decoder layers, kernels and loss (docs/libraries/drafting.md)."""
 
-Nothing here needs torch to be imported; parts of the network are in ``spec_core.drafting.network``.
-"""
+from typing import TYPE_CHECKING
 
 from spec_core.drafting.decoder_shape import (
     CapturedLayers,
@@ -13,6 +12,7 @@ from spec_core.drafting.decoder_shape import (
     layer_range_problem,
     read_layers,
 )
+from spec_core.drafting.draft_checks import Flaw, ServedFolder, check_served
 from spec_core.drafting.draft_files import (
     Json,
     Shapes,
@@ -20,30 +20,69 @@ from spec_core.drafting.draft_files import (
     architectures,
     as_served,
     checked,
+    config_error,
+    present,
     read_config,
+    section,
     write_draft,
 )
+from spec_core.drafting.draft_folder import recognise
 from spec_core.drafting.served_draft import EMBEDDING, DraftCheckpoint, ServedDraft, head_problem
+from spec_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from spec_core.drafting.decoder_parts import INIT_STD, Mlp, linear
+    from spec_core.drafting.loss_parts import sharded_logsumexp_argmax, with_gradients
+    from spec_core.drafting.plain_kernels import DecoderKernels, Distribution, softmax
+    from spec_core.drafting.rope import Rope, rotate
+    from spec_core.drafting.target_ops import TargetOps
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        decoder_parts="INIT_STD Mlp linear",
+        loss_parts="sharded_logsumexp_argmax with_gradients",
+        plain_kernels="DecoderKernels Distribution softmax",
+        rope="Rope rotate",
+        target_ops="TargetOps",
+    )
 
 __all__ = [
     "EMBEDDING",
+    "INIT_STD",
     "CapturedLayers",
     "DecoderConfig",
+    "DecoderKernels",
     "DecoderShape",
+    "Distribution",
     "DraftCheckpoint",
+    "Flaw",
     "Json",
+    "Mlp",
+    "Rope",
     "ServedDraft",
+    "ServedFolder",
     "Shapes",
     "Size",
+    "TargetOps",
     "architectures",
     "as_served",
+    "check_served",
     "checked",
+    "config_error",
     "decoder_fields",
     "end_fields",
     "head_fields",
     "head_problem",
     "layer_range_problem",
+    "linear",
+    "present",
     "read_config",
     "read_layers",
+    "recognise",
+    "rotate",
+    "section",
+    "sharded_logsumexp_argmax",
+    "softmax",
+    "with_gradients",
     "write_draft",
 ]

@@ -41,8 +41,11 @@ class DecoderConfig(DraftConfig):
     intermediate_size: int | None = Field(None, ge=1)
     """Width of the draft's MLP. None, here and for the heads: the target's."""
     num_heads: int | None = Field(None, ge=1)
+    """Query heads of the draft's attention."""
     num_kv_heads: int | None = Field(None, ge=1)
+    """Key-value heads of the draft's attention."""
     head_dim: int | None = Field(None, ge=2)
+    """Channels of one head."""
 
 
 class DecoderShape(pydantic.BaseModel):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from spec_core.kernels import KernelSet
@@ -17,11 +18,9 @@ from spec_core.kernels import KernelSet
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor
-
-    Distribution = tuple[Tensor, Tensor]
-    """Logits [R, V] and their log-sum-exp [R] over all shards: softmax = exp(logits − log-sum-exp)."""
-    Three = tuple[Tensor, Tensor, Tensor]
+Distribution = tuple[Tensor, Tensor]
+"""Logits [R, V] and their log-sum-exp [R] over all shards: softmax = exp(logits − log-sum-exp)."""
+Three = tuple[Tensor, Tensor, Tensor]
 
 
 def swiglu_mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:

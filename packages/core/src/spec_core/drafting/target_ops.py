@@ -38,12 +38,6 @@ class TargetOps(VocabularyOps):
     def head_VH(self) -> Tensor:
         return self._head_VH
 
-    @property
-    def num_bytes(self) -> int:
-        """Device memory of the frozen tensors, for the memory budget."""
-        tied = self._head_VH is self._embedding_VH
-        return self._embedding_VH.nbytes + self._norm_H.nbytes + (0 if tied else self._head_VH.nbytes)
-
     def embed(self, input_ids: Tensor) -> Tensor:
         return F.embedding(input_ids, self._embedding_VH)
 
