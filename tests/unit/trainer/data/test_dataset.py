@@ -146,12 +146,10 @@ def test_long_samples_are_cut_on_the_right_with_their_masks(load, supervised):
     "wrap", [lambda rows: rows, lambda rows: {"about": {"n": [1]}, "data": rows, "end": 1}]
 )
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_lists_name_the_line_of_a_bad_row(tmp_path, wrap, indent):
+def test_json_lists_name_the_number_of_a_bad_row(tmp_path, wrap, indent):
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(wrap([TOKENS, {"bad": True}, TOKENS]), indent=indent), "utf-8")
-    lines = file.read_text("utf-8").splitlines()
-    line = next(n for n, text in enumerate(lines, 1) if '"bad"' in text) - (1 if indent else 0)
-    with pytest.raises(DataError, match=rf"rows\.json:{line}: unknown shape"):
+    with pytest.raises(DataError, match=r"rows\.json:2: unknown shape"):
         read(file)
     assert len(read(file, on_bad_row="skip").train) == 2
 
@@ -161,14 +159,14 @@ def test_json_lists_name_the_line_of_a_bad_row(tmp_path, wrap, indent):
     [
         ('[{"input_ids": [1, 2], "loss_mask": [1, 1]},\n oops]', r"\.json:2: "),
         ('[{"input_ids": [1, 2], "loss_mask": [1, 1]}\n', r"\.json:2: "),
-        ('[{"input_ids": [1, 2], "loss_mask": [1, 1]}] tail', r"\.json:1: text after"),
-        ('{"rows": []}', r"\.json:1: "),
-        ('{"data": 3}', r"\.json:1: "),
+        ('[{"input_ids": [1, 2], "loss_mask": [1, 1]}] tail', r"\.json:1: not JSON: Extra data"),
+        ('{"rows": []}', r"\.json: expected a list of rows"),
+        ('{"data": 3}', r"\.json: expected a list of rows"),
         ("", r"\.json:1: "),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
-def test_a_json_file_that_is_no_list_of_rows_is_refused_with_the_line(tmp_path, text, where):
+def test_a_json_file_that_is_no_list_of_rows_is_refused(tmp_path, text, where):
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(DataError, match=where):
         read(tmp_path / "rows.json", on_bad_row="skip")
@@ -370,7 +368,7 @@ def test_numbers_of_too_many_digits_have_a_place_and_can_be_skipped(tmp_path, to
     array = tmp_path / "a.json"
     for wrong, why in ((bad, r"Exceeds the limit \(4300 digits\)"), ('{"a":' * 100_000, "nested too deeply")):
         array.write_text(f"[{good},\n{wrong}]")
-        with pytest.raises(DataError, match=rf"a\.json:2: .*{why}"):
+        with pytest.raises(DataError, match=rf"a\.json' cannot be read: .*{why}"):
             read(array, tokenizer_folder())
 
 

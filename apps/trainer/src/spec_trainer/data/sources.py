@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from spec_core.errors import DataError
 from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
 from spec_trainer.data.errors import BadRow
-from spec_trainer.data.json_array import json_elements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +29,7 @@ _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 @dataclass(frozen=True)
 class Row:
     where: str
-    """``file:line`` for people: the line in JSON and JSONL, the row's number from 1 elsewhere."""
+    """``file:number``: the line in JSONL, elsewhere the row's number from 1."""
     content: object
     """The decoded row, or the BadRow that it is."""
 
@@ -104,12 +103,15 @@ def _decode_line(line: bytes) -> object:
 
 
 def _json_rows(file: Path) -> Iterator[Row]:
-    text = read_bytes(file, DataError, _JSON_BYTES).decode("utf-8-sig")
     try:
-        for line, element in json_elements(text):
-            yield Row(f"{file}:{line}", element)
+        document = json.loads(read_bytes(file, DataError, _JSON_BYTES).decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise DataError(f'{file}:{error.lineno}: {error.msg} (a list of rows or {{"data": [...]}})') from None
+        raise DataError(f"{file}:{error.lineno}: not JSON: {error.msg}") from None
+    rows = document.get("data") if isinstance(document, dict) else document
+    if not isinstance(rows, list):
+        raise DataError(f'{file}: expected a list of rows or {{"data": [...]}}')
+    for number, row in enumerate(rows, start=1):
+        yield Row(f"{file}:{number}", row)
 
 
 def _parquet_rows(file: Path) -> Iterator[Row]:

@@ -84,12 +84,12 @@ class FeatureFolder:
         for left in self.root.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
         if not (self.root / INDEX_FILE).exists():
-            write_index(self.root, FeatureIndex(identity, (), complete=False))
+            write_index(self.root, FeatureIndex(identity=identity, shards=(), complete=False))
 
     def seal(self, identity: FeatureIdentity, num_shards: int) -> None:
         """Every shard is there: the index lists them all."""
         entries = tuple(read_entry(self.shard(number), identity) for number in range(num_shards))
-        write_index(self.root, FeatureIndex(identity, entries, complete=True))
+        write_index(self.root, FeatureIndex(identity=identity, shards=entries, complete=True))
 
     def _is_ours(self, name: str) -> bool:
         """What a capture leaves when its index is gone."""

@@ -1,4 +1,4 @@
-"""``index.json`` of a folder of features: whose they are, where each sample lies, checksums. Imports no torch."""
+"""``index.json`` of a folder of features: what they are of, where each sample lies, checksums. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import hashlib
 import itertools
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import pydantic
 
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors, read_bytes
-from spec_core.records import FeatureSchema
+from spec_core.records import FeatureSchema  # noqa: TC001 (pydantic evaluates annotations)
 from spec_trainer.run_directory import write_atomically
 
 if TYPE_CHECKING:
@@ -28,91 +29,135 @@ FORMAT = "spec-trainer features 1"
 
 _MAX_INDEX_BYTES = 1 << 30  # some 100 bytes a sample
 _REMEDY = "delete it and run the capture again, which keeps every complete shard"
-_COLUMNS = ("sample_id", "offset", "num_tokens", "checksum", "token_digest")
+_STRICT = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
+
+_Number = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+
+
+def _with_known_size(schema: FeatureSchema) -> FeatureSchema:
+    schema.bytes_per_token()  # ValueError for a dtype that does not say its bits
+    return schema
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureIdentity:
     """What a folder holds. Features depend on token ids alone: masks and the held-out split may change."""
 
-    schema: FeatureSchema
+    __pydantic_config__ = _STRICT
+
+    schema: Annotated[FeatureSchema, pydantic.AfterValidator(_with_known_size)]
     target_digest: str
     data_digest: str
-    """Over the token ids of every sample, in order."""
-    num_samples: int
-    shard_bytes: int
+    """Digest of the token ids of every sample, in order."""
+    num_samples: _Number
+    shard_bytes: _Number
 
     def differences(self, wanted: FeatureIdentity) -> list[str]:
-        """``layers [2, 4] there, [2, 5] here`` and the like."""
+        """Return what differs, in words such as ``layers [2, 4] there, [2, 5] here``."""
         there, here = _flat(self), _flat(wanted)
         return [f"{key} {there[key]} there, {here[key]} here" for key in there if there[key] != here[key]]
 
     @property
     def digest(self) -> str:
+        """Digest of all fields; each shard carries it."""
         return digest(json.dumps(asdict(self), sort_keys=True).encode())
 
 
 @dataclass(frozen=True)
 class StoredSample:
-    """Rows ``offset`` to ``offset + num_tokens`` of its shard."""
+    """One sample's place: rows ``offset`` to ``offset + num_tokens`` of its shard."""
 
     sample_id: int
     """Its number in the data that was captured: training samples in the order of the files, then held-out ones."""
     offset: int
     num_tokens: int
     checksum: str
-    """Of its hidden states and token ids, as stored."""
+    """Checksum of its hidden states and token ids, as stored."""
     token_digest: str
-    """Of its token ids: by it a run finds the sample, whatever number it has there."""
+    """Digest of its token ids; a run finds the sample by it, whatever number the sample has there."""
 
 
-@dataclass(frozen=True)
-class ShardEntry:
-    file: str
+class StoredSamples(pydantic.BaseModel):
+    """Samples that lie one after the other, a list per field: an index of a million samples stays small."""
+
+    model_config = _STRICT
+
+    sample_id: list[_Number]
+    offset: list[_Number]
+    num_tokens: list[Annotated[_Number, pydantic.Field(gt=0)]]
+    checksum: list[str]
+    token_digest: list[str]
+
+    @pydantic.model_validator(mode="after")
+    def _one_after_the_other(self) -> Self:
+        if len({len(getattr(self, name)) for name in StoredSamples.model_fields}) != 1:
+            raise ValueError("the columns of its samples have different lengths")
+        ends = list(itertools.accumulate(self.num_tokens, initial=0))
+        if self.offset != ends[:-1]:
+            raise ValueError("its samples do not lie one after the other")
+        return self
+
+    @cached_property
+    def samples(self) -> tuple[StoredSample, ...]:
+        """The samples, one record each."""
+        columns = (getattr(self, name) for name in StoredSamples.model_fields)
+        return tuple(itertools.starmap(StoredSample, zip(*columns, strict=True)))
+
+
+class ShardEntry(StoredSamples):
+    """One file of the folder and the samples in it."""
+
+    file: Annotated[str, pydantic.Field(pattern=r"^features-\d{5,9}\.safetensors$")]
     header_checksum: str
-    samples: tuple[StoredSample, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(sample.num_tokens for sample in self.samples)
 
 
-@dataclass(frozen=True)
-class FeatureIndex:
+class FeatureIndex(pydantic.BaseModel):
+    """The content of ``index.json``."""
+
+    model_config = _STRICT
+
     identity: FeatureIdentity
     shards: tuple[ShardEntry, ...]
     complete: bool
     """False while the capture is under way, or was interrupted."""
 
+    @pydantic.model_validator(mode="after")
+    def _no_shard_twice(self) -> Self:
+        if len({shard.file for shard in self.shards}) != len(self.shards):
+            raise ValueError("it lists a shard twice")
+        return self
+
 
 def digest(content: bytes | bytearray | memoryview | np.ndarray) -> str:
-    """The one checksum of these folders: BLAKE2b, 16 bytes."""
+    """Return the checksum that these folders use throughout: BLAKE2b, 16 bytes."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def token_digest(input_ids: np.ndarray) -> str:
+    """Return the digest by which a sample is found."""
     return digest(input_ids.astype("<i4").tobytes())
 
 
 def data_digest(dataset: Dataset) -> str:
+    """Return the digest of the token ids of every sample, in order."""
     return digest("".join(token_digest(sample.input_ids) for sample in dataset.samples).encode())
 
 
+def columns(samples: Iterable[StoredSample]) -> dict[str, list[Any]]:
+    """Return the fields of ``StoredSamples``."""
+    rows = list(samples)
+    return {name: [getattr(row, name) for row in rows] for name in StoredSamples.model_fields}
+
+
 def write_index(root: Path, index: FeatureIndex) -> None:
-    identity = asdict(index.identity)
-    body = {
-        "format": FORMAT,
-        "complete": index.complete,
-        **identity,
-        "shards": [
-            {"file": s.file, "header_checksum": s.header_checksum, **columns(s.samples)} for s in index.shards
-        ],
-    }
+    """Write ``index.json``; a reader sees the old one or the new one."""
+    shards = [shard.model_dump() for shard in index.shards]
+    body = {"format": FORMAT, "complete": index.complete, **asdict(index.identity), "shards": shards}
     write_atomically(root / INDEX_FILE, json.dumps({"checksum": _checksum(body), **body}) + "\n")
 
 
 def read_index(root: Path) -> FeatureIndex:
-    """Raises ArtifactError where the folder has no index, or a damaged one."""
+    """Return the index of a folder. Raise ArtifactError where there is none, or a damaged one."""
     file = root / INDEX_FILE
     if not file.is_file():
         raise ArtifactError(f"{root} holds no {INDEX_FILE}: it is no folder that spec-trainer capture wrote")
@@ -121,85 +166,10 @@ def read_index(root: Path) -> FeatureIndex:
         body = json.loads(text)
         if body.pop("checksum") != _checksum(body):
             raise ValueError("its checksum differs")
-        return _Document.model_validate_json(json.dumps(body)).index()
-
-
-def columns(samples: Iterable[StoredSample]) -> dict[str, list[Any]]:
-    """One list per field: an index of a million samples stays readable for a machine."""
-    rows = list(samples)
-    return {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
-
-
-def rows(stored: Columns) -> tuple[StoredSample, ...]:
-    return tuple(
-        StoredSample(*values) for values in zip(*(getattr(stored, name) for name in _COLUMNS), strict=True)
-    )
-
-
-Number = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
-
-
-class Columns(pydantic.BaseModel):
-    """Samples as ``columns`` writes them, which lie one after the other."""
-
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
-
-    sample_id: list[Number]
-    offset: list[Number]
-    num_tokens: list[Annotated[Number, pydantic.Field(gt=0)]]
-    checksum: list[str]
-    token_digest: list[str]
-
-    @pydantic.model_validator(mode="after")
-    def _one_after_the_other(self) -> Self:
-        if len({len(getattr(self, name)) for name in _COLUMNS}) != 1:
-            raise ValueError("the columns of its samples have different lengths")
-        ends = list(itertools.accumulate(self.num_tokens, initial=0))
-        if self.offset != ends[:-1]:
-            raise ValueError("its samples do not lie one after the other")
-        return self
-
-
-class _Schema(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
-
-    layers: tuple[int, ...]
-    hidden_size: Number
-    dtype: Annotated[str, pydantic.Field(pattern=r"^(bfloat|float)\d{1,2}\w{0,10}$")]
-
-
-class _Shard(Columns):
-    file: Annotated[str, pydantic.Field(pattern=r"^features-\d{5,9}\.safetensors$")]
-    header_checksum: str
-
-
-class _Document(pydantic.BaseModel):
-    """``index.json``, its checksum taken away."""
-
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
-
-    format: Literal["spec-trainer features 1"]
-    complete: bool
-    stored: Annotated[_Schema, pydantic.Field(alias="schema")]
-    target_digest: str
-    data_digest: str
-    num_samples: Number
-    shard_bytes: Number
-    shards: list[_Shard]
-
-    def index(self) -> FeatureIndex:
-        """Raises ValueError where its parts contradict each other."""
-        if len({shard.file for shard in self.shards}) != len(self.shards):
-            raise ValueError("it lists a shard twice")
-        identity = FeatureIdentity(
-            schema=FeatureSchema(**self.stored.model_dump()),
-            target_digest=self.target_digest,
-            data_digest=self.data_digest,
-            num_samples=self.num_samples,
-            shard_bytes=self.shard_bytes,
-        )
-        shards = tuple(ShardEntry(shard.file, shard.header_checksum, rows(shard)) for shard in self.shards)
-        return FeatureIndex(identity, shards, self.complete)
+        if body.pop("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        parts = {name: body.pop(name) for name in ("complete", "shards")}
+        return FeatureIndex.model_validate_json(json.dumps({**parts, "identity": body}))
 
 
 def _checksum(body: dict[str, Any]) -> str:
@@ -207,7 +177,7 @@ def _checksum(body: dict[str, Any]) -> str:
 
 
 def _flat(identity: FeatureIdentity) -> dict[str, Any]:
-    """Under the words of the command line, most telling first."""
+    """Return the fields under the words of the command line, most telling first."""
     schema = identity.schema
     return {
         "target": identity.target_digest[:12],

@@ -30,7 +30,6 @@ class StoredStream(Resource):
         self._rank = rank
         self._device = device
         self._places = store.places
-        self._stored = store.schema
         every = store.schema.layers == run.schema.layers
         chosen = [store.schema.layers.index(layer) for layer in run.schema.layers]
         self._columns = slice(None) if every else chosen  # a slice copies nothing
@@ -66,12 +65,10 @@ class StoredStream(Resource):
 
     def _place(self, batch: DraftBatch, span: Span) -> None:
         shard, sample = self._places[span.sample_id]
-        stored, ids = shard.read(sample)
+        hidden_TNH, ids_T = shard.read(sample)
         where = slice(span.start, span.stop)
-        if not torch.equal(torch.from_numpy(ids), batch.input_ids_T[where]):
+        if not torch.equal(ids_T, batch.input_ids_T[where]):
             raise RunError(
                 f"{shard.file}: sample {sample.sample_id} has other tokens than the data; capture anew"
             )
-        hidden_TNH = torch.from_numpy(stored).view(self._stored.torch_dtype())
-        hidden_TNH = hidden_TNH.view(self._stored.shape(sample.num_tokens))
         batch.hidden_TNH[where].copy_(hidden_TNH[:, self._columns])

@@ -27,7 +27,7 @@ def verify_features(root: Path) -> dict[str, Any]:
     return {
         "features": str(root),
         "samples": index.identity.num_samples,
-        "tokens": sum(entry.num_tokens for entry in index.shards),
+        "tokens": sum(sum(entry.num_tokens) for entry in index.shards),
         "shards": len(index.shards),
         "layers": list(index.identity.schema.layers),
         "sound": True,
