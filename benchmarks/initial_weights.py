@@ -7,6 +7,7 @@ Eagle3's matrices can be varied (``--gains MATRIX FUSION``); for other drafts, l
 from __future__ import annotations
 
 import argparse
+import email
 import json
 import math
 import statistics
@@ -49,7 +50,7 @@ class Row:
 def main(arguments: Sequence[str]) -> None:
     options = _options(arguments)
     size = _size(options)
-    files = prepare_files(size.target)
+    files = prepare_files(size)
     gains = [tuple(pair) for pair in options.gains] or [DEFAULT]
     rows = [
         Row(draft, pair, lr, seed)
@@ -157,6 +158,7 @@ def _size(options: argparse.Namespace) -> QuickstartSize:
     return replace(
         size,
         target=target,
+        library=Path(email.__file__).parent,
         training=words,
         num_prompts=2,
         sampling=replace(size.sampling, max_new_tokens=8),
@@ -171,7 +173,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--lr", nargs="+", type=float, default=[5e-3])
     add("--seed", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     add("--word", action="append", default=[], help="section.key=value, such as train.betas=[0.9,0.95]")
-    add("--toy", action="store_true", help="a tiny target and two steps, to see that it runs")
+    add("--toy", action="store_true", help="a tiny target, little text and two steps, to see that it runs")
     return parser.parse_args(arguments)
 
 

@@ -67,7 +67,7 @@ def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtyp
     import torch
     from safetensors.torch import save_file
 
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     generator = torch.Generator(device).manual_seed(0)
     shard: dict[str, Tensor] = {}
     weight_map: dict[str, str] = {}

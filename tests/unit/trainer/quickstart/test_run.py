@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,7 @@ TOY = quickstart.QuickstartSize(
         batch_size=2,
         steps=2,
     ),
+    library=Path(asyncio.__file__).parent,
     training=("train.steps=3", "train.global_batch_tokens=256", "data.max_length=64", "draft.num_steps=2"),
     num_prompts=2,
     sampling=SamplingParams(max_new_tokens=8, temperature=1.0, num_draft_tokens=2, stop_at_eos=False),
@@ -49,6 +52,7 @@ def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setattr(quickstart, "HELD_OUT_ROWS", 3)
         yield folder
 
 
@@ -63,10 +67,10 @@ def test_it_measures_and_reports(cache, tmp_path):
 
 
 def test_the_target_is_made_once_and_no_held_out_prompt_is_from_a_file_that_was_trained_on(cache):
-    files = quickstart.prepare_files(TOY.target)
+    files = quickstart.prepare_files(TOY)
     (weights,) = cache.rglob("target/model.safetensors")
     made_at = weights.stat().st_mtime_ns
-    assert quickstart.prepare_files(TOY.target) == files
+    assert quickstart.prepare_files(TOY) == files
     assert weights.stat().st_mtime_ns == made_at
     trained = {json.loads(line)["text"] for line in files.train.read_text().splitlines()}
     held_out = [json.loads(line)["text"] for line in files.held_out.read_text().splitlines()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import sysconfig
 import tokenize
 import warnings
@@ -43,12 +44,11 @@ def python_documents(folder: Path | None = None) -> list[Document]:
     """The documents of `folder` (by default this Python's standard library), sorted by file, without repeats."""
     root = folder or Path(sysconfig.get_path("stdlib"))
     documents: dict[str, Document] = {}
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if SKIPPED_FOLDERS.isdisjoint(relative.parts):
-            for text in _texts(path):
-                if len(text) >= MIN_CHARS:
-                    documents.setdefault(" ".join(text.split()), Document(relative.as_posix(), text))
+    for path in sorted(_python_files(root)):
+        source = path.relative_to(root).as_posix()
+        for text in _texts(path):
+            if len(text) >= MIN_CHARS:
+                documents.setdefault(" ".join(text.split()), Document(source, text))
     return list(documents.values())
 
 
@@ -62,6 +62,13 @@ def split_by_file(
         (held_out if _unit_hash(document.source, seed) < held_out_share else train).append(document)
     seen = {line for document in train for line in _long_lines(document.text)}
     return train, [document for document in held_out if not _mostly_seen(document.text, seen)]
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    """Yield the files outside skipped folders, which are not entered: site-packages may hold many thousands."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def _texts(path: Path) -> Iterator[str]:

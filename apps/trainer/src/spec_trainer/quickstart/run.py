@@ -51,6 +51,8 @@ class QuickstartSize:
     read in the run's config.yaml."""
 
     target: TinyTargetConfig = field(default_factory=TinyTargetConfig)
+    library: Path | None = None
+    """Folder of Python files to take the text from; None: the standard library of this Python."""
     training: tuple[str, ...] = (
         "train.steps=200",
         "train.lr=5e-3",
@@ -101,7 +103,7 @@ def run_quickstart(
     plugins.load_available(Backend, backend)
     RunDirectory(output).check_folder()
     size = size or QuickstartSize()
-    files = prepare_files(size.target)
+    files = prepare_files(size)
     flags = {
         "target": str(files.target),
         "data.path": str(files.train),
@@ -143,9 +145,9 @@ def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
     }
 
 
-def prepare_files(config: TinyTargetConfig) -> QuickstartFiles:
+def prepare_files(size: QuickstartSize) -> QuickstartFiles:
     """The tiny target and its data, from the cache or made now (some minutes)."""
-    documents = python_documents()
+    config, documents = size.target, python_documents(size.library)
     train, held_out = split_by_file(documents, HELD_OUT_SHARE, seed=0)
     key = f"{tiny_target_cache_key(train, config)}-{PIECE_CHARS}-{HELD_OUT_ROWS}"
     files = QuickstartFiles(_cache_folder() / f"quickstart-{key}")
