@@ -1,17 +1,20 @@
-"""Files that nobody else foresees or reads, and what a failed write means and asks for, in one line."""
+"""Folders and files of one command: made where no other user foresees them, locked, and the errors of a full disk."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import re
 import secrets
 import shutil
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
 
-from spec_core.errors import RunError
+from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import cause
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _REMEDIES = {
@@ -22,7 +25,7 @@ _REMEDIES = {
 
 
 def new_folder(parent: Path, prefix: str) -> Path:
-    """Make a folder of an unforeseeable name, open to whom the umask says; tempfile's are for their owner alone."""
+    """Make a folder with a random name and the permissions that the umask gives; tempfile's are private."""
     folder = parent / f"{prefix}{secrets.token_hex(8)}"
     try:
         folder.mkdir()
@@ -31,8 +34,31 @@ def new_folder(parent: Path, prefix: str) -> Path:
     return folder
 
 
+@contextmanager
+def locked_folder(folder: Path, activity: str) -> Iterator[None]:
+    """Make ``folder`` and keep other commands out of it during the ``with`` block, however this process ends.
+
+    Raise ArtifactError where it cannot be made, or where ``activity`` (such as "a run") is under way in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"output {folder} cannot be created: {error.strerror}") from error
+    with (folder / ".lock").open("a") as file:
+        lock(file, f"output {folder} is in use by {activity} that is under way")
+        yield
+
+
+def lock(file: IO[str] | IO[bytes], problem: str) -> None:
+    """Lock an open file until it is closed. Raise ArtifactError with ``problem`` where another process holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ArtifactError(problem) from error
+
+
 def follow_umask(file: Path) -> None:
-    """Open a file to those who may read its new folder: safetensors' own are for their owner alone."""
+    """Give a file the permissions of its new folder, without execution; safetensors makes its files private."""
     file.chmod(file.parent.stat().st_mode & 0o666)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.config import dump_yaml
 from spec_core.errors import ArtifactError, RunError, UsageError
-from spec_trainer.disk import not_written
+from spec_trainer.disk import locked_folder, not_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,16 +107,8 @@ class RunDirectory:
         What is found wrong before a first checkpoint, such as a target that the engine cannot load, leaves nothing.
         """
         made = not os.path.exists(self.root)
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ArtifactError(f"output {self.root} cannot be created: {error.strerror}") from error
-        fresh = not os.listdir(self.root)
-        with (self.root / ".lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ArtifactError(f"output {self.root} is in use by a run that is under way") from error
+        fresh = not (os.path.isdir(self.root) and os.listdir(self.root))
+        with locked_folder(self.root, "a run"):
             try:
                 yield
             except UsageError:

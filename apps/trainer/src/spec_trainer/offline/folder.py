@@ -1,8 +1,7 @@
-"""FeatureFolder: the folder that a capture fills: who owns it, which shards are there. Imports no torch."""
+"""FeatureFolder: the folder that a capture fills; which capture owns it, which shards it has. Imports no torch."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError, UsageError
+from spec_trainer.disk import locked_folder
 from spec_trainer.offline.index import INDEX_FILE, FeatureIndex, read_index, write_index
 from spec_trainer.offline.shard import SCRATCH, read_entry
 from spec_trainer.run_directory import check_writable
@@ -20,22 +20,23 @@ if TYPE_CHECKING:
 
     from spec_trainer.offline.index import FeatureIdentity
 
-_LOCK = ".lock"
-
 
 @dataclass(frozen=True)
 class FeatureFolder:
+    """A folder of features, complete or not."""
+
     root: Path
 
     def shard(self, number: int) -> Path:
+        """Return the file of a shard."""
         return self.root / f"features-{number:05d}.safetensors"
 
     def has(self, number: int) -> bool:
-        """The shard is complete: a file has its name only then."""
+        """Return whether the shard is there; its file gets this name when it is complete."""
         return self.shard(number).exists()
 
     def check_owner(self, identity: FeatureIdentity) -> None:
-        """Raises ArtifactError if the folder holds other features or things, or cannot be made or written to."""
+        """Raise ArtifactError if the folder holds other features or files, or cannot be made or written to."""
         if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a folder")
         check_writable(self.root)
@@ -47,30 +48,22 @@ class FeatureFolder:
                 raise ArtifactError(
                     f"output {self.root} holds other features ({'; '.join(differences)}); choose another folder"
                 )
-        elif strangers := [name for name in os.listdir(self.root) if not self._is_ours(name)]:
+        elif others := [name for name in os.listdir(self.root) if not self._is_ours(name)]:
             raise ArtifactError(
-                f"output {self.root} is not empty ({sorted(strangers)[0]}) and holds no features; choose another"
+                f"output {self.root} is not empty ({sorted(others)[0]}) and holds no features; choose another"
             )
 
     def check_shards(self, identity: FeatureIdentity, num_shards: int) -> None:
-        """Raises ArtifactError for a shard that is damaged or of another capture; looks at headers only."""
+        """Raise ArtifactError for a shard that is damaged or of another capture; only headers are read."""
         for number in range(num_shards):
             if self.has(number):
                 read_entry(self.shard(number), identity)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps a second capture out for as long as this one lives; an attempt that stored nothing leaves nothing."""
+        """Keep other captures out during the ``with`` block; a refused one that stored nothing leaves nothing."""
         fresh = not os.path.exists(self.root)
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ArtifactError(f"output {self.root} cannot be created: {error.strerror}") from error
-        with (self.root / _LOCK).open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ArtifactError(f"output {self.root} is in use by a capture that is under way") from error
+        with locked_folder(self.root, "a capture"):
             try:
                 yield
             except UsageError:
@@ -79,7 +72,7 @@ class FeatureFolder:
                 raise
 
     def open(self, identity: FeatureIdentity) -> None:
-        """Takes ownership: says so in the index, and removes what a crash cut short."""
+        """Take ownership: write an index without shards, and remove shards that a crash left half written."""
         self.check_owner(identity)
         for left in self.root.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -87,11 +80,11 @@ class FeatureFolder:
             write_index(self.root, FeatureIndex(identity=identity, shards=(), complete=False))
 
     def seal(self, identity: FeatureIdentity, num_shards: int) -> None:
-        """Every shard is there: the index lists them all."""
+        """Write the index of a folder in which every shard is there."""
         entries = tuple(read_entry(self.shard(number), identity) for number in range(num_shards))
         write_index(self.root, FeatureIndex(identity=identity, shards=entries, complete=True))
 
     def _is_ours(self, name: str) -> bool:
-        """What a capture leaves when its index is gone."""
+        """Return whether a capture makes files of this name."""
         begins = ("features-", "dataset-", INDEX_FILE)
-        return name in (_LOCK, "logs") or name.startswith(SCRATCH) or name.lstrip(".").startswith(begins)
+        return name in (".lock", "logs") or name.startswith(SCRATCH) or name.lstrip(".").startswith(begins)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import mmap
 import os
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.resource import Resource
+from spec_trainer.disk import lock
 from spec_trainer.run_directory import check_writable, write_atomically
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class AnswerFile(Resource):
         self._made = {"format": FORMAT, **about, "settings": settings}
         with ExitStack() as stack:
             self._file = stack.enter_context(path.open("ab+"))
-            _lock(path, self._file)
+            lock(self._file, f"output {path} is being written by another command")
             self.complete = _size(path) > 0 and _meta(path)["result"].get("bytes") == _size(path)
             """Every row is done."""
             self.next_row = _first_missing_row(path, self._file)
@@ -108,13 +108,6 @@ def _size(path: Path) -> int:
 
 def _meta_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.meta.json")
-
-
-def _lock(path: Path, file: BinaryIO) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ArtifactError(f"output {path} is being written by another command") from error
 
 
 def _first_missing_row(path: Path, file: BinaryIO) -> int:
