@@ -152,7 +152,7 @@ def prefill_once(engine: Engine, prompts: list[list[int]]) -> None:
 def capture_once(engine: Engine, prompts: list[list[int]], schema: FeatureSchema, trainer: Trainer) -> None:
     """Until the receiver has taken and released every sample, too."""
     requests = [
-        CaptureRequest(request_id=index, input_ids=tuple(prompt), destination=trainer.address)
+        CaptureRequest(request_id=index, input_ids=tuple(prompt), destinations=(trainer.address,))
         for index, prompt in enumerate(prompts)
     ]
     trainer.line.send(len(requests))

@@ -244,7 +244,7 @@ def _turns(num_tokens: int, generator: torch.Generator) -> Tensor:
 def strategy_step(problem: Problem, backend: Backend) -> Step:
     """What the trainer runs."""
     plugin = plugins.load_available(Strategy, "fsdp")
-    strategy = plugin(plugin.Config(dtype=problem.case.dtype), backend.device(0))
+    strategy = plugin(plugin.Config(), OptimizerConfig(dtype=problem.case.dtype), backend.device(0))
     ops = strategy.vocabulary_ops(problem.target, problem.tensors)
     strategy.attach(problem.build(backend.kernel), problem.draft.shard_hints())
     batches, denominators = problem.case.passes * [problem.batch], problem.case.passes * problem.denominators

@@ -15,6 +15,8 @@ from spec_core import (
     EngineConfig,
     Launcher,
     LauncherConfig,
+    Strategy,
+    StrategyConfig,
     plugins,
 )
 from spec_trainer.config import run_config_type
@@ -32,8 +34,8 @@ Made by `docs/generate_configuration.py` from the classes that validate it. A ru
 command's flags, and `section.key=value` words; later wins, unknown keys are errors. `${section.key}` stands for the
 value of another key. Nothing else is replaced, and the environment is not read: write `target=$NAME` on the command
 line. `section.key=null` is no value; `section.key=` is refused. [data.md](data.md) lists the bounds of what is read.
-The first table holds what every run has; sections `backend`, `draft`, `engine` and `launcher` have further keys,
-those of the plugins that they name.
+The first table holds what every run has; sections `backend`, `draft`, `strategy`, `engine` and `launcher` have
+further keys, those of the plugins that they name.
 """
 OURS = "spec-"
 """Distributions of this repository; a stranger's plugins document themselves."""
@@ -45,6 +47,7 @@ def main() -> None:
     for section, interface, base in (
         ("backend", Backend, BackendConfig),
         ("draft", Draft, DraftConfig),
+        ("strategy", Strategy, StrategyConfig),
         ("engine", Engine, EngineConfig),
         ("launcher", Launcher, LauncherConfig),
     ):

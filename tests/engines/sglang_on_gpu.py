@@ -85,7 +85,7 @@ def measure_capture(engine, backend, schema, prompts, batch_tokens):
     per_batch = max(1, batch_tokens // len(prompts[0]))
     with backend.transport("colocated").listen(schema, WINDOW_BYTES) as receiver:
         requests = [
-            CaptureRequest(request_id=i, input_ids=tuple(ids), destination=receiver.address)
+            CaptureRequest(request_id=i, input_ids=tuple(ids), destinations=(receiver.address,))
             for i, ids in enumerate(prompts)
         ]
         batches = [requests[i : i + per_batch] for i in range(0, len(requests), per_batch)]
@@ -149,7 +149,7 @@ def compare_states(engine, backend, schema):
 def captured(engine, transport, schema, prompts):
     with transport.listen(schema, WINDOW_BYTES) as receiver:
         requests = [
-            CaptureRequest(request_id=i, input_ids=tuple(ids), destination=receiver.address)
+            CaptureRequest(request_id=i, input_ids=tuple(ids), destinations=(receiver.address,))
             for i, ids in enumerate(prompts)
         ]
         done = engine.capture(requests, schema)

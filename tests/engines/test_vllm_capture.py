@@ -100,7 +100,7 @@ def asked_of(receiver: FeatureReceiver) -> list[CaptureRequest]:
     draw = random.Random(2)
     rows = [tuple(draw.randrange(97) for _ in range(length)) for length in LENGTHS]
     return [
-        CaptureRequest(request_id=index, input_ids=ids, destination=receiver.address)
+        CaptureRequest(request_id=index, input_ids=ids, destinations=(receiver.address,))
         for index, ids in enumerate(rows)
     ]
 

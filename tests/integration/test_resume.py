@@ -92,7 +92,7 @@ def test_no_collective_goes_to_the_default_group(
         output,
         placement__kind="colocated",
         train__ranks=2,
-        train__strategy="guarded",
+        strategy__name="guarded",
         train__accumulation=4,
         train__steps=step + 7,
         train__eval_every=step + 2,

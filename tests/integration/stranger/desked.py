@@ -54,7 +54,7 @@ class DeskedEngine(HfEngine):
     def _send(self, sender: Any, sample: FeatureSample) -> None:
         assert self._desk is not None
         ids = tuple(sample.input_ids.tolist())
-        request = CaptureRequest(request_id=sample.request_id, input_ids=ids, destination=sender)
+        request = CaptureRequest(request_id=sample.request_id, input_ids=ids, destinations=(sender,))
         (key,), done = self._desk.expect([request])
         self._outlet.deliver(key, ids, sample.hidden_TNH)
         done.result(LIMIT_S)

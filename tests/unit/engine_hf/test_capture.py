@@ -32,7 +32,7 @@ def capture(engine, rows, schema):
     """Samples by id, after checking that there is exactly one per row."""
     with engine.context.transport.listen(schema, WINDOW_BYTES) as receiver:
         requests = [
-            CaptureRequest(request_id=100 + index, input_ids=row, destination=receiver.address)
+            CaptureRequest(request_id=100 + index, input_ids=row, destinations=(receiver.address,))
             for index, row in enumerate(rows)
         ]
         engine.capture(requests, schema).result(60)
@@ -135,7 +135,7 @@ def test_samples_go_to_their_own_destination(tiny_llama, open_engine, schema_of)
     receivers = [engine.context.transport.listen(schema, WINDOW_BYTES) for _ in range(2)]
     rows = random_rows((4, 6, 8, 10))
     requests = [
-        CaptureRequest(request_id=i, input_ids=row, destination=receivers[i % 2].address)
+        CaptureRequest(request_id=i, input_ids=row, destinations=(receivers[i % 2].address,))
         for i, row in enumerate(rows)
     ]
     engine.capture(requests, schema).result(60)
@@ -149,7 +149,7 @@ def test_capture_returns_at_once_and_its_future_waits_for_room(tiny_llama, open_
     one_sample = 8 * 32 * 4 + 8 * 8
     with engine.context.transport.listen(schema, one_sample) as receiver:
         requests = [
-            CaptureRequest(request_id=i, input_ids=row, destination=receiver.address) for i in range(2)
+            CaptureRequest(request_id=i, input_ids=row, destinations=(receiver.address,)) for i in range(2)
         ]
         done = engine.capture(requests, schema)
         first = receiver.receive(10)
@@ -165,7 +165,7 @@ def test_close_is_heard_while_a_send_waits(tiny_llama, open_engine, schema_of):
     row = random_rows((8,))[0]
     with engine.context.transport.listen(schema, 8 * 32 * 4 + 8 * 8) as receiver:
         requests = [
-            CaptureRequest(request_id=i, input_ids=row, destination=receiver.address) for i in range(3)
+            CaptureRequest(request_id=i, input_ids=row, destinations=(receiver.address,)) for i in range(3)
         ]
         running, queued = engine.capture(requests, schema), engine.capture(requests, schema)
         receiver.receive(10)
@@ -187,7 +187,9 @@ def test_errors_end_up_in_the_future(tiny_llama, open_engine, schema_of):
         address = receiver.address
 
         def failure(rows, destination=address, wanted=schema):
-            requests = [CaptureRequest(request_id=0, input_ids=row, destination=destination) for row in rows]
+            requests = [
+                CaptureRequest(request_id=0, input_ids=row, destinations=(destination,)) for row in rows
+            ]
             return engine.capture(requests, wanted).exception(60)
 
         assert isinstance(failure([(1, 2)], destination="inline:99"), PeerLost)
@@ -202,7 +204,7 @@ def test_errors_end_up_in_the_future(tiny_llama, open_engine, schema_of):
 
 
 def test_engine_without_a_transport_says_so(plain_engine, schema_of):
-    request = CaptureRequest(request_id=0, input_ids=(1, 2), destination="inline:0")
+    request = CaptureRequest(request_id=0, input_ids=(1, 2), destinations=("inline:0",))
     assert "transport" in str(plain_engine.capture([request], schema_of(8)).exception(60))
 
 

@@ -70,7 +70,7 @@ def requests_to(address, *lengths, first_id=0):
         CaptureRequest(
             request_id=first_id + i,
             input_ids=tuple((first_id + 5 * i + 3 * t) % 97 for t in range(length)),
-            destination=address,
+            destinations=(address,),
         )
         for i, length in enumerate(lengths)
     ]
@@ -101,7 +101,7 @@ def test_captured_states_are_the_models(open_engine, reference):
 
 
 def _refusals_leave_it_serving(engine, receiver):
-    beyond = CaptureRequest(request_id=0, input_ids=(97,), destination=receiver.address)
+    beyond = CaptureRequest(request_id=0, input_ids=(97,), destinations=(receiver.address,))
     with pytest.raises(EngineError, match=r"token ids from 97 to 97, target .* has 0 to 96"):
         engine.capture([beyond], SCHEMA).result(LIMIT_S)
     with pytest.raises(EngineError, match="257 tokens"):

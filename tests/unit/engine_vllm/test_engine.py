@@ -68,7 +68,7 @@ def test_a_missing_vllm_is_named(installed) -> None:
 
 
 def request_of(*token_ids: int) -> CaptureRequest:
-    return CaptureRequest(request_id=0, input_ids=token_ids, destination="nowhere")
+    return CaptureRequest(request_id=0, input_ids=token_ids, destinations=("nowhere",))
 
 
 @pytest.mark.parametrize(

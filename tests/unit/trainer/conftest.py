@@ -33,7 +33,7 @@ def make_schedule() -> Callable[..., BatchSchedule]:
             "global_batch_tokens": 20,
             "shuffle": False,
             "seed": 0,
-            "ranks": 1,
+            "data_parallel_ranks": (0,),
             "accumulation": 1,
             "capture_tokens": 100,
             "total_steps": None,
@@ -41,6 +41,8 @@ def make_schedule() -> Callable[..., BatchSchedule]:
             "eval_every": 0,
         }
         dataset = Dataset(tuple(train), tuple(rest), DataReport())
+        if "ranks" in settings:
+            settings["data_parallel_ranks"] = tuple(range(settings.pop("ranks")))
         return BatchSchedule(dataset, BatchSettings(**{**defaults, **settings}))
 
     return make

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_trainer.batch_schedule import BatchSettings, GlobalBatch
 
 
@@ -64,8 +65,19 @@ def test_shares_hold_every_sample_once_in_equally_many_passes(make_schedule):
         flat = [sample for share in shares for part in share for sample in part]
         assert sorted(flat) == sorted(item.sample_ids)
         assert schedule.destinations(item) == {
-            sample: rank for rank, share in enumerate(shares) for part in share for sample in part
+            sample: (rank,) for rank, share in enumerate(shares) for part in share for sample in part
         }
+
+
+def test_every_process_of_a_data_parallel_rank_gets_its_samples(make_schedule):
+    """As the two ranks of each tensor-parallel group do."""
+    schedule = make_schedule([3, 4, 5, 6], data_parallel_ranks=(0, 0, 1, 1))
+    (item,) = schedule.items(0)
+    assert schedule.num_shares == 2
+    assert schedule.share(item, 0) == schedule.share(item, 1) != schedule.share(item, 2)
+    destinations = schedule.destinations(item)
+    for rank, share in enumerate(schedule.shares(item)):
+        assert {destinations[sample] for part in share for sample in part} == {(2 * rank, 2 * rank + 1)}
 
 
 def test_items_do_not_depend_on_the_topology(make_schedule):
@@ -105,7 +117,7 @@ def test_settings_come_from_the_configuration(resolved):
     config = resolved(
         "train.global_batch_tokens=64", "train.accumulation=3", "seed=9", "data.shuffle=false"
     ).config
-    settings = BatchSettings.from_config(config)
+    settings = BatchSettings.from_config(config, FsdpStrategy)
     assert (settings.global_batch_tokens, settings.accumulation, settings.seed) == (64, 3, 9)
-    assert (settings.shuffle, settings.total_steps, settings.ranks) == (False, 2, 1)
+    assert (settings.shuffle, settings.total_steps, settings.data_parallel_ranks) == (False, 2, (0,))
     assert settings.capture_tokens == config.engine.batch_tokens

@@ -17,9 +17,14 @@ import torch.distributed as dist
 
 from spec_core import DraftTrainer
 from spec_core.errors import ArtifactError, RunError
+from spec_core.state_folder import StateFolder
+from spec_strategy_fsdp.pickled_state import is_pickled, load_pickled, read_pickled
+from spec_strategy_fsdp.sharded_state import load_sharded, save_sharded
+from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_trainer.checkpoint.folder import CheckpointMeta, check_whole, read_meta
 from spec_trainer.checkpoint.resume import checkpoint_to_resume
-from spec_trainer.checkpoint.store import CheckpointStore, read_model_state, read_tensors
+from spec_trainer.checkpoint.store import CheckpointStore
+from spec_trainer.checkpoint.store import read_weights as read_weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +37,15 @@ class Weights(DraftTrainer):
         self.weight = torch.full((size,), value)
         self.step_count = torch.tensor(value)
 
-    def state_dict(self):
-        return {"model": {"weight": self.weight}, "optimizer": {"weight": {"step": self.step_count}}}
+    def state(self):
+        return {"model.weight": self.weight, "optimizer.weight.step": self.step_count}
 
-    def load_state_dict(self, state):
-        self.weight = state["model"]["weight"]
-        self.step_count = state["optimizer"]["weight"]["step"]
+    def save(self, folder):
+        save_sharded(self.state(), folder, dist.group.WORLD)
+
+    def load(self, folder):
+        read = load_pickled if is_pickled(folder) else load_sharded
+        read(self.state(), folder, dist.group.WORLD)
 
     def step(self, share, lr): ...
     def evaluate(self, share): ...
@@ -62,6 +70,10 @@ def meta(step: int) -> CheckpointMeta:
     return CheckpointMeta(step=step, identity="run", target_digest="target", acceptance_length=1.5)
 
 
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return read_weights_of(FsdpStrategy, folder)
+
+
 def save(store, step: int, best: bool = False) -> Path:
     return store.save(Weights(float(step)), meta(step), f"step: {step}\n", best)
 
@@ -81,7 +93,7 @@ def test_what_was_saved_comes_back(store):
     assert fresh.weight.tolist() == [7.0] * 4
     assert fresh.step_count.item() == 7.0
     assert (folder / "config.yaml").read_text() == "step: 7\n"
-    assert read_model_state(folder)["weight"].tolist() == [7.0] * 4
+    assert read_weights(folder)["weight"].tolist() == [7.0] * 4
 
 
 def test_generator_goes_on_where_it_was(store):
@@ -163,7 +175,7 @@ def test_damaged_state_is_told(store, file):
     with pytest.raises(ArtifactError, match=r"cannot be read|is not JSON"):
         store.load(Weights(0.0), folder)
     with pytest.raises(ArtifactError, match=r"cannot be read|is not JSON"):
-        read_model_state(folder)
+        read_weights(folder)
 
 
 def test_every_flipped_byte_is_noticed(store):
@@ -190,10 +202,10 @@ def test_every_missing_file_is_noticed(store, file):
         check_whole(folder)
 
 
-def test_state_that_is_no_tensor_is_refused(store, tmp_path):
+def test_state_of_a_dtype_that_no_checkpoint_holds_is_refused(store, tmp_path):
     trainer = Weights(1.0)
-    trainer.step_count = {"not": "a tensor"}
-    with pytest.raises(RunError, match=r"optimizer.weight.step.not is no tensor"):
+    trainer.step_count = torch.tensor(1j)
+    with pytest.raises(RunError, match=r"optimizer.weight.step@ is no tensor of a dtype"):
         store.save(trainer, meta(1), "")
     assert names(tmp_path) == set()
 
@@ -209,9 +221,9 @@ def test_all_kinds_of_tensors_come_back(store):
         "scalar": torch.tensor(2.5, dtype=torch.float64),
     }
     trainer = Weights(1.0)
-    trainer.state_dict = lambda: {"model": tensors}
+    trainer.state = lambda: {f"model.{name}": value for name, value in tensors.items()}
     folder = store.save(trainer, meta(1), "")
-    found = read_model_state(folder)
+    found = read_weights(folder)
     assert found.keys() == tensors.keys()
     for name, value in tensors.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=0)
@@ -305,7 +317,7 @@ def write_as_before(root: Path, weights: DraftTrainer) -> Path:
 
     folder = root / "step-5"
     folder.mkdir()
-    dcp.save(weights.state_dict(), storage_writer=dcp.FileSystemWriter(folder / "state"))
+    dcp.save(weights.state(), storage_writer=dcp.FileSystemWriter(folder / "state"))
     torch.save(torch.get_rng_state(), folder / "generator-0.pt")
     body = {"step": 5, "identity": "run", "target_digest": "target", "acceptance_length": 1.5}
     (folder / "meta.json").write_text(json.dumps(body, indent=2) + "\n")
@@ -322,7 +334,7 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(store):
     assert store.load(fresh, folder) == meta(5)
     assert fresh.weight.tolist() == [5.0] * 4
     assert torch.equal(torch.rand(3), expected)
-    assert read_tensors(folder)["optimizer.weight.step"].item() == 5.0
+    assert read_pickled(StateFolder(folder / "state"))["optimizer.weight.step"].item() == 5.0
 
 
 class Payload:
@@ -363,7 +375,7 @@ def test_no_pickle_of_an_earlier_version_runs_code(store, tmp_path, place):
         store.load(Weights(0.0), folder)
     if place != "generator":
         with pytest.raises(ArtifactError, match=r"is damaged|cannot be read"):
-            read_model_state(folder)
+            read_weights(folder)
     assert not marker.exists()
 
 
@@ -387,7 +399,7 @@ def test_a_flipped_bit_in_an_index_of_an_earlier_version_is_told_or_harmless(sto
         damaged[position] ^= 1 << position % 8
         file.write_bytes(damaged)
         with suppress(ArtifactError):
-            read_model_state(folder)
+            read_weights(folder)
 
 
 _FULL_DISK = """

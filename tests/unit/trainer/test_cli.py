@@ -85,7 +85,7 @@ def test_flags_are_short_forms_of_keys():
     flags = RunFlags(backend="a", draft="b", target="c", data="d", engine="e", strategy="f", launcher="g")
     assert flags.as_keys() == {
         "backend.name": "a", "draft.name": "b", "target": "c", "data.path": "d", "engine.name": "e",
-        "train.strategy": "f", "launcher.name": "g",
+        "strategy.name": "f", "launcher.name": "g",
     }  # fmt: skip
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spec_core import BackendConfig, Config, EngineConfig
+from spec_core import BackendConfig, Config, EngineConfig, StrategyConfig
 from spec_core.config import dump_yaml, validate
 from spec_core.errors import ConfigError
 from spec_draft_eagle3.config import Eagle3Config
 from spec_engine_hf.engine import HfConfig
-from spec_trainer.config import AnyRunConfig, run_config_type
+from spec_trainer.config import AnyRunConfig, check_moved_keys, run_config_type, with_new_keys
 from spec_trainer.data.config import DataConfig
 
 LEAST = {"target": "t", "output": "o", "data": {"path": "d"}}
@@ -22,7 +22,8 @@ DESIGN = {
     "backend": "name",
     "data": "path max_length last_turn_only packing on_bad_row",
     "draft": "name loss num_steps step_decay vocab_size init_from",
-    "train": "strategy ranks steps epochs dtype lr schedule warmup_steps accumulation global_batch_tokens clip "
+    "strategy": "name",
+    "train": "ranks steps epochs dtype lr schedule warmup_steps accumulation global_batch_tokens clip "
     "save_every keep eval_every push_every",
     "engine": "name replicas tensor_parallel batch_tokens",
     "placement": "kind trainer_fraction engine_fraction window_bytes",
@@ -33,7 +34,7 @@ DESIGN = {
 }
 """Keys that design.md §6 promises."""
 
-RunConfig = run_config_type(BackendConfig, Eagle3Config, HfConfig)
+RunConfig = run_config_type(BackendConfig, Eagle3Config, StrategyConfig, HfConfig)
 
 
 def test_every_promised_key_exists():
@@ -68,6 +69,17 @@ def test_defaults_written_out_are_no_illegal_combination():
     for schedule in ("cosine", "wsd", "constant"):
         config = validate(RunConfig, {**LEAST, "train": {"schedule": schedule, "steps": 3}}, "test")
         assert validate(RunConfig, config.model_dump(mode="json"), "test") == config
+
+
+def test_a_key_that_has_moved_names_its_new_place():
+    with pytest.raises(ConfigError) as caught:
+        check_moved_keys({"train": {"strategy": "fsdp"}}, "config run.yaml")
+    assert str(caught.value) == "config run.yaml: train.strategy=fsdp has moved; write strategy.name=fsdp"
+
+
+def test_a_configuration_that_an_earlier_version_resolved_is_read():
+    values = with_new_keys({**LEAST, "train": {"strategy": "fsdp", "steps": 3}})
+    assert validate(RunConfig, values, "test").train.steps == 3
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,10 @@ def test_requests_carry_id_tokens_and_destination(make_schedule):
         schedule.request_id(item, 1): (100, 101, 102, 103, 104, 105),
     }
     ranks = schedule.destinations(item)
-    assert {request.destination for request in seen} == {"rank-0", "rank-1"}
+    assert {request.destinations for request in seen} == {("rank-0",), ("rank-1",)}
     for request in seen:
         sample = 0 if request.input_ids[0] == 0 else 1
-        assert request.destination == f"rank-{ranks[sample]}"
+        assert request.destinations == tuple(f"rank-{rank}" for rank in ranks[sample])
 
 
 def test_samples_are_admitted_in_plan_order_and_never_beyond_the_window(make_schedule):
@@ -189,7 +189,7 @@ def test_engines_may_answer_from_many_threads(make_schedule):
             def _capture(self, requests):
                 captured.extend(request.request_id for request in requests)
                 for request in requests:
-                    sent.released(int(request.destination[-1]), len(request.input_ids))
+                    sent.released(int(request.destinations[0][-1]), len(request.input_ids))
 
         sent = dispatcher(schedule, [Threaded(), Threaded()], window_tokens=15, ranks=2)
         sent.start(schedule.items(0), never)

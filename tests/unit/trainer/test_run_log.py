@@ -17,7 +17,7 @@ def share(run, *sample_ids: int) -> BatchShare:
 
 
 def test_every_rank_notes_its_samples_and_only_rank_0_reports(resolved):
-    run = resolved()
+    run = resolved("train.ranks=2", "placement.kind=disaggregated")
     run.directory.logs.mkdir(parents=True)
     shown: list[dict] = []
     for rank in (0, 1):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core import Draft
+    from spec_core import Draft, Strategy
     from spec_trainer.config import AnyRunConfig
     from spec_trainer.data.dataset import Dataset
 
@@ -37,12 +37,13 @@ class GlobalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """What fixes the items besides the data; ranks and passes are plain integers, never read from a group."""
+    """Everything besides the data that fixes the global batches: plain numbers, never read from a group."""
 
     global_batch_tokens: int
     shuffle: bool
     seed: int
-    ranks: int
+    data_parallel_ranks: tuple[int, ...]
+    """Data-parallel rank of each trainer process: which share of a global batch it trains."""
     accumulation: int
     capture_tokens: int
     """Token budget of one capture batch of the engine."""
@@ -51,12 +52,16 @@ class BatchSettings:
     eval_every: int
 
     @classmethod
-    def from_config(cls, config: AnyRunConfig) -> BatchSettings:
+    def from_config(cls, config: AnyRunConfig, strategy: type[Strategy]) -> BatchSettings:
+        """Return the settings of a training run."""
+        processes = range(config.train.ranks)
         return cls(
             global_batch_tokens=config.train.global_batch_tokens,
             shuffle=config.data.shuffle,
             seed=config.seed,
-            ranks=config.train.ranks,
+            data_parallel_ranks=tuple(
+                strategy.data_parallel(config.strategy, process, len(processes)).rank for process in processes
+            ),
             accumulation=config.train.accumulation,
             capture_tokens=config.engine.batch_tokens,
             total_steps=config.train.steps,
@@ -110,16 +115,26 @@ class BatchSchedule:
         batches = [self._held_out.batch(index) for index in range(self._held_out.steps_in_epoch(0))]
         return [GlobalBatch(done_steps, True, 0, batch.sample_ids) for batch in batches]
 
-    @lru_cache(maxsize=64)  # noqa: B019 (a plan lives as long as its process)
+    @property
+    def num_shares(self) -> int:
+        """Number of data-parallel ranks, each of which trains a share of every global batch."""
+        return max(self.settings.data_parallel_ranks) + 1
+
+    @lru_cache(maxsize=64)  # noqa: B019 (a schedule lives as long as its process)
     def shares(self, item: GlobalBatch) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """[rank][micro-batch] -> sample ids: every sample exactly once, every rank the same number of passes."""
-        return shares(item.sample_ids, self.dataset.lengths, self.settings.ranks, self.settings.accumulation)
+        """Return [data-parallel rank][micro-batch] -> sample ids: every sample once, every rank as many passes."""
+        return shares(item.sample_ids, self.dataset.lengths, self.num_shares, self.settings.accumulation)
+
+    def share(self, item: GlobalBatch, process: int) -> tuple[tuple[int, ...], ...]:
+        """Return [micro-batch] -> sample ids of what a trainer process trains."""
+        return self.shares(item)[self.settings.data_parallel_ranks[process]]
 
     @lru_cache(maxsize=64)  # noqa: B019
-    def destinations(self, item: GlobalBatch) -> dict[int, int]:
-        """Sample id -> the rank that trains it."""
+    def destinations(self, item: GlobalBatch) -> dict[int, tuple[int, ...]]:
+        """Return sample id -> the trainer processes that train it: all of one data-parallel rank."""
+        ranks = self.settings.data_parallel_ranks
         return {
-            sample_id: rank
+            sample_id: tuple(process for process, its_rank in enumerate(ranks) if its_rank == rank)
             for rank, share in enumerate(self.shares(item))
             for part in share
             for sample_id in part

@@ -53,7 +53,7 @@ class RunFlags:
         None
     )
     strategy: Annotated[
-        str | None, Parameter(help="How the trainer is parallel; a strategy plugin (train.strategy).")
+        str | None, Parameter(help="How the trainer is parallel; a strategy plugin (strategy.name).")
     ] = None
     placement: Annotated[
         str | None, Parameter(help="inline, colocated or disaggregated (placement.kind).")
@@ -73,7 +73,7 @@ class RunFlags:
             "target": self.target,
             "data.path": self.data,
             "engine.name": self.engine,
-            "train.strategy": self.strategy,
+            "strategy.name": self.strategy,
             "placement.kind": self.placement,
             "launcher.name": self.launcher,
             "output": self.output,

@@ -1,30 +1,39 @@
 """The run configuration: every section, every default, in one place.
 
-Sections ``backend``, ``draft``, ``engine`` and ``launcher`` belong to the plugins that they name: ``run_config_type``
-puts the plugins' own ``Config`` classes in, so one strict validation covers the whole file.
+Sections ``backend``, ``draft``, ``strategy``, ``engine`` and ``launcher`` belong to the plugins that they name:
+``run_config_type`` puts the plugins' own ``Config`` classes in, so one strict validation covers the whole file.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     BeforeValidator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     model_validator,
 )
 
-from spec_core import BackendConfig, Config, DraftConfig, EngineConfig, LauncherConfig, OptimizerConfig
+from spec_core import (
+    BackendConfig,
+    Config,
+    DraftConfig,
+    EngineConfig,
+    LauncherConfig,
+    OptimizerConfig,
+    StrategyConfig,
+)
 from spec_core.config import Seconds
+from spec_core.errors import ConfigError
 from spec_trainer.data.config import DataConfig
 
 B = TypeVar("B", bound=BackendConfig)
 D = TypeVar("D", bound=DraftConfig)
+S = TypeVar("S", bound=StrategyConfig)
 E = TypeVar("E", bound=EngineConfig)
 L = TypeVar("L", bound=LauncherConfig)
 
@@ -42,16 +51,12 @@ def _named(path: object) -> object:
 class TrainConfig(OptimizerConfig):
     """Section ``train``: optimizer, schedule, batch and how often things happen (in optimizer steps)."""
 
-    strategy: str = "fsdp"
-    """How the trainer is parallel; a strategy plugin."""
     ranks: PositiveInt = 1
     """Trainer processes."""
     steps: PositiveInt | None = None
     """Optimizer steps in all; overrides ``epochs``."""
     epochs: PositiveInt = 1
     """Passes over the training data."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute dtype of the draft; masters and optimizer are float32 in any case."""
     lr: PositiveFloat = 1e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
@@ -62,14 +67,6 @@ class TrainConfig(OptimizerConfig):
     """Share of all steps that ``wsd`` spends decaying at the end."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the end, as a share of the peak."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    """Of AdamW."""
-    eps: PositiveFloat = 1e-8
-    """Of AdamW."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Of AdamW, on matrices only."""
-    clip: PositiveFloat = 1.0
-    """Largest global gradient norm."""
     accumulation: PositiveInt = 1
     """Forward/backward passes that each rank cuts its share of a global batch into."""
     global_batch_tokens: PositiveInt = 16384
@@ -133,7 +130,7 @@ class ProfileConfig(Config):
     """Steps, counted from 0, whose torch profile of rank 0 is written into the run directory."""
 
 
-class RunConfig(Config, Generic[B, D, E, L]):
+class RunConfig(Config, Generic[B, D, S, E, L]):
     """Everything that a run is; ``config.yaml`` of the run directory holds it fully resolved."""
 
     target: Name
@@ -146,6 +143,7 @@ class RunConfig(Config, Generic[B, D, E, L]):
     data: DataConfig
     draft: D = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     train: TrainConfig = TrainConfig()
+    strategy: S = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     placement: PlacementConfig = PlacementConfig()
     capture: CaptureConfig = CaptureConfig()
@@ -156,22 +154,40 @@ class RunConfig(Config, Generic[B, D, E, L]):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        for problem in [*_illegal_with_features(self), *_illegal_combinations(self)]:
-            raise ValueError(problem)
+        problems = [*_illegal_with_features(self), *_illegal_combinations(self)]
+        if problems:
+            raise ValueError(problems[0])
         return self
 
 
-AnyRunConfig = RunConfig[BackendConfig, DraftConfig, EngineConfig, LauncherConfig]
+AnyRunConfig = RunConfig[BackendConfig, DraftConfig, StrategyConfig, EngineConfig, LauncherConfig]
 
 
 def run_config_type(
     backend: type[BackendConfig] = BackendConfig,
     draft: type[DraftConfig] = DraftConfig,
+    strategy: type[StrategyConfig] = StrategyConfig,
     engine: type[EngineConfig] = EngineConfig,
     launcher: type[LauncherConfig] = LauncherConfig,
 ) -> type[AnyRunConfig]:
-    """The run configuration for the plugins that a run names."""
-    return RunConfig[backend, draft, engine, launcher]  # type: ignore[valid-type,return-value]
+    """Return the run configuration for the plugins that a run names."""
+    return RunConfig[backend, draft, strategy, engine, launcher]  # type: ignore[valid-type,return-value]
+
+
+def check_moved_keys(values: dict[str, Any], source: str) -> None:
+    """Raise ConfigError for a key of an earlier version, with its new place."""
+    train = values.get("train")
+    if isinstance(train, dict) and "strategy" in train:
+        name = train["strategy"]
+        raise ConfigError(f"{source}: train.strategy={name} has moved; write strategy.name={name}")
+
+
+def with_new_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a ``config.yaml`` that an earlier version wrote, with keys that have moved in their new places."""
+    train = dict(values.get("train", {}))
+    if "strategy" in train:
+        return {**values, "strategy": {"name": train.pop("strategy")}, "train": train}
+    return values
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:

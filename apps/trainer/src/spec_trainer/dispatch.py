@@ -100,18 +100,18 @@ class Dispatcher:
             batch: list[CaptureRequest] = []
             used = Counter[int]()
             for sample_id in sample_ids:
-                rank = destinations[sample_id]
+                ranks = destinations[sample_id]
                 ids = self._schedule.dataset.sample(sample_id).input_ids
                 size = sample_bytes(self._schema, len(ids))
-                if used[rank] + size > self._window_bytes:
+                if any(used[rank] + size > self._window_bytes for rank in ranks):
                     yield batch
                     batch, used = [], Counter[int]()
-                used[rank] += size
+                used.update(dict.fromkeys(ranks, size))
                 batch.append(
                     CaptureRequest(
                         request_id=self._schedule.request_id(item, sample_id),
                         input_ids=tuple(ids.tolist()),
-                        destination=self._addresses[rank],
+                        destinations=tuple(self._addresses[rank] for rank in ranks),
                     )
                 )
             yield batch
@@ -157,8 +157,8 @@ class Dispatcher:
     def _need(self, batch: Sequence[CaptureRequest]) -> Counter[int]:
         need = Counter[int]()
         for request in batch:
-            rank = self._addresses.index(request.destination)
-            need[rank] += sample_bytes(self._schema, len(request.input_ids))
+            size = sample_bytes(self._schema, len(request.input_ids))
+            need.update({self._addresses.index(address): size for address in request.destinations})
         return need
 
     def _finished(self, engine: int, future: Future[None]) -> None:

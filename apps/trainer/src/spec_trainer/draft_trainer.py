@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 
     from spec_core import Draft, Strategy, TargetSpec, TrainStep, VocabularyOps
     from spec_core.records import StepOutput
+    from spec_core.state_folder import StateFolder
 
 
 class ShardedDraftTrainer(DraftTrainer):
-    """See spec_core.trainer for the contract."""
+    """A draft's module under a strategy (``spec_core.trainer`` has the contract)."""
 
-    def __init__(self, draft: Draft, module: nn.Module, strategy: Strategy, ops: VocabularyOps) -> None:
+    def __init__(
+        self, draft: Draft, module: nn.Module, strategy: Strategy, ops: VocabularyOps, rank: int
+    ) -> None:
+        """Hand ``module`` to the strategy of trainer process ``rank``."""
         self._draft = draft
         self._strategy = strategy
         self._ops = ops
+        self._rank = rank
         strategy.attach(module, draft.shard_hints())
 
     def step(self, share: BatchShare, lr: float) -> TrainStep:
@@ -40,21 +45,23 @@ class ShardedDraftTrainer(DraftTrainer):
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._strategy.full_weights().items()
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._strategy.state_dict()
+    def save(self, folder: StateFolder) -> None:
+        self._strategy.save(folder)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._strategy.load_state_dict(state)
+    def load(self, folder: StateFolder) -> None:
+        self._strategy.load(folder)
 
     def export(self, target: TargetSpec, folder: Path) -> None:
         weights = dict(self.named_weights())
-        if self._strategy.data_parallel[0] == 0:
+        if self._rank == 0:
             export_draft(self._draft, weights, target, folder)
 
 
 def export_draft(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, folder: Path) -> None:
-    """Writes a draft folder whole, and one that passes every check of its readers, or not at all. Raises RunError
-    where there is no room for it."""
+    """Write a draft folder whole, and one that passes every check of its readers, or not at all.
+
+    Raise RunError where there is no room for it.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = new_folder(folder.parent, f".{folder.name}-")
     try:

@@ -9,7 +9,7 @@ import yaml
 
 from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.checkpoint.folder import check_whole
-from spec_trainer.checkpoint.store import read_model_state
+from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.resolve import resolve_target, resolved_config
 from spec_trainer.run_directory import check_writable
@@ -36,5 +36,5 @@ def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None 
         raise ArtifactError(f"target {target.folder} has changed since {checkpoint} was trained on it")
     draft = types["draft"](config.draft)
     draft.check_target(target)
-    export_draft(draft, read_model_state(checkpoint), target, output)
+    export_draft(draft, read_weights(types["strategy"], checkpoint), target, output)
     return output

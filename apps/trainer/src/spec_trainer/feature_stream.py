@@ -58,7 +58,7 @@ def lay_out(
             epoch=item.epoch,
             device=device,
         )
-        for part in schedule.shares(item)[rank]
+        for part in schedule.share(item, rank)
     ]
 
 

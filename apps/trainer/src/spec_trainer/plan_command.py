@@ -28,6 +28,7 @@ def describe(run: RunSpec) -> dict[str, Any]:
         "tokens_per_epoch": run.dataset.total_tokens,
         "data": str(run.dataset.report),
         "steps": run.schedule.total_steps,
+        "strategy": config.strategy.model_dump(mode="json"),
         "placement": config.placement.kind,
         "processes": _processes(run),
         "window_bytes": run.window_bytes,
@@ -44,10 +45,19 @@ def _processes(run: RunSpec) -> list[str]:
     replicas = range(config.engine.replicas if config.data.features is None else 0)
     if config.placement.kind == "inline":
         engine = f"engine {config.engine.name} and " if replicas else ""
-        return [f"this process: {engine}trainer rank 0 ({config.train.strategy}), {where}"]
+        return [f"this process: {engine}trainer rank 0 ({config.strategy.name}), {where}"]
     engines = [f"engine {config.engine.name} replica {index}, {where}" for index in replicas]
-    ranks = [f"trainer rank {rank} ({config.train.strategy}), {where}" for rank in range(config.train.ranks)]
+    shares = run.schedule.settings.data_parallel_ranks
+    ranks = [f"trainer rank {rank} ({_parallel(run, share)}), {where}" for rank, share in enumerate(shares)]
     return engines + ranks
+
+
+def _parallel(run: RunSpec, share: int) -> str:
+    """Return the strategy's name, and which data-parallel rank a process is where that is not its own number."""
+    name, num_shares = run.config.strategy.name, run.schedule.num_shares
+    if num_shares == run.config.train.ranks:
+        return name
+    return f"{name}, data-parallel rank {share} of {num_shares}"
 
 
 def _device_memory(run: RunSpec) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core import Backend, Draft, Engine, Launcher, Strategy, plugins
 from spec_core.config import read_layers, read_resolved, validate
 from spec_core.errors import ConfigError, TargetError
-from spec_trainer.config import AnyRunConfig, run_config_type
+from spec_trainer.config import AnyRunConfig, check_moved_keys, run_config_type, with_new_keys
 from spec_trainer.dispatch import check_sizes
 from spec_trainer.metrics import check_trackers
 from spec_trainer.offline.store import open_features
@@ -34,6 +34,7 @@ _PATHS = (
 _SECTIONS = {
     "backend": (Backend, "cpu"),
     "draft": (Draft, "eagle3"),
+    "strategy": (Strategy, "fsdp"),
     "engine": (Engine, "hf"),
     "launcher": (Launcher, "local"),
 }
@@ -108,7 +109,6 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
     backend, draft = types["backend"](config.backend), types["draft"](config.draft)
     _check_dtype(config, backend)
     check_trackers(config.track)
-    strategy_type = plugins.load_available(Strategy, config.train.strategy)
     target = read_target(resolve_target(config.target))
     draft.check_target(target)
     check_target_tensors(target, draft.target_tensors(target))
@@ -117,7 +117,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
         backend=backend,
         draft=draft,
         engine_type=types["engine"],
-        strategy_type=strategy_type,
+        strategy_type=types["strategy"],
         launcher_type=types["launcher"],
         target=target,
         schema=draft.required_features(target),
@@ -136,7 +136,7 @@ def resolve_config(
 
 def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
     """As ``resolve_config``, of the ``config.yaml`` of a run or checkpoint: whatever stands in it is a value."""
-    return _validated(read_resolved(file), f"config {file}")
+    return _validated(with_new_keys(read_resolved(file)), f"config {file}")
 
 
 def _anchor(values: dict[str, Any]) -> None:
@@ -149,6 +149,7 @@ def _anchor(values: dict[str, Any]) -> None:
 
 
 def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[str, Any]]:
+    check_moved_keys(values, source)
     types = {
         section: plugins.load_available(interface, _plugin_name(values, section, default))
         for section, (interface, default) in _SECTIONS.items()

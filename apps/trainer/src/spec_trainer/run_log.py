@@ -15,30 +15,33 @@ if TYPE_CHECKING:
 
 
 class RunLog:
-    """On every rank ``logs/trained-RANK.jsonl``; on rank 0 metrics.jsonl, trackers, and ``show``, which puts a step's
-    record where the person looks."""
+    """Writes ``logs/trained-RANK.jsonl`` of each data-parallel rank; on process 0 metrics.jsonl and trackers too."""
 
     def __init__(
-        self, run: RunSpec, rank: int, done_steps: int, show: Callable[[dict[str, Any]], None]
+        self, run: RunSpec, process: int, done_steps: int, show: Callable[[dict[str, Any]], None]
     ) -> None:
+        """``show`` takes the metrics of each step to the user; only process 0 calls it."""
         self._show = show
-        self._reports = rank == 0
-        logs, ranks = run.directory.logs, run.config.train.ranks
+        self._reports = process == 0
+        self._trained: StepLines | None = None
+        logs, ranks = run.directory.logs, run.schedule.settings.data_parallel_ranks
         with ExitStack() as stack:
-            self._trained = stack.enter_context(StepLines(logs / f"trained-{rank}.jsonl", done_steps))
+            if ranks.index(ranks[process]) == process:  # the first of those that train the same samples
+                file = logs / f"trained-{ranks[process]}.jsonl"
+                self._trained = stack.enter_context(StepLines(file, done_steps))
             if self._reports:
                 for file in logs.glob("trained-*.jsonl"):
-                    if int(file.stem.removeprefix("trained-")) >= ranks:  # of ranks that the run had before
+                    if int(file.stem.removeprefix("trained-")) not in ranks:  # the run had more ranks before
                         drop_after(file, done_steps)
                 trackers = build_trackers(run.config.track, run.directory)
                 self._metrics = stack.enter_context(MetricsLog(run.directory.metrics, done_steps, trackers))
             self._stack = stack.pop_all()
 
     def trained(self, step: int, share: BatchShare) -> None:
-        """The samples that this rank's part of a step was made of: what an odd step has seen, and the proof that
-        every sample was trained exactly once."""
+        """Write which samples this rank's part of a step held: every sample is trained exactly once."""
         samples = [span.sample_id for batch in share.micro_batches for span in batch.spans]
-        self._trained.write({"step": step, "samples": samples})
+        if self._trained is not None:
+            self._trained.write({"step": step, "samples": samples})
 
     def step(self, record: dict[str, Any]) -> None:
         if self._reports:

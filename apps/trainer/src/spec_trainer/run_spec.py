@@ -33,7 +33,7 @@ class RunParts:
     schema: FeatureSchema
 
     def with_dataset(self, dataset: Dataset) -> RunSpec:
-        schedule = BatchSchedule(dataset, BatchSettings.from_config(self.config))
+        schedule = BatchSchedule(dataset, BatchSettings.from_config(self.config, self.strategy_type))
         return RunSpec(**vars(self), dataset=dataset, schedule=schedule)
 
 

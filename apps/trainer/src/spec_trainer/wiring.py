@@ -77,7 +77,7 @@ def train_state(
 
     with ExitStack() as stack:
         stack.enter_context(_default_group(spec, rank, links.store))
-        trainer = _build_trainer(spec, device)
+        trainer = _build_trainer(spec, rank, device)
         checkpoints = CheckpointStore(spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD)
         start, best = spec.config.train.resume_from, checkpoints.best()
         # The launcher has chosen a checkpoint by name, or "latest" where there is none.
@@ -98,7 +98,7 @@ def train_state(
         )
 
 
-def _build_trainer(spec: RunSpec, device: torch.device) -> DraftTrainer:
+def _build_trainer(spec: RunSpec, rank: int, device: torch.device) -> DraftTrainer:
     import torch
 
     from spec_core.targets.target_reader import read_target_tensors
@@ -109,9 +109,9 @@ def _build_trainer(spec: RunSpec, device: torch.device) -> DraftTrainer:
     tensors = read_target_tensors(spec.target)
     counts = torch.from_numpy(spec.dataset.token_counts(spec.target.vocab_size))
     module = spec.draft.build(spec.target, tensors, counts, spec.backend.kernel)
-    strategy = spec.strategy_type(spec.config.train, device)
+    strategy = spec.strategy_type(spec.config.strategy, spec.config.train, device)
     ops = strategy.vocabulary_ops(spec.target, tensors)
-    return ShardedDraftTrainer(spec.draft, module, strategy, ops)
+    return ShardedDraftTrainer(spec.draft, module, strategy, ops, rank)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Interfaces, records, plugin loader, libraries for plugins and conformance kit. Imports without torch."""
 
 from spec_core.backend import Backend, Placement, Role
-from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig, LauncherConfig
+from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig, LauncherConfig, StrategyConfig
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.engine import Engine, EngineContext
 from spec_core.foreign import foreign_errors
@@ -11,7 +11,8 @@ from spec_core.launcher import Event, Launcher, Worker
 from spec_core.ops import VocabularyOps
 from spec_core.process_group import ProcessGroup
 from spec_core.rendezvous import Rendezvous
-from spec_core.strategy import OptimizerConfig, Strategy, TrainStep
+from spec_core.state_folder import StateFolder
+from spec_core.strategy import DataParallel, OptimizerConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.trainer import BatchShare, DraftTrainer
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
@@ -21,6 +22,7 @@ __all__ = [
     "BackendConfig",
     "BatchShare",
     "Config",
+    "DataParallel",
     "Draft",
     "DraftConfig",
     "DraftTrainer",
@@ -42,7 +44,9 @@ __all__ = [
     "Proposer",
     "Rendezvous",
     "Role",
+    "StateFolder",
     "Strategy",
+    "StrategyConfig",
     "TargetSpec",
     "TargetTensors",
     "TrainStep",

@@ -57,6 +57,13 @@ class DraftConfig(Config):
     """Folder of a published draft to start from."""
 
 
+class StrategyConfig(Config):
+    """Section ``strategy``; a strategy's own options are fields of its subclass."""
+
+    name: str = "fsdp"
+    """How the trainer is parallel; a strategy plugin."""
+
+
 class EngineConfig(Config):
     """Section ``engine``; an engine's own options are fields of its subclass."""
 

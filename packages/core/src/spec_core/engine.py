@@ -3,7 +3,7 @@
 Contract (``spec_core.testing.EngineSuite`` quotes the numbers):
 
 E1  ``capture`` sends exactly one FeatureSample per request, with the request's sample id and token ids echoed,
-    to the request's destination, and nothing to any other place.
+    to each of the request's destinations, and nothing to any other place.
 E2  Layer k of the schema is the residual stream entering target layer k; k = num_layers is the input of the
     final norm. Values do not depend on which requests share a batch, beyond rounding.
 E3  The future of a capture is done when every sample was handed to its transport. An error of the target or of a

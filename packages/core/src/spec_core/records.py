@@ -88,8 +88,9 @@ class CaptureRequest:
 
     request_id: int
     input_ids: tuple[int, ...]
-    destination: str
-    """``FeatureReceiver.address`` of the trainer rank that trains this sample."""
+    destinations: tuple[str, ...]
+    """``FeatureReceiver.address`` of each trainer process that trains this sample: one, or all of a tensor-parallel
+    group."""
 
 
 @dataclass(frozen=True, kw_only=True)

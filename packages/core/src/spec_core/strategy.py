@@ -4,21 +4,30 @@ Contract (``spec_core.testing.StrategySuite`` quotes the numbers):
 
 S1  ``step`` runs each micro-batch forward and backward once, *sums* gradients over data-parallel ranks (the
     module's losses are shares of a global loss), clips by the global norm, applies the optimizer.
-S2  Parameters are kept and updated in float32 whatever the compute dtype; weights are gathered as float32.
-S3  The returned StepOutput is summed over micro-batches and data-parallel ranks: equal on every rank.
+S2  Parameters are kept and updated in float32 whatever the compute dtype. ``full_weights`` returns them as float32.
+S3  The returned StepOutput is summed over micro-batches and data-parallel ranks: equal on every process.
 S4  The number of ranks, and how a batch is cut among them, changes results only by rounding.
-S5  ``state_dict`` → ``load_state_dict`` into a fresh strategy continues exactly: the next step gives the same
-    bits. It holds model (buffers too) and optimizer, all tensors, sharded, ready for torch.distributed.checkpoint.
-S6  No collective without this strategy's own group.
+S5  ``save`` → ``load`` into a fresh strategy continues exactly: the next step gives the same bits. The state is
+    the model (buffers too), the optimizer and each process's generator (``torch.get_rng_state``). A run may resume
+    with another number of processes; a process without a saved generator keeps its own.
+S6  No collective without a group of this strategy's own.
+S7  ``data_parallel`` is a pure function of its arguments, the same before anything starts as in every process. Every
+    data-parallel rank below the size has at least one process. All processes of one data-parallel rank receive the
+    same samples, and ``step`` is called with the same micro-batches on each of them: a tensor-parallel group is one
+    data-parallel rank.
+S8  ``read_weights`` returns the model of a saved state in one process, without any group: full CPU tensors, those
+    that ``full_weights`` returned when it was saved.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from spec_core.config import Config
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from spec_core.config import Config, StrategyConfig
 from spec_core.records import Availability
 from spec_core.resource import Resource
 
@@ -30,86 +39,110 @@ if TYPE_CHECKING:
 
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput
+    from spec_core.state_folder import StateFolder
     from spec_core.target import TargetSpec, TargetTensors
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Config):
-    """AdamW over float32 masters. The learning rate comes with each step."""
+    """Settings of AdamW over float32 master weights. The learning rate comes with each step."""
 
-    dtype: str = "float32"
-    """Compute dtype of the draft: float32 or bfloat16."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip: float = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute dtype of the draft; master weights and optimizer are float32 in any case."""
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    """AdamW's decay rates of the first and the second moment."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's weight decay, on matrices only."""
+    clip: PositiveFloat = 1.0
     """Largest global gradient norm."""
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """A process's place on the data-parallel axis."""
+
+    rank: int
+    """Which share of each global batch the process trains."""
+    size: int
+    """Number of shares that a global batch is cut into."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainStep:
-    """What one optimizer step yields: summed outputs and the global gradient norm before clipping."""
+    """Result of one optimizer step: summed outputs and the global gradient norm before clipping."""
 
     output: StepOutput
     grad_norm: Tensor
 
 
 class Strategy(Resource):
-    """See the module's contract. The caller has initialised torch's default group among the trainer's ranks."""
+    """Trains a module on every process of the trainer; the module's docstring holds the contract.
+
+    The caller has initialised torch's default group among the trainer's processes.
+    """
 
     name: ClassVar[str]
     api_version: ClassVar[int]
-    Config: ClassVar[type[OptimizerConfig]] = OptimizerConfig
+    Config: ClassVar[type[StrategyConfig]] = StrategyConfig
 
-    def __init__(self, config: OptimizerConfig, device: torch.device) -> None:
+    def __init__(self, config: StrategyConfig, optimizer: OptimizerConfig, device: torch.device) -> None:
+        """Keep the section ``strategy``, the optimizer's settings and this process's device."""
         self.config = config
+        self.optimizer = optimizer
         self.device = device
 
     @classmethod
     def probe(cls) -> Availability:
+        """Return whether this machine can run the strategy; never raises."""
         return Availability(ok=True)
 
-    @property
-    @abstractmethod
-    def data_parallel(self) -> tuple[int, int]:
-        """(rank, size) of this process on the data-parallel axis."""
+    @classmethod
+    def data_parallel(cls, config: StrategyConfig, rank: int, world_size: int) -> DataParallel:
+        """Return the place of process ``rank`` of ``world_size``; by default each has a share of its own (S7).
+
+        Raise ConfigError where the strategy cannot use ``world_size`` processes.
+        """
+        return DataParallel(rank, world_size)
 
     @abstractmethod
     def attach(self, module: nn.Module, hints: ShardHints) -> None:
-        """Takes over the module (same initial weights on every rank) and builds its optimizer."""
+        """Take over the module, whose initial weights are the same on every rank, and build its optimizer."""
 
     @abstractmethod
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
-        """The frozen half of the step, on this strategy's device and in its compute dtype."""
+        """Return the frozen half of the step, on this strategy's device and in its compute dtype."""
 
     @abstractmethod
     def step(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
     ) -> TrainStep:
-        """S1–S3. Every rank passes the same number of micro-batches."""
+        """Train one optimizer step; every rank passes the same number of micro-batches (S1-S4)."""
 
     @abstractmethod
     def evaluate(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps
     ) -> StepOutput:
-        """Forward only, summed like a step's output."""
+        """Return the output of a forward pass only, summed like a step's (S3)."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """S5."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """S5."""
-
     def full_weights(self) -> dict[str, Tensor]:
-        """Model state as full CPU tensors under the module's names, on every rank (S2)."""
-        from torch.distributed.tensor import DTensor
+        """Return the model's state, buffers too, as full CPU tensors under the module's names, on every rank (S2)."""
 
-        model: dict[str, Tensor] = self.state_dict()["model"]
-        return {
-            name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu()
-            for name, value in model.items()
-        }
+    @abstractmethod
+    def save(self, folder: StateFolder) -> None:
+        """Write this process's part of the state; every process calls, with the same folder (S5)."""
+
+    @abstractmethod
+    def load(self, folder: StateFolder) -> None:
+        """Read what ``save`` wrote; every process calls. Raise ArtifactError where it is of another module (S5)."""
+
+    @classmethod
+    @abstractmethod
+    def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
+        """Return the model of a saved state as full CPU tensors, in one process without any group (S8)."""
 
     def close(self) -> None:
-        """Releases what the strategy holds; idempotent."""
+        """Release what the strategy holds; idempotent."""

@@ -130,7 +130,8 @@ class HfEngine(Engine):
             for request, hidden_TNH in zip(chosen, states, strict=True):
                 ids = torch.tensor(request.input_ids, dtype=torch.int64, device=self._device)
                 sample = FeatureSample(request_id=request.request_id, input_ids=ids, hidden_TNH=hidden_TNH)
-                self._send(self._sender(request.destination, schema), sample)
+                for destination in request.destinations:
+                    self._send(self._sender(destination, schema), sample)
 
     def _check_capture(self, schema: FeatureSchema) -> Transport:
         """Return the way to the trainers. Raise EngineError where there is none, or no such states."""

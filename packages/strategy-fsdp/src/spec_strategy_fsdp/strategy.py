@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from spec_core.errors import ArtifactError
 from spec_core.host_tensors import to_device_async
 from spec_core.strategy import Strategy, TrainStep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
 
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput
+    from spec_core.state_folder import StateFolder
     from spec_core.target import TargetSpec, TargetTensors
+
+_MODEL = "model."
 
 
 class FsdpStrategy(Strategy):
@@ -33,10 +35,6 @@ class FsdpStrategy(Strategy):
     _trained: dict[str, nn.Parameter]
     _optimizer: AdamW
 
-    @property
-    def data_parallel(self) -> tuple[int, int]:
-        return self._mesh.get_local_rank(), self._mesh.size()
-
     def attach(self, module: nn.Module, hints: ShardHints) -> None:
         import torch
         import torch.distributed as dist
@@ -46,7 +44,7 @@ class FsdpStrategy(Strategy):
         _register_step_output()
         self._mesh = init_device_mesh(self.device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
         policy = MixedPrecisionPolicy(
-            param_dtype=getattr(torch, self.config.dtype),
+            param_dtype=getattr(torch, self.optimizer.dtype),
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         )
@@ -69,7 +67,7 @@ class FsdpStrategy(Strategy):
 
         from spec_core.drafting.target_ops import TargetOps
 
-        return TargetOps(target, tensors, self.device, getattr(torch, self.config.dtype))
+        return TargetOps(target, tensors, self.device, getattr(torch, self.optimizer.dtype))
 
     def step(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
@@ -84,7 +82,7 @@ class FsdpStrategy(Strategy):
             output: StepOutput = self._module(batch, denominators, ops)
             output.loss.backward()
             outputs.append(output.detached())
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.config.clip)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.optimizer.clip)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
@@ -106,30 +104,50 @@ class FsdpStrategy(Strategy):
                 part.reshard()
         return self._sum_over_ranks(outputs)
 
-    def state_dict(self) -> dict[str, Any]:
-        optimizer = {
-            name: dict(self._optimizer.state[parameter])
-            for name, parameter in self._module.named_parameters()
-        }
-        return {"model": self._module.state_dict(), "optimizer": optimizer}
+    def full_weights(self) -> dict[str, Tensor]:
+        return {name: _full(value).detach().cpu() for name, value in self._module.state_dict().items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        own = self.state_dict()
-        for part in ("model", "optimizer"):
-            different = own[part].keys() ^ state[part].keys()
-            if different:
-                raise ArtifactError(f"checkpoint and draft differ in {part}: {', '.join(sorted(different))}")
-            _copy_into(own[part], state[part])
+    def save(self, folder: StateFolder) -> None:
+        from spec_strategy_fsdp.sharded_state import save_sharded
+
+        save_sharded(self._state(), folder, self._mesh.get_group())
+
+    def load(self, folder: StateFolder) -> None:
+        from spec_strategy_fsdp.pickled_state import is_pickled, load_pickled
+        from spec_strategy_fsdp.sharded_state import load_sharded
+
+        if is_pickled(folder):
+            load_pickled(self._state(), folder, self._mesh.get_group())
+        else:
+            load_sharded(self._state(), folder, self._mesh.get_group())
+
+    @classmethod
+    def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
+        from spec_strategy_fsdp.pickled_state import is_pickled, read_pickled
+        from spec_strategy_fsdp.sharded_state import read_full
+
+        state = read_pickled(folder, _MODEL) if is_pickled(folder) else read_full(folder, _MODEL)
+        return {name.removeprefix(_MODEL): value for name, value in state.items()}
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return the tensors that a checkpoint holds: the model's, and the optimizer's of each parameter."""
+        model = {f"{_MODEL}{name}": value for name, value in self._module.state_dict().items()}
+        optimizer = {
+            f"optimizer.{name}.{key}": value
+            for name, parameter in self._trained.items()
+            for key, value in self._optimizer.state[parameter].items()
+        }
+        return model | optimizer
 
     def _build_optimizer(self, parameters: Sequence[nn.Parameter]) -> AdamW:
         import torch
 
         groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.config.weight_decay},
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.optimizer.weight_decay},
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(
-            groups, lr=0.0, betas=self.config.betas, eps=self.config.eps, fused=True
+            groups, lr=0.0, betas=self.optimizer.betas, eps=self.optimizer.eps, fused=True
         )
         for parameter in parameters:
             # AdamW makes its state in the first step; a checkpoint must have tensors to load into before that.
@@ -176,14 +194,3 @@ def _full(value: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _copy_into(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    import torch
-
-    with torch.no_grad():
-        for name, value in own.items():
-            if isinstance(value, dict):
-                _copy_into(value, saved[name])
-            else:
-                value.copy_(saved[name])

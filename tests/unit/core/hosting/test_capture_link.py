@@ -52,7 +52,9 @@ def receiver() -> Iterator[FeatureReceiver]:
 
 
 def request(request_id: int, destination: str, num_tokens: int = 3) -> CaptureRequest:
-    return CaptureRequest(request_id=request_id, input_ids=tuple(range(num_tokens)), destination=destination)
+    return CaptureRequest(
+        request_id=request_id, input_ids=tuple(range(num_tokens)), destinations=(destination,)
+    )
 
 
 def states(num_tokens: int = 3) -> torch.Tensor:

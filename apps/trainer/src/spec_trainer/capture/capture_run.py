@@ -67,7 +67,7 @@ def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
         global_batch_tokens=max(1, config.capture.shard_bytes // sample_bytes(parts.schema, 1)),
         shuffle=False,
         seed=0,
-        ranks=1,
+        data_parallel_ranks=(0,),
         accumulation=1,
         capture_tokens=config.engine.batch_tokens,
         total_steps=None,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -18,16 +17,12 @@ from pydantic import Field
 from spec_core.config import Config, validate
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.foreign import foreign_errors, parse_json_object, read_bytes
+from spec_core.state_folder import new_digest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-META_FILE, CONFIG_FILE, INDEX_FILE = "meta.json", "config.yaml", "state/index.json"
-PICKLED_INDEX_FILE = "state/.metadata"
-"""What earlier versions wrote in place of ``INDEX_FILE``, and without digests."""
-
-new_digest = functools.partial(hashlib.blake2b, digest_size=16)
-"""The one checksum of checkpoints; the checksum of feature folders, too."""
+META_FILE, CONFIG_FILE, STATE_FOLDER = "meta.json", "config.yaml", "state"
 
 _STEP = re.compile(r"step-\d+")
 
@@ -53,9 +48,7 @@ class CheckpointMeta(Config):
 def read_meta(folder: Path) -> CheckpointMeta:
     """Return what ``meta.json`` says; ArtifactError if the folder is no checkpoint, or that file is damaged."""
     file = folder / META_FILE
-    if not file.is_file() or not any(
-        (folder / index).is_file() for index in (INDEX_FILE, PICKLED_INDEX_FILE)
-    ):
+    if not file.is_file() or not (folder / STATE_FOLDER).is_dir():
         raise ArtifactError(
             f"{folder} is not a checkpoint: expected a step-N folder with meta.json and state/"
         )
@@ -67,7 +60,7 @@ def read_meta(folder: Path) -> CheckpointMeta:
     except ConfigError as error:
         raise ArtifactError(f"{file} is damaged: {error}") from error
     # The text, not what it means: no byte may change unnoticed.
-    if (folder / INDEX_FILE).is_file() and content != meta.to_json().encode():
+    if meta.files and content != meta.to_json().encode():
         raise ArtifactError(f"{file} is damaged: its checksum differs")
     return meta
 
@@ -95,16 +88,6 @@ def step_folders(root: Path) -> list[Path]:
 
 def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
-
-
-def write_synced(file: Path, text: str) -> str:
-    """Write a file and see it on the disk; return its digest."""
-    content = text.encode()
-    with file.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return new_digest(content).hexdigest()
 
 
 def _digest_of(file: Path) -> str:

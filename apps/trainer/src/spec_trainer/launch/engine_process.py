@@ -40,8 +40,8 @@ def run(stack: ExitStack, channel: ControlChannel, order: Record) -> None:
         if record["kind"] == "stop":
             return
         requests = [
-            CaptureRequest(request_id=request_id, input_ids=tuple(ids), destination=destination)
-            for request_id, ids, destination in record["requests"]
+            CaptureRequest(request_id=request_id, input_ids=tuple(ids), destinations=tuple(destinations))
+            for request_id, ids, destinations in record["requests"]
         ]
         done = engine.capture(requests, parts.schema)
         done.add_done_callback(functools.partial(_report, channel, record["batch"]))

@@ -67,7 +67,7 @@ class RemoteEngine:
         self.child.tell(
             "capture",
             batch=self._next,
-            requests=[[request.request_id, request.input_ids, request.destination] for request in requests],
+            requests=[[request.request_id, request.input_ids, request.destinations] for request in requests],
         )
         self._next += 1
         return future

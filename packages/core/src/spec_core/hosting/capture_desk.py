@@ -108,7 +108,7 @@ class CaptureDesk(Resource):
                 "key": key,
                 "request_id": request.request_id,
                 "ids": request.input_ids,
-                "to": request.destination,
+                "to": request.destinations,
             }
             for key, request in expected.items()
         ]

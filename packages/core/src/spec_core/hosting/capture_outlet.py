@@ -146,7 +146,8 @@ class CaptureOutlet(Resource):
             hidden_TNH=hidden_TNH,
         )
         # The ticket is not awaited: nobody writes to these states again, and the transport holds them while it must.
-        self._sender(order["to"]).send(sample, self._send_timeout_s)
+        for destination in order["to"]:
+            self._sender(destination).send(sample, self._send_timeout_s)
 
     def _order(self, key: int) -> Record:
         """What the desk said of ``key``; it did so before the engine got the request, so it is here or on its way."""

@@ -115,11 +115,11 @@ class EngineSuite(ConformanceSuite):
     def test_e1_one_sample_per_request_at_its_destination(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
-        """E1: each request gives one sample, ids echoed, at its destination, and nothing anywhere else."""
+        """E1: each request gives one sample, ids echoed, at each of its destinations, and nothing anywhere else."""
         requests = _requests(engine, [r.address for r in receivers])
         engine.capture(requests, schema).result(LIMIT_S)
         for receiver in receivers:
-            wanted = {r.request_id: r.input_ids for r in requests if r.destination == receiver.address}
+            wanted = {r.request_id: r.input_ids for r in requests if receiver.address in r.destinations}
             got = _drain(receiver, len(wanted))
             assert {s.request_id: tuple(s.input_ids.tolist()) for s in got} == wanted
             with pytest.raises(DeadlineExceeded):
@@ -166,7 +166,7 @@ class EngineSuite(ConformanceSuite):
     ) -> None:
         """E3: a token that the target does not have is an error of the future; the engine serves on."""
         impossible = CaptureRequest(
-            request_id=0, input_ids=(engine.target.vocab_size,), destination=receivers[0].address
+            request_id=0, input_ids=(engine.target.vocab_size,), destinations=(receivers[0].address,)
         )
         assert isinstance(engine.capture([impossible], schema).exception(LIMIT_S), SpecError)
         engine.capture(_requests(engine, [receivers[0].address]), schema).result(LIMIT_S)
@@ -291,11 +291,10 @@ class EngineSuite(ConformanceSuite):
 
 
 def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:
-    """Samples of many lengths, one token among them, dealt to the destinations."""
+    """Return samples of many lengths, one token among them, dealt to the destinations; some go to all of them."""
+    dealt = [tuple(destinations), *((destination,) for destination in destinations)] * 6
     return [
-        CaptureRequest(
-            request_id=100 + index, input_ids=tuple(ids), destination=destinations[index % len(destinations)]
-        )
+        CaptureRequest(request_id=100 + index, input_ids=tuple(ids), destinations=dealt[index])
         for index, ids in enumerate(_token_rows(engine, (5, 1, 17, 9, 3, 30)))
     ]
 

@@ -1,4 +1,4 @@
-"""StrategySuite: the contract of spec_core.strategy (S1–S6) as tests, with a toy module and real processes.
+"""StrategySuite: the contract of spec_core.strategy (S1–S8) as tests, with a toy module and real processes.
 
 ::
 
@@ -22,7 +22,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from spec_core.strategy import OptimizerConfig, Strategy
+from spec_core.config import StrategyConfig
+from spec_core.state_folder import StateFolder
 from spec_core.testing.conformance import ConformanceSuite, run_python, sources
 from spec_core.testing.reference import reference_backend
 from spec_core.testing.toy_training import (
@@ -33,6 +34,7 @@ from spec_core.testing.toy_training import (
     assert_close,
     compare_vocabulary_ops,
     evaluate_then_step,
+    load_into_another_module,
     reference,
     run,
     spawn,
@@ -42,10 +44,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core.backend import Backend
+    from spec_core.strategy import Strategy
 
 _COLLECTIVES = {
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "broadcast",
-    "broadcast_object_list", "barrier", "reduce_scatter", "reduce_scatter_tensor", "save", "load",
+    "broadcast_object_list", "barrier", "gather_object", "reduce_scatter", "reduce_scatter_tensor",
 }  # fmt: skip
 
 
@@ -54,6 +57,8 @@ class StrategySuite(ConformanceSuite):
 
     backend: ClassVar[type[Backend] | None] = None
     """Where the suite runs: its devices and its ``dist_backend``; by default the reference backend."""
+    options: ClassVar[dict[str, object]] = {}
+    """Values of section ``strategy`` that the suite runs with; by default the strategy's own defaults."""
 
     @pytest.fixture
     def strategy(self) -> type[Strategy]:
@@ -61,12 +66,12 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.fixture
     def plan(self, strategy: type[Strategy], tmp_path: Path) -> Plan:
-        return Plan(strategy, self.backend or type(reference_backend()), tmp_path)
+        return Plan(strategy, self.backend or type(reference_backend()), tmp_path, options=self.options)
 
     def test_imports_without_torch(self, strategy: type[Strategy]) -> None:
-        """The entry-point module imports without torch, and Config derives from OptimizerConfig."""
+        """The entry-point module imports without torch, and Config derives from StrategyConfig."""
         run_python(f"import importlib; importlib.import_module({strategy.__module__!r})", blocked=["torch"])
-        assert issubclass(strategy.Config, OptimizerConfig)
+        assert issubclass(strategy.Config, StrategyConfig)
 
     def test_s1_equals_a_plain_loop(self, plan: Plan) -> None:
         """S1: forward and backward once per micro-batch, summed gradients, clipped by the global norm, AdamW."""
@@ -104,13 +109,14 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_s5_resumes_to_the_bit(self, plan: Plan, world_size: int) -> None:
-        """S5: saved by torch.distributed.checkpoint and loaded into a fresh strategy with other weights, the next
-        step gives the same bits; buffers come along."""
+        """S5: loaded into a fresh strategy with other weights, the next step gives the same bits; buffers and each
+        process's generator come along."""
         saved = plan.folder / "saved"
         saving = replace(plan, save_to=saved)
         for went_on, resumed in run(world_size, saving, replace(plan, steps=1, seed=5, resume_from=saved)):
             assert resumed.losses[-1] == went_on.losses[-1]
             assert resumed.weights == went_on.weights
+            assert resumed.drawn == went_on.drawn
             assert load(resumed.weights).keys() == ToyDraft(0).state_dict().keys()
 
     def test_s5_loads_at_another_world_size(self, plan: Plan) -> None:
@@ -121,8 +127,30 @@ class StrategySuite(ConformanceSuite):
         assert resumed.loaded == went_on.loaded
         assert_close(resumed, went_on)
 
+    def test_s5_another_module_is_refused(self, plan: Plan) -> None:
+        """S5: a state that lacks tensors of the module, or has others, ends in ArtifactError."""
+        assert spawn(load_into_another_module, 1, [replace(plan, save_to=plan.folder / "saved")]) == [[True]]
+
+    def test_s7_data_parallel_is_a_pure_function(self, plan: Plan) -> None:
+        """S7: every data-parallel rank has a process, and the size is the same for all."""
+        for world_size in (2, 4):
+            places = [
+                plan.strategy.data_parallel(plan.config, rank, world_size) for rank in range(world_size)
+            ]
+            assert {place.rank for place in places} == set(range(places[0].size))
+            assert {place.size for place in places} == {places[0].size}
+
+    def test_s8_weights_are_read_without_a_group(self, plan: Plan) -> None:
+        """S8: one process reads the full weights that two processes saved."""
+        saved = plan.folder / "saved"
+        ((report,), _) = run(2, replace(plan, save_to=saved))
+        read = plan.strategy.read_weights(StateFolder(saved))
+        expected = load(report.loaded)
+        assert read.keys() == expected.keys()
+        assert all(torch.equal(read[name], value) for name, value in expected.items())
+
     def test_s6_names_the_group_of_every_collective(self, strategy: type[Strategy]) -> None:
-        """S6: in the plugin's source no collective, and no checkpoint call, leaves its group out."""
+        """S6: in the plugin's source no collective leaves its group out."""
         spec = importlib.util.find_spec(strategy.__module__)
         assert spec is not None
         calls = [
@@ -145,14 +173,13 @@ class StrategySuite(ConformanceSuite):
 
 
 def _ungrouped(tree: ast.Module) -> list[int]:
-    """Lines that call a collective of torch.distributed, or its checkpoint, without a group."""
+    """Return the lines that call a collective of torch.distributed without a group."""
     return [
         node.lineno
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in _COLLECTIVES
-        and ast.unparse(node.func.value)
-        in {"dist", "dcp", "torch.distributed", "torch.distributed.checkpoint"}
+        and ast.unparse(node.func.value) in {"dist", "torch.distributed"}
         and not {keyword.arg for keyword in node.keywords} & {"group", "process_group"}
     ]

@@ -15,7 +15,9 @@ from safetensors.torch import load, save
 from torch import nn
 from torch.nn import functional as F
 
+from spec_core.errors import ArtifactError
 from spec_core.records import FeatureSchema, ShardHints, StepOutput
+from spec_core.state_folder import StateFolder
 from spec_core.strategy import OptimizerConfig, Strategy
 from spec_core.testing.processes import run_ranks
 from spec_core.testing.toy_target import ToySample, toy_batch, toy_target, toy_tensors
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.backend import Backend
+    from spec_core.config import StrategyConfig
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_core.testing.processes import Rank
@@ -80,9 +83,16 @@ class Plan:
     seed: int = 0
     lr: float = LR
     optimizer: dict[str, object] = field(default_factory=lambda: dict(OPTIMIZER))
+    options: dict[str, object] = field(default_factory=dict[str, object])
+    """Values of section ``strategy``."""
     resume_from: Path | None = None
     save_to: Path | None = None
     """A checkpoint written after ``steps``; one more step follows."""
+
+    @property
+    def config(self) -> StrategyConfig:
+        """The section ``strategy``."""
+        return self.strategy.Config.model_validate({"name": self.strategy.name, **self.options})
 
 
 @dataclass
@@ -95,6 +105,8 @@ class Report:
     )
     grad_norms: list[float] = field(default_factory=list[float])
     loaded: bytes = b""
+    drawn: list[float] = field(default_factory=list[float])
+    """Random numbers drawn right after the state was saved or loaded."""
     weights: bytes = b""
     """Safetensors: a tensor of a rank that has ended could not be read."""
 
@@ -118,8 +130,8 @@ def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan],
     )
     results: list[Any] = []
     for plan in plans:
-        config = plan.strategy.Config.model_validate(plan.optimizer)
-        with plan.strategy(config, device) as strategy:
+        optimizer = OptimizerConfig.model_validate(plan.optimizer)
+        with plan.strategy(plan.config, optimizer, device) as strategy:
             strategy.attach(ToyDraft(plan.seed), ShardHints(blocks=("block",)))
             results.append(act(strategy, plan))
         strategy.close()  # once more: idempotent
@@ -130,12 +142,16 @@ def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan],
 def train(strategy: Strategy, plan: Plan) -> Report:
     report = Report()
     if plan.resume_from is not None:
-        _load(strategy, plan.resume_from)
+        strategy.load(StateFolder(plan.resume_from))
         report.loaded = save(strategy.full_weights())
+        report.drawn = torch.rand(3).tolist()
     for _ in range(plan.steps):
         _step(strategy, plan, report)
     if plan.save_to is not None:
-        _save(strategy, plan.save_to)
+        plan.save_to.mkdir(exist_ok=True)
+        torch.manual_seed(torch.distributed.get_rank())
+        strategy.save(StateFolder(plan.save_to))
+        report.drawn = torch.rand(3).tolist()
         report.loaded = save(strategy.full_weights())
         _step(strategy, plan, report)
     report.weights = save(strategy.full_weights())
@@ -150,27 +166,6 @@ def _step(strategy: Strategy, plan: Plan, report: Report) -> None:
     report.grad_norms.append(done.grad_norm.item())
 
 
-def _save(strategy: Strategy, folder: Path) -> None:
-    from torch.distributed.checkpoint import state_dict_saver
-
-    state_dict_saver.save(
-        strategy.state_dict(), checkpoint_id=folder, process_group=torch.distributed.group.WORLD
-    )
-
-
-def _load(strategy: Strategy, folder: Path) -> None:
-    from torch.distributed.checkpoint import state_dict_loader
-
-    # A copy: loaded into the strategy's own tensors, load_state_dict would have nothing left to do.
-    state = _cloned(strategy.state_dict())
-    state_dict_loader.load(state, checkpoint_id=folder, process_group=torch.distributed.group.WORLD)
-    strategy.load_state_dict(state)
-
-
-def _cloned(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: _cloned(value) if isinstance(value, dict) else value.clone() for key, value in state.items()}
-
-
 def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bool]:
     before = save(strategy.full_weights())
     batches, denominators = _share(strategy, 2)
@@ -178,6 +173,23 @@ def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bo
     after = save(strategy.full_weights())
     done = strategy.step(batches, denominators, _ops(strategy, plan), plan.lr)
     return evaluated.loss.item(), done.output.loss.item(), before == after
+
+
+def load_into_another_module(strategy: Strategy, plan: Plan) -> bool:
+    """Return whether a saved state is refused by a module with one more parameter."""
+    assert plan.save_to is not None
+    plan.save_to.mkdir(exist_ok=True)
+    strategy.save(StateFolder(plan.save_to))
+    optimizer = OptimizerConfig.model_validate(plan.optimizer)
+    module = ToyDraft(plan.seed)
+    module.more = nn.Linear(2, 2)
+    with plan.strategy(plan.config, optimizer, strategy.device) as other:
+        other.attach(module, ShardHints(blocks=("block",)))
+        try:
+            other.load(StateFolder(plan.save_to))
+        except ArtifactError:
+            return True
+    return False
 
 
 def compare_vocabulary_ops(strategy: Strategy, plan: Plan) -> bool:
@@ -217,9 +229,11 @@ def _samples() -> list[ToySample]:
 
 
 def _share(strategy: Strategy, micro_batches: int) -> tuple[list[DraftBatch], Tensor]:
-    """This rank's part of the one global batch: every ``size``-th sample, dealt to ``micro_batches``."""
-    rank, size = strategy.data_parallel
-    cuts = [_samples()[rank::size][index::micro_batches] for index in range(micro_batches)]
+    """Return this rank's part of the one global batch: every ``size``-th sample, dealt to ``micro_batches``."""
+    place = strategy.data_parallel(
+        strategy.config, torch.distributed.get_rank(), torch.distributed.get_world_size()
+    )
+    cuts = [_samples()[place.rank :: place.size][index::micro_batches] for index in range(micro_batches)]
     return [toy_batch(cut, SCHEMA, width=2).to(strategy.device) for cut in cuts], _denominators()
 
 
