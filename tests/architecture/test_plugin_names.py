@@ -21,9 +21,9 @@ ALLOWED = {
     # Defaults: what a configuration that names no plugin asks for.
     (f"{CORE}/config.py", "cpu"),
     (f"{CORE}/config.py", "eagle3"),
+    (f"{CORE}/config.py", "fsdp"),
     (f"{CORE}/config.py", "hf"),
     (f"{CORE}/config.py", "local"),
-    (f"{APPLICATION}/config.py", "fsdp"),
     (f"{APPLICATION}/evaluation/request.py", "cpu"),
     (f"{APPLICATION}/evaluation/request.py", "hf"),
     (f"{APPLICATION}/regeneration/request.py", "cpu"),
@@ -32,10 +32,6 @@ ALLOWED = {
     (f"{APPLICATION}/cli.py", "eagle3"),
     (f"{APPLICATION}/cli.py", "hf"),
     (f"{APPLICATION}/quickstart/run.py", "cpu"),
-    (f"{APPLICATION}/resolve.py", "cpu"),
-    (f"{APPLICATION}/resolve.py", "eagle3"),
-    (f"{APPLICATION}/resolve.py", "hf"),
-    (f"{APPLICATION}/resolve.py", "local"),
     # torch's word for the type of a device.
     (f"{CORE}/backend.py", "cpu"),
     (f"{CORE}/testing/backend_suite.py", "cpu"),

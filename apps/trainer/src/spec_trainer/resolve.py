@@ -32,12 +32,13 @@ _PATHS = (
     ("draft", "init_from"),
 )
 _SECTIONS = {
-    "backend": (Backend, "cpu"),
-    "draft": (Draft, "eagle3"),
-    "strategy": (Strategy, "fsdp"),
-    "engine": (Engine, "hf"),
-    "launcher": (Launcher, "local"),
+    "backend": Backend,
+    "draft": Draft,
+    "strategy": Strategy,
+    "engine": Engine,
+    "launcher": Launcher,
 }
+"""Interface of each section that names a plugin."""
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
@@ -151,8 +152,8 @@ def _anchor(values: dict[str, Any]) -> None:
 def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[str, Any]]:
     check_moved_keys(values, source)
     types = {
-        section: plugins.load_available(interface, _plugin_name(values, section, default))
-        for section, (interface, default) in _SECTIONS.items()
+        section: plugins.load_available(interface, _plugin_name(values, section, _default_name(interface)))
+        for section, interface in _SECTIONS.items()
     }
     model = run_config_type(**{section: types[section].Config for section in _SECTIONS})
     _place(values, types["engine"])
@@ -202,6 +203,11 @@ def resolve_target(name: str) -> Path:
         raise TargetError(
             f"target {name!r} is neither a folder nor a model that the hub gives ({type(error).__name__})"
         ) from error
+
+
+def _default_name(interface: type[Any]) -> str:
+    """Return the plugin that a configuration without a name means."""
+    return interface.Config.model_fields["name"].default
 
 
 def _plugin_name(values: Mapping[str, Any], section: str, default: str) -> str:

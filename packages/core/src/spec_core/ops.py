@@ -1,7 +1,7 @@
 """VocabularyOps: the frozen, vocabulary-wide half of a draft's step.
 
 The target's embedding, head and final norm never become parameters of the draft: they live here, outside
-sharding, checkpoints, optimizer and weight sync. On one device the implementation is plain
+sharding, checkpoints and optimizer. On one device the implementation is plain
 (``spec_core.drafting.target_ops.TargetOps``); a tensor-parallel strategy supplies one whose vocabulary axis is
 sharded.
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError, RunError
-from spec_core.foreign import foreign_errors, read_json_object
+from spec_core.foreign import foreign_errors, read_bytes, read_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ class StateFolder:
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write a safetensors file; tensors come to the CPU one at a time, so any device's will do."""
         for key, tensor in tensors.items():
-            if dtype_name(tensor) not in _CODES:
+            if _dtype_name(tensor) not in _CODES:
                 raise RunError(f"{key} is no tensor of a dtype that a checkpoint holds: {', '.join(_CODES)}")
         # Largest items first, so that each tensor is aligned.
         ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
@@ -81,13 +81,16 @@ class StateFolder:
         with self.open_tensors(name) as tensors:
             return {key: tensors.get_tensor(key) for key in tensors.keys()}  # noqa: SIM118 (it is no mapping)
 
+    def read_bytes(self, name: str) -> bytes:
+        """Return the content of a file of at most 64 MiB."""
+        return read_bytes(self.path / name, ArtifactError)
+
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the object of a JSON file."""
         return read_json_object(self.path / name, ArtifactError)
 
 
-def dtype_name(tensor: Tensor) -> str:
-    """Return a tensor's dtype as safetensors files and indexes write it, such as ``float32``."""
+def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -115,7 +118,7 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
     for key, tensor in tensors.items():
         start, end = end, end + tensor.nbytes
         entries[key] = {
-            "dtype": _CODES[dtype_name(tensor)], "shape": list(tensor.shape), "data_offsets": [start, end],
+            "dtype": _CODES[_dtype_name(tensor)], "shape": list(tensor.shape), "data_offsets": [start, end],
         }  # fmt: skip
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)

@@ -1,4 +1,4 @@
-"""DraftTrainer: whatever trains a draft. The loop, checkpoints and weight sync know only this interface.
+"""DraftTrainer: whatever trains a draft. The loop and checkpoints know only this interface.
 
 Contract:
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
 
+from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
-from spec_core.foreign import foreign_errors, read_bytes
 from spec_strategy_fsdp.sharded_state import check_names, copy_overlap
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.checkpoint import Metadata
 
-    from spec_core.state_folder import StateFolder
+    from spec_core import StateFolder
 
 PICKLED_INDEX_FILE = ".metadata"
 """What earlier versions wrote in place of ``index.json``, and without digests."""
@@ -85,7 +85,7 @@ class _PickledReader(FileSystemReader):
         """Raise ArtifactError where the index is damaged or names more than a checkpoint of tensors needs."""
         super().__init__(folder.path)
         file = folder.path / PICKLED_INDEX_FILE
-        content = read_bytes(file, ArtifactError)
+        content = folder.read_bytes(PICKLED_INDEX_FILE)
         with foreign_errors(ArtifactError, f"{file} is damaged"):
             self._metadata: Metadata = _IndexUnpickler(io.BytesIO(content)).load()
             self._metadata.state_dict_metadata.items()

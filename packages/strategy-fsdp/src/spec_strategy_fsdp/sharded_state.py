@@ -13,17 +13,15 @@ import torch.distributed as dist
 from pydantic import Field, TypeAdapter
 from torch.distributed.tensor import DTensor
 
-from spec_core.config import Config
+from spec_core import Config, foreign_errors
 from spec_core.errors import ArtifactError
-from spec_core.foreign import foreign_errors
-from spec_core.state_folder import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from spec_core.state_folder import StateFolder
+    from spec_core import StateFolder
 
 INDEX_FILE = "index.json"
 _GENERATOR = "generator.rank-"
@@ -68,7 +66,8 @@ def save_sharded(state: Mapping[str, Tensor], folder: StateFolder, group: dist.P
     for name, value in mine.items():
         local, offset = _local(value)
         part = Part(offset=offset, shape=tuple(local.shape), file=f"state/{file}")
-        entries[name] = IndexEntry(dtype=dtype_name(value), shape=tuple(value.shape), parts=(part,))
+        dtype = str(value.dtype).removeprefix("torch.")
+        entries[name] = IndexEntry(dtype=dtype, shape=tuple(value.shape), parts=(part,))
         tensors[_key(name, offset)] = local
     folder.write_tensors(file, tensors)
     everyones: list[Index] = [{}] * dist.get_world_size(group)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core.host_tensors import to_device_async
-from spec_core.strategy import Strategy, TrainStep
+from spec_core import Strategy, TrainStep, to_device_async
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,10 +14,8 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.optim import AdamW
 
-    from spec_core.ops import VocabularyOps
+    from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput
-    from spec_core.state_folder import StateFolder
-    from spec_core.target import TargetSpec, TargetTensors
 
 _MODEL = "model."
 
@@ -65,7 +62,7 @@ class FsdpStrategy(Strategy):
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
         import torch
 
-        from spec_core.drafting.target_ops import TargetOps
+        from spec_core.drafting import TargetOps
 
         return TargetOps(target, tensors, self.device, getattr(torch, self.optimizer.dtype))
 
