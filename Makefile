@@ -8,18 +8,21 @@ RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/pytho
 MEMBERS := packages/core $(filter-out packages/core,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))) apps/trainer
 EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 
-.PHONY: help install quickstart test test-engines test-ascend check bench mutations mutations-ascend clean
+.PHONY: help install environments quickstart test test-engines test-ascend check bench mutations mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 install: $(VENV)/installed ## make the local environment
 
+environments: $(ENGINES)/installed $(ASCEND)/installed ## make the environments of test-engines and test-ascend
+
 quickstart: install ## train a tiny target and a draft for it, end to end, with a report
 	$(BIN)/spec-trainer quickstart
 
+# Whole runs wait about as much as they compute: four workers keep two cores busy.
 test: install ## all tests
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder
 
 test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own
 	$(ENGINES)/bin/pytest tests/engines -n 2 --dist loadfile

@@ -21,18 +21,29 @@ if TYPE_CHECKING:
 CommandLine = Callable[..., "Outcome"]
 
 HERE = Path(__file__).parent
+UNDISTURBED = "the undisturbed run"
 OF_THE_UNDISTURBED_RUN = ("test_faults", "test_intruder", "test_resume", "test_topologies")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Among several workers, a file's tests share one, so that what they share is made once; so do the files that
-    compare with the run that nothing disturbed."""
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Give a file's tests one of several workers, so that what they share is made once; the same for the files that
+    compare with the run that nothing disturbed. These begin first and other long groups next: short tests fill the
+    end."""
     for item in items:
         if item.path.parent == HERE and item.get_closest_marker("xdist_group") is None:
             name = item.path.stem
-            group = "the undisturbed run" if name in OF_THE_UNDISTURBED_RUN else name
+            group = UNDISTURBED if name in OF_THE_UNDISTURBED_RUN else name
             item.add_marker(pytest.mark.xdist_group(group))
+    if config.getoption("loadgroup", False):
+        items.sort(key=_place_among_workers)
+
+
+def _place_among_workers(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("xdist_group")
+    if marker is None:
+        return 2
+    return 0 if marker.args == (UNDISTURBED,) else 1
 
 
 @dataclass(frozen=True)
