@@ -14,7 +14,7 @@ from spec_backend_cuda.allocator import allocator_settings
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_backend_cuda.mps import MpsDaemon
 from spec_backend_cuda.nvml import DriverMissing, Gpu, Inventory
-from spec_core.config import read_layers, validate
+from spec_core.config import read_configuration, validate
 from spec_core.errors import ConfigError
 from spec_core.testing.conformance import run_python
 
@@ -188,7 +188,7 @@ def test_mps_is_for_colocated_runs_that_want_it(placement, mps, monkeypatch, cap
 
 
 def test_off_is_a_word_also_where_yaml_reads_it_as_false():
-    given = read_layers(None, {}, ["mps=off", "ipc=off"])
+    given = read_configuration(None, {}, ["mps=off", "ipc=off"])
     assert (given["mps"], given["ipc"]) == (False, False)
     backend = cuda(**given)
     assert (backend.config.mps, backend.config.ipc) == ("off", "off")

@@ -13,7 +13,7 @@ from spec_core.config import (
     DraftConfig,
     EngineConfig,
     dump_yaml,
-    read_layers,
+    read_configuration,
     read_resolved,
     validate,
 )
@@ -46,7 +46,7 @@ def resolve(tmp_path: Path, text: str | None = None, *words: str, **flags: objec
     if text is not None:
         file = tmp_path / "run.yaml"
         file.write_text(text)
-    return validate(Run, read_layers(file, flags, words), "run.yaml")
+    return validate(Run, read_configuration(file, flags, words), "run.yaml")
 
 
 def refusal(tmp_path: Path, text: str | None = None, *words: str, **flags: object) -> str:
@@ -163,7 +163,7 @@ def test_binary_file_is_not_yaml(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_bytes(b"\xff\xfe\x00target")
     with pytest.raises(ConfigError, match=r"run\.yaml is not YAML"):
-        read_layers(file, {}, [])
+        read_configuration(file, {}, [])
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_binary_file_is_not_yaml(tmp_path):
 )
 def test_file_that_cannot_be_read_is_named(tmp_path, name, reason):
     with pytest.raises(ConfigError, match=f"^{tmp_path / name} {reason}"):
-        read_layers(tmp_path / name, {}, [])
+        read_configuration(tmp_path / name, {}, [])
 
 
 def test_empty_file_is_an_empty_mapping(tmp_path):
@@ -225,7 +225,7 @@ def test_a_key_of_endless_depth_is_refused(tmp_path):
 def test_a_number_that_json_cannot_write_is_refused(tmp_path):
     for key in ("train.steps", "draft"):
         with pytest.raises(ConfigError, match=r"^configuration does not merge: Exceeds the limit \(4300"):
-            read_layers(None, {}, [f"{key}=0x" + "f" * 5_000])
+            read_configuration(None, {}, [f"{key}=0x" + "f" * 5_000])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_file_that_would_break_a_parser_is_one_line(tmp_path, text, expected):
 def test_a_pipe_is_no_configuration(tmp_path):
     os.mkfifo(tmp_path / "run.yaml")
     with pytest.raises(ConfigError, match=r"run\.yaml is not a regular file"):
-        read_layers(tmp_path / "run.yaml", {}, [])
+        read_configuration(tmp_path / "run.yaml", {}, [])
 
 
 @pytest.mark.parametrize("text", ["", " "])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spec_core.config import read_layers
+from spec_core.config import read_configuration
 from spec_core.errors import ConfigError
 from spec_core.references import resolve_references
 
@@ -12,7 +12,7 @@ from spec_core.references import resolve_references
 def test_a_reference_is_the_other_keys_value_whatever_its_type(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("a: {b: 3, c: [1, x]}\nd: ${a.b}\ne: ${a}\nf: n-${a.b}-${g}\ng: ${d}\n")
-    assert read_layers(file, {}, ["h=${a.c}"]) == {
+    assert read_configuration(file, {}, ["h=${a.c}"]) == {
         "a": {"b": 3, "c": [1, "x"]},
         "d": 3,
         "e": {"b": 3, "c": [1, "x"]},
@@ -50,7 +50,7 @@ def test_anything_but_a_key_is_refused(tmp_path, monkeypatch, value, layer):
     with pytest.raises(
         ConfigError, match=r"does not read the environment: .* such as target=\$NAME"
     ) as caught:
-        read_layers(file, flags, words)
+        read_configuration(file, flags, words)
     assert "secret" not in str(caught.value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from spec_trainer.progress import StepProgress, describe
+from spec_trainer.progress import StepProgress, step_note
 
 RECORD = {
     "step": 3, "loss": 3.21049, "acceptance_length": 1.844, "tokens_per_s": 5120.4,
@@ -13,8 +13,8 @@ RECORD = {
 
 
 def test_record_in_words():
-    assert describe(RECORD) == "loss 3.210  tau 1.84  5,120 tok/s  waits 25 % for features (trainer-bound)"
-    slow = describe({**RECORD, "time_data_s": 9.0})
+    assert step_note(RECORD) == "loss 3.210  tau 1.84  5,120 tok/s  waits 25 % for features (trainer-bound)"
+    slow = step_note({**RECORD, "time_data_s": 9.0})
     assert slow.endswith("waits 75 % for features (engine-bound)")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from spec_core.errors import ConfigError, TargetError
 from spec_trainer.dispatch import sample_bytes
-from spec_trainer.plan_command import describe
+from spec_trainer.plan_command import describe_run
 from spec_trainer.resolve import resolve, resolve_config, resolve_parts, resolve_target
 
 
@@ -47,7 +47,7 @@ def test_home_is_understood(tmp_path, monkeypatch):
 def test_nothing_is_created(resolved, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     run = resolved()
-    describe(run)
+    describe_run(run)
     assert sorted(tmp_path.rglob("*")) == before
     assert not run.directory.root.exists()
 
@@ -85,7 +85,7 @@ def test_window_holds_samples_that_are_longer_than_a_global_batch(resolved):
 
 
 def test_description_counts_what_there_is(resolved, tiny_llama):
-    document = describe(resolved("train.global_batch_tokens=50", "data.eval_samples=2"))
+    document = describe_run(resolved("train.global_batch_tokens=50", "data.eval_samples=2"))
     assert document["target"] == str(tiny_llama)
     assert (document["samples"], document["held_out_samples"]) == (18, 2)
     assert document["tokens_per_epoch"] == 180

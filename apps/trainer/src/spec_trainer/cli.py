@@ -85,7 +85,7 @@ class RunFlags:
 _NO_FLAGS = RunFlags()
 
 
-def train(*overrides: str, flags: RunFlags = _NO_FLAGS) -> None:
+def train_command(*overrides: str, flags: RunFlags = _NO_FLAGS) -> None:
     """Train a draft (the default command). The same command again resumes the run.
 
     Parameters
@@ -101,8 +101,8 @@ def train(*overrides: str, flags: RunFlags = _NO_FLAGS) -> None:
     _print(f"draft: {summary['draft']}\nreport: {run.directory.report}")
 
 
-app.default(train)
-app.command(train, name="train")
+app.default(train_command)
+app.command(train_command, name="train")
 
 
 @app.command
@@ -114,9 +114,9 @@ def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) ->
     overrides
         Configuration keys, such as train.lr=1e-4.
     """
-    from spec_trainer.plan_command import describe
+    from spec_trainer.plan_command import describe_run
 
-    _print_document(describe(_resolve(overrides, flags)), as_json)
+    _print_document(describe_run(_resolve(overrides, flags)), as_json)
 
 
 @app.command
@@ -128,8 +128,8 @@ def plugins(*, as_json: Json = False) -> None:
     print(json.dumps(rows, indent=2)) if as_json else print_table(rows)
 
 
-@app.command
-def check(*, backend: str = "cpu", as_json: Json = False) -> None:
+@app.command(name="check")
+def check_command(*, backend: str = "cpu", as_json: Json = False) -> None:
     """Self-test of a backend on this machine; the report is made to be pasted into an issue.
 
     Parameters
@@ -188,8 +188,8 @@ def regenerate(
     _print_document(regenerate_answers(request, overrides), as_json)
 
 
-@app.command
-def export(*, checkpoint: Path, output: Path, target: str | None = None) -> None:
+@app.command(name="export")
+def export_command(*, checkpoint: Path, output: Path, target: str | None = None) -> None:
     """Export a checkpoint as a draft folder that vLLM and SGLang load.
 
     Parameters

@@ -45,11 +45,11 @@ def locked_folder(folder: Path, activity: str) -> Iterator[None]:
     except OSError as error:
         raise ArtifactError(f"output {folder} cannot be created: {error.strerror}") from error
     with (folder / ".lock").open("a") as file:
-        lock(file, f"output {folder} is in use by {activity} that is under way")
+        lock_file(file, f"output {folder} is in use by {activity} that is under way")
         yield
 
 
-def lock(file: IO[str] | IO[bytes], problem: str) -> None:
+def lock_file(file: IO[str] | IO[bytes], problem: str) -> None:
     """Lock an open file until it is closed. Raise ArtifactError with ``problem`` where another process holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

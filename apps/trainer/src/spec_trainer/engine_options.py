@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pydantic import Field
 
 from spec_core import Backend, BackendConfig, Config, Engine, EngineConfig, plugins
-from spec_core.config import read_layers, validate
+from spec_core.config import read_configuration, validate
 from spec_core.engine import EngineContext
 from spec_core.errors import ConfigError
 from spec_trainer.config import TimeoutsConfig
@@ -43,7 +43,7 @@ class EngineOptions:
 
 def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> EngineOptions:
     """Raises a UsageError, one line, for anything that is wrong; starts nothing."""
-    values = read_layers(None, {"backend.name": backend, "engine.name": engine}, words)
+    values = read_configuration(None, {"backend.name": backend, "engine.name": engine}, words)
     backend_type = plugins.load_available(Backend, _name(values, "backend"))
     engine_type = plugins.load_available(Engine, _name(values, "engine"))
     model = EngineSections[backend_type.Config, engine_type.Config]  # type: ignore[name-defined]

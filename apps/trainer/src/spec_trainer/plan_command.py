@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from spec_trainer.run_spec import RunSpec
 
 
-def describe(run: RunSpec) -> dict[str, Any]:
+def describe_run(run: RunSpec) -> dict[str, Any]:
     """JSON values only."""
     config = run.config
     tensors = run.target.vocab_size * run.target.hidden_size

@@ -17,13 +17,13 @@ _PROBE_DEADLINE_S = 20.0
 _PIPED_COLUMNS = 1000
 """Into a file or another program, every row is one line."""
 
-Row = dict[str, str | int | None]
+TableRow = dict[str, str | int | None]
 
 
-def plugin_rows() -> list[Row]:
+def plugin_rows() -> list[TableRow]:
     """One row per installed entry point. A stranger's probe runs in a process of its own, with a deadline: it may
     hang or crash without taking the table along."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     ours = plugins.required_by(_COMMAND)
     for kind, interface in _INTERFACES.items():
         for record in plugins.installed(interface):
@@ -43,7 +43,7 @@ def plugin_rows() -> list[Row]:
     return rows
 
 
-def print_table(rows: list[Row]) -> None:
+def print_table(rows: list[TableRow]) -> None:
     from rich.console import Console
     from rich.table import Table
 

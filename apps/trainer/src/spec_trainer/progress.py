@@ -29,7 +29,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         note: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
         self._total = total_steps
-        self._note = note or describe
+        self._note = note or step_note
         self._last_line_s = 0.0
         console = Console(stderr=True)
         columns = (
@@ -60,7 +60,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
             self._bar.stop()
 
 
-def describe(record: Mapping[str, Any]) -> str:
+def step_note(record: Mapping[str, Any]) -> str:
     """``loss 3.21  tau 1.84  5,120 tok/s  waits 3 % for features (trainer-bound)`` of one metrics record."""
     busy, waiting = record["time_step_s"], record["time_data_s"]
     share = 100 * waiting / max(busy + waiting, 1e-9)

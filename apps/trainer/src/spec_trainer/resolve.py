@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend, Draft, Engine, Launcher, Strategy, plugins
-from spec_core.config import read_layers, read_resolved, validate
+from spec_core.config import read_configuration, read_resolved, validate
 from spec_core.errors import ConfigError, TargetError
 from spec_trainer.config import AnyRunConfig, check_moved_keys, run_config_type, with_new_keys
 from spec_trainer.dispatch import check_sizes
@@ -129,7 +129,7 @@ def resolve_config(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[AnyRunConfig, dict[str, Any]]:
     """The validated configuration and the plugin class of each section that names one."""
-    values = read_layers(config_file, flags, overrides)
+    values = read_configuration(config_file, flags, overrides)
     values.setdefault("output", str(_default_output(config_file, values)))
     _anchor(values)
     return _validated(values, f"config {config_file}" if config_file else "configuration")

@@ -84,7 +84,9 @@ class LauncherConfig(Config):
     """Who starts the processes; a launcher plugin."""
 
 
-def read_layers(file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> dict[str, Any]:
+def read_configuration(
+    file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
+) -> dict[str, Any]:
     """Merges a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` words.
 
     Later layers win; ``${section.key}`` stands for another key's value. Raises ConfigError with the file, line or

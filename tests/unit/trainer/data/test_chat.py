@@ -272,7 +272,7 @@ def test_the_renderings_of_a_conversation_do_not_grow_with_it(load, supervised, 
 def test_very_many_turns_that_must_be_found_one_by_one_are_refused(load, supervised):
     mangles = CHATML.replace("m.content +", "(m.content | upper) +")
     with pytest.raises(
-        DataError, match=r"turn not found .* a chat template with {% generation %} marks would tell"
+        DataError, match=r"turn not found .* {% generation %} marks in the template would show it"
     ):
         load(conversation(*["a", "B"] * 300), template=mangles, max_length=10**6)
 

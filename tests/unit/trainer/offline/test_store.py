@@ -79,17 +79,17 @@ def test_what_asks_for_an_engine_is_refused(resolved, key):
 
 
 def test_plan_says_that_no_engine_starts(capture, resolved):
-    from spec_trainer.plan_command import describe
+    from spec_trainer.plan_command import describe_run
 
     folder = capture()
-    document = describe(resolved(f"data.features={folder}", "train.ranks=2"))
+    document = describe_run(resolved(f"data.features={folder}", "train.ranks=2"))
     assert document["processes"] == [
         "trainer rank 0 (fsdp), backend cpu",
         "trainer rank 1 (fsdp), backend cpu",
     ]
     assert document["features"] == str(folder)
     assert document["features_bytes"] == 20 * 10 * (4 * 32 * 4 + 8)
-    assert describe(resolved(f"data.features={folder}"))["processes"] == [
+    assert describe_run(resolved(f"data.features={folder}"))["processes"] == [
         "this process: trainer rank 0 (fsdp), backend cpu"
     ]
 

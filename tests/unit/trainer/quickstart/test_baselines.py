@@ -1,4 +1,4 @@
-"""The two drafts without training: their laws and their guesses."""
+"""The two drafts without training: their probabilities and their guesses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from spec_trainer.quickstart.baselines import BigramLaw, BigramProposer, PromptLookupProposer
+from spec_trainer.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
 
 NO_STATES = torch.empty(0, 0, 8)
 SEQUENCES = [[0, 1, 2, 1, 2, 1, 3], [1, 2]]
@@ -23,7 +23,7 @@ def guess(proposer, ids, num_tokens, generator, temperature=0.0):
     return proposer.propose(num_tokens, temperature, generator)
 
 
-def dense_law(vocab_size, strength):
+def dense_probs(vocab_size, strength):
     pairs = torch.zeros(vocab_size, vocab_size, dtype=torch.float64)
     unigram = torch.ones(vocab_size, dtype=torch.float64)
     for sequence in SEQUENCES:
@@ -36,25 +36,25 @@ def dense_law(vocab_size, strength):
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.25])
-def test_bigram_law_is_the_smoothed_conditional_frequency(strength):
-    bigram = BigramLaw(SEQUENCES, vocab_size=6, strength=strength)
-    laws = torch.stack([bigram.after(token) for token in range(6)])
-    torch.testing.assert_close(laws, dense_law(6, strength))
-    assert (laws > 0).all()
+def test_bigram_model_is_the_smoothed_conditional_frequency(strength):
+    bigram = BigramModel(SEQUENCES, vocab_size=6, strength=strength)
+    probs = torch.stack([bigram.after(token) for token in range(6)])
+    torch.testing.assert_close(probs, dense_probs(6, strength))
+    assert (probs > 0).all()
 
 
 def test_bigram_without_data_is_uniform():
-    torch.testing.assert_close(BigramLaw([], 4).after(3), torch.full((4,), 0.25, dtype=torch.float64))
+    torch.testing.assert_close(BigramModel([], 4).after(3), torch.full((4,), 0.25, dtype=torch.float64))
 
 
 def test_greedy_bigram_follows_the_likeliest_pairs(generator):
-    proposal = guess(BigramProposer(BigramLaw(SEQUENCES, 6)), [5, 0], 3, generator)
+    proposal = guess(BigramProposer(BigramModel(SEQUENCES, 6)), [5, 0], 3, generator)
     assert proposal.token_ids == (1, 2, 1)
     assert proposal.probs_KV is None
 
 
 def test_sampled_bigram_states_the_laws_that_it_drew_from(generator):
-    bigram = BigramLaw(SEQUENCES, 6)
+    bigram = BigramModel(SEQUENCES, 6)
     proposal = guess(BigramProposer(bigram), [0], 2, generator, temperature=0.5)
     sharpened = bigram.after(0) ** 2 / (bigram.after(0) ** 2).sum()
     torch.testing.assert_close(proposal.probs_KV[0], sharpened.float())

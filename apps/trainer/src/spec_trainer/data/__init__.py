@@ -4,5 +4,5 @@ Reads top-down: ``sources`` (where rows come from), ``rows`` (the shapes a row m
 (conversations to text and assistant spans), ``tokens`` (text to ids and masks), ``dataset`` (samples, report,
 split, digest), ``batching`` (which sample is trained when and where), ``packing`` (tensors).
 
-Nothing here reads a process group: topology arrives as plain integers (design.md, rule 12).
+Nothing here reads a process group: topology arrives as plain integers.
 """

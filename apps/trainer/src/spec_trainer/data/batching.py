@@ -1,7 +1,7 @@
-"""Which sample is trained when and where: pure functions of plain integers.
+"""Pure functions of plain integers that say which sample is trained when and where.
 
-A global batch is a list of samples, a function of (data, seed, epoch, step), budgeted in real tokens (maths.md).
-Ranks, accumulation and the engine's batches only partition it.
+A global batch is a list of samples with a budget in real tokens, a function of (data, seed, epoch, step). Ranks,
+accumulation and the engine's batches only partition it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 
 _COUNTED_EPOCHS, _COUNTED_SAMPLES, _EPOCH_SAMPLES = 100, 10**7, 300
-"""Each order has to be drawn and cut to know its steps. Always counted: so many epochs, and samples in all.
-An epoch by itself costs as much as some samples."""
+"""Bounds of what is counted to know the steps of a run: epochs, samples in all, and the samples that the work of
+drawing an epoch is worth."""
 
 
 class Sized(Protocol):
-    """A sample, as far as batches are concerned."""
+    """What batching needs to know of a sample."""
 
     @property
-    def sample_id(self) -> int: ...
+    def sample_id(self) -> int:
+        """The sample's number in its dataset."""
+        ...
+
     def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class EpochBatch:
+    """The samples of one optimizer step."""
+
     epoch: int
     sample_ids: Ids
 
@@ -42,8 +47,8 @@ class EpochBatches:
     """The global batches of a run, step by step.
 
     An epoch visits every sample once, in an order drawn from (seed, epoch), and is cut greedily: a batch takes
-    samples while they fit the budget, at least one, and never spans epochs. Any step can be asked for at any time
-    and from any thread: what is remembered between calls only saves time.
+    samples while they fit the budget, at least one, and never spans epochs. Any thread may ask for any step at any
+    time: what is kept between calls only saves time.
     """
 
     def __init__(
@@ -56,10 +61,11 @@ class EpochBatches:
         self._shuffle = shuffle
         self._lock = threading.Lock()
         self._first_steps = [0]
-        """First step of each epoch, as far as was asked."""
+        """First step of each epoch that was asked for so far."""
         self._latest: tuple[int, list[Ids]] = (-1, [])
 
     def batch(self, step: int) -> EpochBatch:
+        """Return the batch of a step, counted from 0."""
         with self._lock:
             while self._first_steps[-1] <= step:
                 self._first_steps.append(
@@ -69,12 +75,15 @@ class EpochBatches:
             return EpochBatch(epoch, self._batches(epoch)[step - self._first_steps[epoch]])
 
     def steps_in_epoch(self, epoch: int) -> int:
+        """Return how many global batches an epoch is cut into."""
         with self._lock:
             return len(self._batches(epoch))
 
     def steps_in_epochs(self, epochs: int) -> int:
-        """Steps of the first ``epochs`` epochs: counted, but for a number that nobody trains (see ``_COUNTED``). From
-        there on it is the mean of those that were counted."""
+        """Return the steps of the first ``epochs`` epochs.
+
+        Beyond the bounds of what is counted, an epoch has the mean of those that were.
+        """
         if not self._shuffle or self._uniform:
             return epochs * self.steps_in_epoch(0)
         counted = min(epochs, max(_COUNTED_EPOCHS, _COUNTED_SAMPLES // (len(self._ids) + _EPOCH_SAMPLES)))
@@ -83,7 +92,7 @@ class EpochBatches:
 
     @property
     def _uniform(self) -> bool:
-        """Whatever the order, an epoch has as many batches."""
+        """Whether every order gives an epoch the same number of batches."""
         one_batch = int(self._lengths.sum()) <= self._budget
         return one_batch or len(np.unique(self._lengths)) == 1
 
@@ -104,7 +113,7 @@ class EpochBatches:
 
 
 def _borders(lengths: np.ndarray, budget: int) -> list[int]:
-    """Where the greedy cut begins and ends each batch: [0, …, len(lengths)]."""
+    """Return where the greedy cut begins and ends each batch: [0, …, len(lengths)]."""
     ends = np.cumsum(lengths)
     borders = [0]
     while borders[-1] < len(lengths):
@@ -117,7 +126,7 @@ def _borders(lengths: np.ndarray, budget: int) -> list[int]:
 def shares(
     sample_ids: Sequence[int], lengths: Mapping[int, int], world_size: int, accumulation: int
 ) -> tuple[tuple[Ids, ...], ...]:
-    """[rank][micro-batch] -> sample ids. Every sample exactly once; some micro-batches may be empty.
+    """Return [rank][micro-batch] -> sample ids: every sample exactly once; some micro-batches may be empty.
 
     All micro-batches are balanced against each other, not only ranks: the ranks meet in every one of them. Longest
     sample first into the lightest micro-batch; ties go to the earlier pass, then the lower rank.
@@ -135,8 +144,10 @@ def shares(
 
 
 def capture_batches(sample_ids: Sequence[int], lengths: Mapping[int, int], batch_tokens: int) -> list[Ids]:
-    """Slices of one step's samples for the target, longest first, at most ``batch_tokens`` each with padding (a
-    longer sample goes alone)."""
+    """Return one step's samples in batches for the target, longest first.
+
+    A batch has at most ``batch_tokens`` tokens, padding included; a longer sample goes alone.
+    """
     batches: list[list[int]] = []
     for sample_id in _longest_first(sample_ids, lengths):
         # The first sample of a batch is its longest, hence its width.

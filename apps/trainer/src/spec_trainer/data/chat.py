@@ -1,4 +1,4 @@
-"""Conversations to text with the tokenizer's own chat template, and the spans that the assistant emits."""
+"""Render conversations with the tokenizer's own chat template, and find the spans that the assistant emits."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ _FIXED_DATE = date(2024, 7, 26)
 
 @dataclass(frozen=True)
 class Rendering:
+    """A conversation as text."""
+
     text: str
     spans: Spans
     """Characters that the assistant emits and the draft learns, ascending."""
 
 
 class ChatRenderer:
-    """One tokenizer's template. Raises DataError where the tokenizer has none."""
+    """Renders conversations with one tokenizer's template. Raises DataError where the tokenizer has none."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -49,7 +51,10 @@ class ChatRenderer:
         )
 
     def render(self, chat: Chat, last_turn_only: bool) -> Rendering:
-        """Raises BadRow where the template refuses the conversation or a wanted turn cannot be told for certain."""
+        """Return the conversation with the spans to learn.
+
+        Raise BadRow where the template refuses it, or the span of a wanted turn is not certain.
+        """
         template = self._template(chat)
         marked = _MARKS.search(template) is not None
         text, marks = self._render(chat, chat.messages, marked=marked)
@@ -62,17 +67,17 @@ class ChatRenderer:
         return Rendering(text, marks[first:] if last_turn_only else marks)
 
     def prompt(self, chat: Chat) -> str:
-        """What the assistant's last answer answers: everything before it, and its header. Raises BadRow."""
+        """Return everything before the assistant's last answer, and that answer's header. Raise BadRow."""
         answers = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
         before = chat.messages[: answers[-1]] if answers else chat.messages
         return self.opening(chat, before)
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> str:
-        """``messages`` of a conversation like ``chat``, and the header of the answer to come. Raises BadRow."""
+        """Return ``messages`` of a conversation like ``chat``, and the header of the answer to come. Raise BadRow."""
         return self._render(chat, messages, prompt=True)[0]
 
     def _marks_before(self, chat: Chat, index: int) -> int:
-        """How many marks the template sets before message ``index``."""
+        """Return how many marks the template sets before message ``index``."""
         return len(self._render(chat, chat.messages[:index], marked=True)[1]) if index > 0 else 0
 
     def _found(self, chat: Chat, text: str, turns: Sequence[int]) -> Spans:
@@ -105,7 +110,7 @@ class ChatRenderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         template = self._template(chat)
-        # What a template's own raise_exception and its operations on odd values raise, and what the limits do.
+        # A template's raise_exception, its operations on odd values and the limits raise errors of any type.
         with foreign_errors(BadRow, "refused by the chat template"), rendering_limits():
             texts, marks = render_jinja_template(
                 conversations=[list(messages)],
@@ -119,7 +124,7 @@ class ChatRenderer:
 
     def _template(self, chat: Chat) -> str:
         template = None
-        # ValueError: there is none. Anything else: what is there is no template.
+        # ValueError: there is no template. Any other error: it is not a usable one.
         with suppress(Exception):
             template = self._tokenizer.get_chat_template(tools=chat.tools)
         if not isinstance(template, str):
@@ -131,6 +136,6 @@ class ChatRenderer:
 
 
 def _way_out(chat: Chat, index: int) -> str:
-    place = f"message {index + 1} of {len(chat.messages)}; a chat template with {{% generation %}} marks would tell"
+    place = f"message {index + 1} of {len(chat.messages)}; {{% generation %}} marks in the template would show it"
     later = any(message["role"] == "assistant" for message in chat.messages[index + 1 :])
     return f"{place}, and data.last_turn_only=true needs the last turn only" if later else place

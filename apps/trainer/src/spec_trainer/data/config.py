@@ -10,6 +10,8 @@ from spec_core.config import Config
 
 
 class DataConfig(Config):
+    """Section ``data``: what is trained on, and how rows become samples."""
+
     path: str
     """A .jsonl, .json or .parquet file, a folder of them, or a hub id ``owner/name[:split]``."""
     eval_path: str | None = None

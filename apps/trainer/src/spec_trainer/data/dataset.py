@@ -1,4 +1,4 @@
-"""Rows to samples: what a run trains on and what it is evaluated on."""
+"""Read rows into samples: those that a run trains on, and those that it is evaluated on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_trainer.data.config import DataConfig
-    from spec_trainer.data.sources import Row
+    from spec_trainer.data.sources import DataRow
 
 _DEFAULT_EVAL_SAMPLES = 64
 _DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
@@ -29,6 +29,8 @@ _DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
 
 @dataclass(frozen=True, eq=False)
 class Sample:
+    """One tokenised row."""
+
     sample_id: int
     """Its index in ``Dataset.samples``."""
     input_ids: np.ndarray
@@ -36,7 +38,7 @@ class Sample:
     loss_mask: np.ndarray
     """bool [T]: token i is supervised."""
     where: str = ""
-    """``file:line`` that it is from."""
+    """Origin, as ``file:line``."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -44,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples to train on come first in the numbering, in the order of the files; held-out ones follow."""
+    """All samples of a run: those to train on come first in their numbers, in the order of the files."""
 
     train: tuple[Sample, ...]
     held_out: tuple[Sample, ...]
@@ -52,23 +54,25 @@ class Dataset:
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
+        """All samples, by number."""
         return self.train + self.held_out
 
     def sample(self, sample_id: int) -> Sample:
+        """Return the sample of that number."""
         return self.samples[sample_id]
 
     @cached_property
     def lengths(self) -> dict[int, int]:
-        """Sample id -> tokens."""
+        """The number of tokens of each sample, by its number."""
         return {sample.sample_id: len(sample) for sample in self.samples}
 
     @cached_property
     def total_tokens(self) -> int:
-        """Tokens of the samples to train on."""
+        """The number of tokens of all samples to train on."""
         return sum(len(sample) for sample in self.train)
 
     def token_counts(self, vocab_size: int) -> np.ndarray:
-        """int64 [V]: how often each token is supervised in the samples to train on."""
+        """Return how often each token is supervised in the samples to train on: int64 [V]."""
         counts = np.zeros(vocab_size, dtype=np.int64)
         for sample in self.train:
             np.add.at(counts, sample.input_ids[sample.loss_mask], 1)
@@ -76,7 +80,7 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """Names the content (ids, masks, order, split), for the identity of a run."""
+        """Digest of the content (ids, masks, order, split); part of a run's identity."""
         whole = hashlib.blake2b(f"{len(self.train)} {len(self.held_out)}".encode(), digest_size=16)
         for sample in self.samples:
             whole.update(_digest(sample))
@@ -84,9 +88,9 @@ class Dataset:
 
 
 def load_dataset(config: DataConfig, tokenizer_folder: Path, vocab_size: int) -> Dataset:
-    """Reads, tokenises, checks and splits the data.
+    """Read, tokenise, check and split the data.
 
-    Raises DataError, naming file and line, for a source or row that cannot be used, and where nothing is left.
+    Raise DataError, naming file and line, for a source or row that cannot be used, and where nothing is left.
     """
     report = DataReport()
     reader = _Reader(config, Encoder(tokenizer_folder, vocab_size), report)
@@ -111,7 +115,7 @@ class _Found:
 
 
 class _Reader:
-    """Turns a source into samples and books the rest in the report."""
+    """Turns a source into samples, and counts in the report what was cut or dropped."""
 
     def __init__(self, config: DataConfig, encoder: Encoder, report: DataReport) -> None:
         self._config = config
@@ -137,7 +141,7 @@ class _Reader:
             else:
                 yield _Found(row.where, encoded)
 
-    def _cut(self, row: Row) -> Encoded:
+    def _cut(self, row: DataRow) -> Encoded:
         encoded = self._encoder.encode(parse_row(row.content), self._config.last_turn_only)
         limit, length = self._config.max_length, len(encoded.input_ids)
         if length < 2:
@@ -161,7 +165,7 @@ def _num_held_out(config: DataConfig, num_samples: int) -> int:
 
 
 def _split(found: Sequence[_Found], num: int, report: DataReport) -> tuple[list[_Found], list[_Found]]:
-    """Holds out the ``num`` contents with the smallest digests: the same ones whatever the order of the rows.
+    """Hold out the ``num`` contents with the smallest digests: the same ones whatever the order of the rows.
 
     Further rows of a held-out content are dropped, or the draft would be evaluated on what it was trained on.
     """

@@ -1,4 +1,4 @@
-"""The one error that a row can cause."""
+"""The error that a single row can cause."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from spec_core.errors import DataError
 class BadRow(DataError):
     """A row that cannot be used.
 
-    ``reason`` is one of a few, which the report counts; ``detail`` is about this row. A ``harmless`` row is well
-    formed and merely of no use: it is dropped whatever ``data.on_bad_row`` says.
+    The report counts rows by ``reason``; ``detail`` is about this row. A ``harmless`` row is well formed but
+    useless: it is dropped, whatever ``data.on_bad_row`` is.
     """
 
     def __init__(self, reason: str, detail: str = "", *, harmless: bool = False) -> None:
@@ -18,4 +18,5 @@ class BadRow(DataError):
 
     @property
     def reason(self) -> str:
+        """The kind of problem, the same for all rows that have it."""
         return str(self).partition(": ")[0]

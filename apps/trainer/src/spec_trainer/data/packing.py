@@ -1,4 +1,4 @@
-"""Micro-batches as tensors: documents along one token axis, touching or padded to the longest."""
+"""Lay out micro-batches as tensors: documents along one token axis, touching or padded to the longest."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def empty_batch(
     epoch: int,
     device: torch.device = _HOST,
 ) -> DraftBatch:
-    """The batch of ``samples`` on ``device``, with ids, masks and spans in place and all features zero.
+    """Return the batch of ``samples`` on ``device``, with ids, masks and spans in place and all features zero.
 
-    Whoever receives a sample's features copies them to its span of ``hidden_TNH``; padding stays zero. Without
-    samples: a few tokens of padding.
+    The caller copies each sample's features to its span of ``hidden_TNH``; padding stays zero. Without samples the
+    batch is a few tokens of padding.
     """
     spans, num_tokens = _lay_out(samples, packing, epoch)
-    elsewhere = device != _HOST  # from pinned memory the device copies while the host goes on
+    elsewhere = device != _HOST  # the copy from pinned memory is asynchronous
     input_ids_T = torch.zeros(num_tokens, dtype=torch.int64, pin_memory=elsewhere)
     loss_mask_T = torch.zeros(num_tokens, dtype=torch.bool)
     for sample, span in zip(samples, spans, strict=True):
@@ -47,7 +47,7 @@ def empty_batch(
 
 
 def _lay_out(samples: Sequence[Sample], packing: bool, epoch: int) -> tuple[tuple[Span, ...], int]:
-    """Where each sample lies, and the tokens in all."""
+    """Return each sample's span, and the number of tokens of the batch."""
     width = max((len(sample) for sample in samples), default=_PADDING_TOKENS)
     spans: list[Span] = []
     start = 0

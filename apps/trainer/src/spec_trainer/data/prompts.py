@@ -1,4 +1,4 @@
-"""Prompts of an evaluation, from any file that training data may be."""
+"""Read the prompts of an evaluation from any file that training takes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def load_prompts(path: Path, tokenizer_folder: Path, vocab_size: int, max_length: int) -> list[list[int]]:
-    """Token ids of one prompt per row, in the file's order; see ``Encoder.prompt`` for which tokens.
+    """Return the token ids of one prompt per row, in the file's order; ``Encoder.prompt`` says which tokens.
 
-    Raises DataError, naming file and line, for a row that is none or is longer than ``max_length`` tokens.
+    Raise DataError, naming file and line, for a row without a prompt, or with one of more than ``max_length`` tokens.
     """
     encoder = Encoder(tokenizer_folder, vocab_size)
     prompts: list[list[int]] = []

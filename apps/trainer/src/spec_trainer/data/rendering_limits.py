@@ -1,4 +1,4 @@
-"""Limits for a chat template, a program that came with the target: its sandbox bounds neither time nor memory."""
+"""Limits of time and memory for a chat template: a program of the target's, whose sandbox bounds neither."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SECONDS = 3
-"""Of the process's own time, for one rendering; a long conversation takes some milliseconds."""
+"""Seconds of CPU time for one rendering; a long conversation takes some milliseconds."""
 BYTES = 1 << 30
-"""That one rendering may add to the memory of the process."""
+"""Bytes that one rendering may add to the memory of the process."""
 
 
 class OutOfTime(Exception):
-    pass
+    """A template ran for longer than the limit."""
 
 
 @contextmanager
 def rendering_limits() -> Iterator[None]:
-    """Raises OutOfTime or MemoryError where what runs inside exceeds the limits.
+    """Raise OutOfTime or MemoryError where the ``with`` block exceeds the limits.
 
-    The clock interrupts the main thread, where data is read; another thread has the limit of memory alone.
+    The timer can interrupt the main thread only, where data is read; another thread has the limit of memory alone.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = _address_space() + BYTES

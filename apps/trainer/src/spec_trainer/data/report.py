@@ -1,4 +1,4 @@
-"""What became of the rows: kept, cut, dropped and why, with the place of the first of each kind."""
+"""Count the rows that were kept, cut and dropped, with the place of the first of each kind."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Tally:
+class RowCount:
+    """How many rows are of a kind."""
+
     count: int = 0
     first: str = ""
-    """``file:line`` of the first one, and what there is to say about it."""
+    """The first one: ``file:line``, and its problem."""
 
     def add(self, example: str) -> None:
+        """Count one more row."""
         self.first = self.first or example
         self.count += 1
 
@@ -27,29 +30,31 @@ class Tally:
 
 @dataclass
 class DataReport:
-    """Filled while the data is read; ``str`` is a paragraph for people."""
+    """Counts of rows, filled while the data is read; ``str`` makes a paragraph of them."""
 
     kept: int = 0
     held_out: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
-    truncated: Tally = field(default_factory=Tally)
-    unsupervised: Tally = field(default_factory=Tally)
-    """Kept, but without a supervised token: trained with a zero mask."""
-    dropped: dict[str, Tally] = field(default_factory=dict)
-    """By reason."""
+    truncated: RowCount = field(default_factory=RowCount)
+    unsupervised: RowCount = field(default_factory=RowCount)
+    """Rows that are kept without a supervised token, and trained with a zero mask."""
+    dropped: dict[str, RowCount] = field(default_factory=dict)
+    """Rows that were left out, by reason."""
 
     def drop(self, reason: str, example: str) -> None:
-        self.dropped.setdefault(reason, Tally()).add(example)
+        """Count a row that is left out."""
+        self.dropped.setdefault(reason, RowCount()).add(example)
 
     def count_kept(self, samples: Sequence[Sample], held_out: int) -> None:
+        """Count all samples, the last ``held_out`` of which are not trained on."""
         self.kept, self.held_out = len(samples), held_out
         self.tokens = sum(len(sample) for sample in samples)
         self.supervised_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
 
     def __str__(self) -> str:
         notes = {"cut to data.max_length": self.truncated, "without a supervised token": self.unsupervised}
-        notes |= {f"dropped: {reason}": tally for reason, tally in self.dropped.items()}
+        notes |= {f"dropped: {reason}": rows for reason, rows in self.dropped.items()}
         kept = f"kept {self.kept} samples ({self.held_out} held out), {self.tokens} tokens, "
         parts = [f"{kept}{self.supervised_tokens} of them supervised"]
-        return "; ".join(parts + [f"{what}: {tally}" for what, tally in notes.items() if tally.count])
+        return "; ".join(parts + [f"{what}: {rows}" for what, rows in notes.items() if rows.count])

@@ -1,4 +1,4 @@
-"""The shapes a row may have, told apart and checked: conversations, plain text, tokens."""
+"""Check a row and recognise its shape: a conversation, plain text, or tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from spec_core.wording import shortened, shown
 from spec_trainer.data.errors import BadRow
 
-# ShareGPT's names for who speaks, in the words of chat templates; OpenAI's own names stand for themselves.
+# ShareGPT's roles in the words of chat templates; OpenAI's roles stand for themselves.
 _ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -27,6 +27,8 @@ _SHAPES = "messages, conversations, text, or input_ids with loss_mask"
 
 @dataclass(frozen=True)
 class Chat:
+    """A conversation."""
+
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     last_turn_only: bool | None = None
@@ -34,11 +36,15 @@ class Chat:
 
 @dataclass(frozen=True)
 class Text:
+    """A plain text, all of which is supervised."""
+
     text: str
 
 
 @dataclass(frozen=True)
 class Tokens:
+    """A row that was tokenised before."""
+
     input_ids: np.ndarray
     """int64 [T]"""
     loss_mask: np.ndarray
@@ -47,7 +53,7 @@ class Tokens:
 
 
 def parse_row(row: object) -> Chat | Text | Tokens:
-    """The row in its shape. Raises BadRow where it has none or breaks it."""
+    """Return the row in its shape. Raise BadRow where it has none of them."""
     if isinstance(row, BadRow):
         raise row
     if not isinstance(row, Mapping):
@@ -80,7 +86,7 @@ def _tokens(fields: Mapping[str, Any], last_turn_only: bool | None) -> Tokens:
 
 
 def _integers(name: str, values: object) -> np.ndarray:
-    """int64 [T]; true and false count as 1 and 0 in a mask only."""
+    """Return int64 [T]; true and false count as 1 and 0 in a mask only."""
     kinds = "iub" if name == "loss_mask" else "iu"
     try:
         array = np.asarray(values)
@@ -102,7 +108,7 @@ def _messages(key: str, turns: object) -> list[dict[str, Any]]:
 
 
 def _message(name: str, turn: object) -> dict[str, Any]:
-    """OpenAI's {role, content} or ShareGPT's {from, value} as the former, other keys kept for the template."""
+    """Return OpenAI's {role, content}, also of ShareGPT's {from, value}, with other keys kept for the template."""
     if not isinstance(turn, Mapping):
         raise BadRow("bad conversation", f"{name} is not an object")
     message = {key: value for key, value in turn.items() if value is not None}

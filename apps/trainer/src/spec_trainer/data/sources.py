@@ -1,4 +1,4 @@
-"""Where rows come from: JSON, JSONL and Parquet files, folders of them, and hub ids."""
+"""Read rows from JSON, JSONL and Parquet files, folders of them, and data sets of the hub."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _LINE_BYTES = 16 << 20
-"""Of one row: some millions of tokens. Lists of Python's integers take 20 times as much."""
+"""Bytes of one row of JSONL: some millions of tokens. Lists of Python's integers take 20 times as much."""
 _JSON_BYTES = 1 << 30
-"""Of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
+"""Bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
 _PARQUET_ROWS = 256
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
+    """One row of the data, not yet checked."""
+
     where: str
     """``file:number``: the line in JSONL, elsewhere the row's number from 1."""
     content: object
-    """The decoded row, or the BadRow that it is."""
+    """The decoded row, or a BadRow where it does not decode."""
 
 
-def read_rows(path: str) -> Iterator[Row]:
-    """Rows of ``path`` in a fixed order: a folder's files by name, a file's rows as they stand.
+def read_rows(path: str) -> Iterator[DataRow]:
+    """Yield the rows of ``path`` in a fixed order: a folder's files by name, a file's rows as they stand.
 
-    Raises DataError where a source as a whole cannot be read.
+    Raise DataError where a source as a whole cannot be read.
     """
     if not path:  # to pathlib, the working directory
         raise DataError(f"data is empty: expected {_EXPECTED}, or a hub id owner/name[:split]")
@@ -54,7 +56,7 @@ def read_rows(path: str) -> Iterator[Row]:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """Files below ``folder`` by name; other things than files are left alone."""
+    """Return the data files below ``folder`` by name."""
     names = (Path(place) / name for place, _, names in os.walk(folder, onerror=_raise) for name in names)
     with _readable(str(folder)):
         files = sorted(file for file in names if file.suffix in _READERS and file.is_file())
@@ -67,7 +69,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _file_rows(file: Path) -> Iterator[Row]:
+def _file_rows(file: Path) -> Iterator[DataRow]:
     reader = _READERS.get(file.suffix)
     if reader is None:
         raise DataError(f"data file '{file}' is of no known kind: expected {_EXPECTED}")
@@ -76,7 +78,7 @@ def _file_rows(file: Path) -> Iterator[Row]:
         yield from reader(file)
 
 
-def _jsonl_rows(file: Path) -> Iterator[Row]:
+def _jsonl_rows(file: Path) -> Iterator[DataRow]:
     with file.open("rb") as lines:
         for number in itertools.count(1):
             line = lines.readline(_LINE_BYTES + 1)
@@ -87,7 +89,7 @@ def _jsonl_rows(file: Path) -> Iterator[Row]:
             if not line:
                 return
             if line.strip():
-                yield Row(f"{file}:{number}", _decode_line(line))
+                yield DataRow(f"{file}:{number}", _decode_line(line))
 
 
 def _decode_line(line: bytes) -> object:
@@ -95,14 +97,11 @@ def _decode_line(line: bytes) -> object:
         return json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         return BadRow("not JSON", f"{error.msg} at column {error.colno}")
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # bytes, a number of too many digits, a row nested too deeply
+    except (ValueError, RecursionError) as error:  # not UTF-8, too many digits, nested too deeply
         return BadRow("not JSON", cause(error))
 
 
-def _json_rows(file: Path) -> Iterator[Row]:
+def _json_rows(file: Path) -> Iterator[DataRow]:
     try:
         document = json.loads(read_bytes(file, DataError, _JSON_BYTES).decode("utf-8-sig"))
     except json.JSONDecodeError as error:
@@ -111,34 +110,34 @@ def _json_rows(file: Path) -> Iterator[Row]:
     if not isinstance(rows, list):
         raise DataError(f'{file}: expected a list of rows or {{"data": [...]}}')
     for number, row in enumerate(rows, start=1):
-        yield Row(f"{file}:{number}", row)
+        yield DataRow(f"{file}:{number}", row)
 
 
-def _parquet_rows(file: Path) -> Iterator[Row]:
+def _parquet_rows(file: Path) -> Iterator[DataRow]:
     from pyarrow import OSFile, parquet
 
-    # Opened here: pyarrow takes some names for addresses of stores.
+    # pyarrow would take some names for addresses of remote stores.
     with OSFile(str(file)) as source, parquet.ParquetFile(source) as table:
         number = 0
         for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
             for row in batch.to_pylist():
                 number += 1
-                yield Row(f"{file}:{number}", row)
+                yield DataRow(f"{file}:{number}", row)
 
 
-def _hub_rows(name: str, split: str) -> Iterator[Row]:
+def _hub_rows(name: str, split: str) -> Iterator[DataRow]:
     from datasets import load_dataset
     from datasets.utils import logging as datasets_logging
 
-    # What goes wrong comes back as our one line.
+    # Its failures become one line of error; its own logging would repeat them.
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)
     with _readable(f"{name}:{split}"):
         for number, row in enumerate(load_dataset(name, split=split), start=1):
-            yield Row(f"{name}:{split}:{number}", row)
+            yield DataRow(f"{name}:{split}:{number}", row)
 
 
 def _readable(source: str) -> AbstractContextManager[None]:
-    """Turns the failures of the file system, the hub and the Parquet reader into one line."""
+    """Turn failures of the file system, the hub and the Parquet reader into one line."""
     return foreign_errors(DataError, f"data '{source}' cannot be read")
 
 

@@ -1,4 +1,4 @@
-"""A tokenised dataset on disk, memory-mapped by every process of a run: tokenised once, held once."""
+"""Keep a tokenised dataset on disk, memory-mapped by every process of a run: tokenised once, held once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ DATASET = ".dataset-"
 
 @contextmanager
 def saved_dataset(dataset: Dataset, root: Path) -> Iterator[Path]:
-    """Writes the dataset into a folder of its own below ``root`` and removes it again, and what a crash left. Raises
-    RunError if there is no room for it."""
+    """Write the dataset into a new folder below ``root``, and remove it after the ``with`` block.
+
+    Folders that a crash left are removed, too. Raise RunError if the disk is full.
+    """
     for left in root.glob(f"{DATASET}*"):
         shutil.rmtree(left, ignore_errors=True)
     with ExitStack() as stack:
@@ -48,14 +50,14 @@ def _write(dataset: Dataset, folder: Path) -> None:
 
 
 def _save(file: Path, array: np.ndarray) -> None:
-    """As np.save, whose error on a full disk has a count of items but not the system's words."""
+    """Write as np.save does, whose error on a full disk lacks the system's reason."""
     with file.open("wb") as stream:
         np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
         stream.write(array.reshape(-1).view(np.uint8))
 
 
 def open_dataset(folder: str | Path) -> Dataset:
-    """The dataset that ``saved_dataset`` wrote; its report stays with the process that read the data."""
+    """Return the dataset that ``saved_dataset`` wrote; its report stays with the process that read the data."""
     folder = Path(folder)
     borders = np.concatenate([[0], np.cumsum(np.load(folder / "lengths.npy"))])
     ids = np.load(folder / "input_ids.npy", mmap_mode="c")

@@ -1,4 +1,4 @@
-"""Parsed rows to token ids and loss masks."""
+"""Encode parsed rows as token ids and loss masks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
+    """The tokens of one row."""
+
     input_ids: np.ndarray
     """int32 [T]"""
     loss_mask: np.ndarray
@@ -33,23 +35,23 @@ class Encoded:
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """What an answer answers."""
+    """The context of an answer: a conversation so far, with the header of the answer to come."""
 
     text: str
     input_ids: list[int]
     offsets: np.ndarray
-    """int [T, 2]: characters of each token."""
+    """int [T, 2]: first and last character of each token."""
 
 
 class Encoder:
-    """The target's tokenizer, loaded when the first row needs it: tokenised data needs none."""
+    """Encodes rows with the target's tokenizer, which is loaded when the first row needs it."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
 
     def encode(self, row: Chat | Text | Tokens, last_turn_only: bool) -> Encoded:
-        """``last_turn_only`` is the default for rows without a flag of their own. Raises BadRow."""
+        """Return a row's tokens; ``last_turn_only`` is for rows without a flag of their own. Raise BadRow."""
         if isinstance(row, Text):
             ids, mask = self._text(row)
         else:
@@ -58,8 +60,11 @@ class Encoder:
         return Encoded(self._checked(ids), mask)
 
     def prompt(self, row: Chat | Text | Tokens) -> list[int]:
-        """Of a conversation what comes before its last answer, with that answer's header; of tokens what comes
-        before the last supervised run (all of them, if that is nothing); a text as a whole. Raises BadRow."""
+        """Return the tokens to answer. Raise BadRow.
+
+        In a conversation these are all before the last answer, with that answer's header; in tokens all before the
+        last supervised run, or all where that leaves nothing; in a text all.
+        """
         if isinstance(row, Text):
             ids, _ = self._text(row)
         elif isinstance(row, Chat):
@@ -71,14 +76,14 @@ class Encoder:
         return self._checked(ids).tolist()
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
-        """``messages`` of a conversation like ``chat``, with the header of the answer to come. Raises BadRow."""
+        """Return ``messages`` of a conversation like ``chat`` with the header of the next answer. Raise BadRow."""
         text = _unicode(self._renderer.opening(chat, messages))
         encoding = self._tokenize(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = self._checked(np.asarray(encoding["input_ids"], dtype=np.int64))
         return Opening(text, ids.tolist(), np.asarray(encoding["offset_mapping"]).reshape(-1, 2))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
+        """Return the text of tokens, special ones included."""
         return self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
     def _tokenize(self, text: str, **options: bool) -> Any:
@@ -94,7 +99,7 @@ class Encoder:
         return ids.astype(np.int32)
 
     def _text(self, row: Text) -> tuple[np.ndarray, np.ndarray]:
-        """With the special tokens that the tokenizer puts around a text; all of it is supervised."""
+        """Return ids and mask of a text with the tokenizer's special tokens around it; all of it is supervised."""
         ids = np.asarray(self._tokenize(_unicode(row.text))["input_ids"], dtype=np.int64)
         return ids, np.ones(len(ids), dtype=bool)
 
@@ -115,9 +120,9 @@ class Encoder:
         return ids, mask
 
     def _spells(self, ids: np.ndarray, text: str) -> bool:
-        """The tokens give the text back, but for white space and what Unicode counts as the same.
+        """Return whether the tokens decode to the text, up to white space and Unicode normalisation.
 
-        An unknown token gives no text back, so it cannot be held against the row.
+        Tokens with an unknown one among them pass: it decodes to nothing.
         """
         if self._tokenizer.unk_token_id is not None and self._tokenizer.unk_token_id in ids:
             return True
@@ -130,7 +135,7 @@ class Encoder:
 
         logger.debug("loading the tokenizer in %s", self._folder)
         with foreign_errors(DataError, f"the tokenizer in '{self._folder}' cannot be read"):
-            # Not told, transformers asks on stdin whether it may run the target's Python.
+            # Without trust_remote_code, transformers asks on stdin whether it may run the target's Python.
             return AutoTokenizer.from_pretrained(
                 str(self._folder), local_files_only=True, trust_remote_code=False
             )
@@ -139,7 +144,7 @@ class Encoder:
     def _renderer(self) -> ChatRenderer:
         if not self._tokenizer.is_fast:
             raise DataError(
-                f"the tokenizer in '{self._folder}' cannot tell where in a text its tokens lie, which conversations "
+                f"the tokenizer in '{self._folder}' does not give the offsets of its tokens, which conversations "
                 "need: save it with a tokenizer.json, or give rows of input_ids with loss_mask"
             )
         with foreign_errors(DataError, f"the tokenizer in '{self._folder}' cannot be used"):
@@ -147,10 +152,10 @@ class Encoder:
 
 
 def token_range(offsets: np.ndarray, start: int, stop: int) -> slice:
-    """Tokens of the characters ``start`` to ``stop``. offsets: int [T, 2], ascending.
+    """Return the tokens of the characters ``start`` to ``stop``; ``offsets`` is int [T, 2], ascending.
 
-    Everything between the first and the last token that reaches into them: offsets of tokens made of white space
-    are empty with some tokenizers.
+    These are all between the first and the last token that overlap them: some tokenizers give white space empty
+    offsets.
     """
     first = int(np.searchsorted(offsets[:, 1], start, side="right"))
     last = int(np.searchsorted(offsets[:, 0], stop, side="left"))
@@ -158,7 +163,7 @@ def token_range(offsets: np.ndarray, start: int, stop: int) -> slice:
 
 
 def last_run(mask: np.ndarray) -> np.ndarray:
-    """The last stretch of true values alone. bool [T] -> bool [T]"""
+    """Return ``mask``, bool [T], with its last run of true values alone."""
     starts = np.flatnonzero(np.diff(mask, prepend=False) & mask)
     start = starts[-1] if len(starts) else 0
     return mask & (np.arange(len(mask)) >= start)

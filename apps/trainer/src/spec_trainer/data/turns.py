@@ -1,4 +1,4 @@
-"""Where an assistant turn lies in a rendered conversation, for chat templates that do not mark it.
+"""Find an assistant turn in a rendered conversation, for chat templates that do not mark it.
 
 A turn begins where the generation prompt ends and ends with its end-of-turn token. Both borders come from
 rendering the conversation up to there, and count only if that rendering is literally the beginning of the whole
@@ -31,9 +31,9 @@ _PLACEHOLDER = "QPLACEHOLDERQXJZKVWQ"
 _NUMBERED = re.compile(rf"{_PLACEHOLDER}(\d+)Q")
 
 _FEW = 4
-"""Turns of which each is found by itself: it takes two renderings of all that is before it."""
+"""Up to so many turns, each is found by itself, with two renderings of all that is before it."""
 _MOST = 200
-"""Turns of one conversation that may be found so; beyond, time grows with the square of a conversation's length."""
+"""Turns of one conversation that may be found so, because the time grows with the square of its length."""
 
 Span = tuple[int, int]
 
@@ -46,12 +46,14 @@ class TurnFinder:
     text: str
     render: Render
     has_prompt: bool
-    """The template knows generation prompts. Without, what precedes an answer is known by its placeholder only."""
+    """Whether the template has generation prompts. Without, only a placeholder shows where an answer begins."""
     end_tokens: EndTokens = field(repr=False)
 
     def spans(self, turns: Sequence[int]) -> Iterator[Span | None]:
-        """For each of the messages ``turns``: the characters that the assistant emits, content and end of turn
-        without the header. Ends with None at the first that cannot be told."""
+        """Yield for each of the messages ``turns`` the span that the assistant emits: content and end of turn.
+
+        The last item is None where a span is not certain.
+        """
         frames = self._frames() if len(turns) > _FEW else {}
         known: dict[tuple[str, str], Span] = {}
         searched = 0
@@ -69,7 +71,7 @@ class TurnFinder:
             yield borders[0], self.end_tokens.close(self.text, *borders)
 
     def _borders(self, index: int) -> Span | None:
-        """Of the turn with the layout behind it."""
+        """Return the span of the turn and the layout behind it."""
         start, stop = self._start(index), self._stop(index)
         if start is None or stop is None:
             content = self._around_placeholder(index)
@@ -79,9 +81,11 @@ class TurnFinder:
             stop = content[1] if stop is None else stop
         return (start, stop) if start <= stop else None
 
-    def _frames(self) -> dict[int, Frame]:
-        """Where each message's content stands, and what the template wrote before and behind it, from one rendering
-        with placeholders for all contents. Nothing where the whole text is not exactly that with the contents in."""
+    def _frames(self) -> dict[int, ContentFrame]:
+        """Return each message's content and what the template writes around it, from one rendering with placeholders.
+
+        Return nothing where the text is not exactly that rendering with the contents in place.
+        """
         numbered = [
             {**message, "content": f"{_PLACEHOLDER}{index}Q"}
             if message.get("content") is not None
@@ -93,7 +97,7 @@ class TurnFinder:
             return {}
         first, *rest = _NUMBERED.split(text)
         indices, between = list(map(int, rest[::2])), [first, *rest[1::2]]
-        frames: dict[int, Frame] = {}
+        frames: dict[int, ContentFrame] = {}
         position = len(first)
         if indices != sorted(set(indices)) or not self.text.startswith(first):
             return {}
@@ -104,7 +108,7 @@ class TurnFinder:
             )
             if written is None:
                 return {}
-            frames[index] = Frame(position, position + len(written), before, after)
+            frames[index] = ContentFrame(position, position + len(written), before, after)
             position += len(written) + len(after)
         return frames if position == len(self.text) else {}
 
@@ -114,7 +118,7 @@ class TurnFinder:
 
     def _stop(self, index: int) -> int | None:
         if not self.has_prompt:
-            return None  # for all that is known, the rendering goes on with the header of the next answer
+            return None  # the rendering may go on with the header of the next answer
         upto = (
             self.text if index == len(self.messages) - 1 else self.render(self.messages[: index + 1], False)
         )
@@ -133,10 +137,10 @@ class TurnFinder:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """A content at ``start`` to ``stop`` of a text, between what the template wrote before and behind it.
+class ContentFrame:
+    """A message's content, at ``start`` to ``stop`` of a text, and what the template wrote before and behind it.
 
-    Two turns in the same frame have their borders at the same places of it.
+    Two turns between the same texts have their borders at the same places of these.
     """
 
     start: int
@@ -145,11 +149,13 @@ class Frame:
     after: str
 
     def learn(self, known: dict[tuple[str, str], Span], borders: Span) -> None:
+        """Note where the borders of this turn are, for other turns between the same texts."""
         lead, tail = self.start - borders[0], borders[1] - self.stop
         if 0 <= lead <= len(self.before) and 0 <= tail <= len(self.after):
             known[self.before, self.after] = lead, tail
 
     def place(self, known: Mapping[tuple[str, str], Span]) -> Span | None:
+        """Return the borders that another turn between the same texts has, or None."""
         found = known.get((self.before, self.after))
         return (self.start - found[0], self.stop + found[1]) if found else None
 
@@ -167,7 +173,7 @@ class EndTokens:
         self._last = re.compile(rf"\s*(?:{backwards})(?:\s+(?:{backwards}))*")
 
     def close(self, text: str, start: int, stop: int) -> int:
-        """The end of the turn whose content and layout are ``text[start:stop]``.
+        """Return the end of the turn whose content and layout are ``text[start:stop]``.
 
         White space behind a special token, and a special token behind that, is layout that the target never emits
         (Phi-3 ends a conversation with ``<|end|>``, a line break and ``<|endoftext|>``). A turn that does not end in

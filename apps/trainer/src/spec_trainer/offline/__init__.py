@@ -1,6 +1,6 @@
 """Offline features: ``spec-trainer capture`` writes a folder, ``data.features=FOLDER`` trains from it.
 
-Reads top-down: ``index`` (what a folder holds), ``shard`` (one file of it), ``folder`` (what is there and what is
-missing), ``capture`` (engine to folder), ``store`` (folder to run, with every check before a start), ``stream`` (the
-micro-batches of a rank), ``verify`` (all checksums at once).
+Reads top-down: ``index`` (what a folder holds), ``shard`` (one file of it), ``folder`` (which files are there),
+``store`` (a folder as a run sees it, with every check before a start), ``stream`` (the micro-batches of a rank),
+``verify`` (all checksums at once).
 """

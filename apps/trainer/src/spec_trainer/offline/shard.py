@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spec_trainer.offline.index import FeatureIdentity
 
 SCRATCH = ".partial-"
-"""How the name of the folder begins in which a shard is being written."""
+"""Prefix of the folder in which a shard is being written."""
 _HIDDEN, _IDS, _METADATA = "hidden_states", "input_ids", "spec_trainer"
 _LENGTH_BYTES = 8
 
@@ -83,7 +83,7 @@ def _checksum(hidden_TNH: Tensor, ids_T: Tensor) -> str:
 
 
 class _Metadata(pydantic.BaseModel):
-    """What the metadata of a shard say, as JSON: safetensors' own are strings."""
+    """The metadata of a shard, which safetensors holds as one string of JSON."""
 
     model_config = pydantic.ConfigDict(strict=True)
 
@@ -92,7 +92,7 @@ class _Metadata(pydantic.BaseModel):
 
 
 def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
-    """Return what a shard says of itself. Raise ArtifactError where it is damaged or of another capture."""
+    """Return the index entry of a shard. Raise ArtifactError where it is damaged or of another capture."""
     shard, header_checksum = _open(file)
     with foreign_errors(ArtifactError, f"{file} is damaged; {remedy(file)}"):
         found = _Metadata.model_validate_json(shard.metadata()[_METADATA])
@@ -102,7 +102,7 @@ def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
 
 
 class Shard:
-    """A shard that an index lists. Any thread may read it."""
+    """A shard that an index lists; any thread may read it."""
 
     def __init__(self, root: Path, entry: ShardEntry, schema: FeatureSchema) -> None:
         """Read the header alone. Raise ArtifactError where file and index disagree."""

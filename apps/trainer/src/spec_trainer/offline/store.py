@@ -1,4 +1,4 @@
-"""FeatureStore: a folder of features as one run sees it, with every check that is possible before a start.
+"""FeatureStore: a folder of features as a run sees it, with every check that is possible before a start.
 
 Imports no torch: it is opened where a command is resolved, and again by every rank.
 """
@@ -24,15 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureStore:
+    """The features of every sample of a run."""
+
     schema: FeatureSchema
-    """Of what is stored; its layers may be more than the run's."""
+    """What is stored; its layers may be more than the run's."""
     places: Mapping[int, tuple[Shard, StoredSample]]
-    """Where each sample of the run lies, by the run's own sample id."""
+    """The shard of each sample and its place there, by the run's own sample id."""
 
 
 def open_features(run: RunSpec) -> FeatureStore:
-    """``data.features`` for ``run``. Raises ArtifactError, one line each: no such folder, an incomplete or damaged
-    one, another target, layers or a dtype that the draft cannot use, data that was not captured."""
+    """Open ``data.features`` for ``run``.
+
+    Raise ArtifactError, one line each, for a folder that is missing, incomplete or damaged, for another target, for
+    layers or a dtype that the draft cannot use, and for data that was not captured.
+    """
     assert run.config.data.features is not None
     root = Path(run.config.data.features)
     if not root.is_dir():

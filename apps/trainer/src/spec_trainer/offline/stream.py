@@ -1,4 +1,4 @@
-"""StoredStream: one trainer rank's micro-batches, in the plan's order, from a folder of features."""
+"""StoredStream: one trainer rank's micro-batches, in the schedule's order, from a folder of features."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _HOST = torch.device("cpu")
 _READERS = 4
-"""Threads that read and check samples: both let go of the interpreter, and a disk likes more than one question."""
+"""Threads that read and check samples: both release the GIL, and a disk serves several requests at a time."""
 
 
 class StoredStream(Resource):
-    """Reads what it is to prepare beside the training, so that the trainer finds its batch ready."""
+    """Reads the next batch while the trainer computes."""
 
     def __init__(self, run: RunSpec, rank: int, store: FeatureStore, device: torch.device) -> None:
         self._run = run
@@ -49,7 +49,7 @@ class StoredStream(Resource):
         return [batch.to(self._device) for batch in self._ready[1].result()]
 
     def check(self) -> None:
-        """Tokens were compared as they were read."""
+        """Do nothing: tokens were compared as they were read."""
 
     def close(self) -> None:
         self._ahead.shutdown(cancel_futures=True)

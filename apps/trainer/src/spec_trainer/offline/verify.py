@@ -1,4 +1,4 @@
-"""``spec-trainer capture --verify FOLDER``: every checksum at once, without a run."""
+"""``spec-trainer capture --verify FOLDER``: check every checksum, without a run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 
 def verify_features(root: Path) -> dict[str, Any]:
-    """What a sound folder holds. Raises ArtifactError if it is none or incomplete, RunError for damage: how much,
-    and where the first is."""
+    """Return what an undamaged folder holds.
+
+    Raise ArtifactError if it is no folder of features or incomplete, and RunError for damage: how much there is, and
+    where the first is.
+    """
     index = read_index(root)
     if not index.complete:
         raise ArtifactError(f"{root} is incomplete: run its capture again, it goes on")
@@ -35,7 +38,7 @@ def verify_features(root: Path) -> dict[str, Any]:
 
 
 def _problems(root: Path, index: FeatureIndex, entry: ShardEntry) -> Iterator[SpecError]:
-    """One for a file as a whole, or one for each of its samples."""
+    """Yield one problem for a file as a whole, or one for each damaged sample in it."""
     try:
         shard = Shard(root, entry, index.identity.schema)
     except ArtifactError as error:

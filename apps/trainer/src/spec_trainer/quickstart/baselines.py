@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 
-class BigramLaw:
+class BigramModel:
     """p(b | a) = (count(a, b) + strength · p(b)) / (count(a) + strength), estimated from token sequences.
 
     p(b) is the unigram law with one added count per token, so that no probability is 0. Counts are kept for
@@ -40,15 +40,15 @@ class BigramLaw:
         """float64 [V]: the law of the token that follows."""
         edges = torch.tensor([token_id, token_id + 1]) * self._vocab_size
         start, stop = torch.searchsorted(self._keys, edges).tolist()
-        law_V = self._strength * self._unigram_V
-        law_V[self._keys[start:stop] % self._vocab_size] += self._counts[start:stop]
-        return law_V / law_V.sum()
+        probs_V = self._strength * self._unigram_V
+        probs_V[self._keys[start:stop] % self._vocab_size] += self._counts[start:stop]
+        return probs_V / probs_V.sum()
 
 
 class BigramProposer(Proposer):
     """Guesses each token from the one before it."""
 
-    def __init__(self, bigram: BigramLaw) -> None:
+    def __init__(self, bigram: BigramModel) -> None:
         self._bigram = bigram
         self._last = 0
 
@@ -57,16 +57,16 @@ class BigramProposer(Proposer):
 
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
         token_ids: list[int] = []
-        laws: list[Tensor] = []
+        probs: list[Tensor] = []
         for _ in range(num_tokens):
-            law_V = self._bigram.after(token_ids[-1] if token_ids else self._last)
+            probs_V = self._bigram.after(token_ids[-1] if token_ids else self._last)
             if temperature == 0:
-                token_ids.append(int(law_V.argmax()))
+                token_ids.append(int(probs_V.argmax()))
                 continue
-            law_V = torch.softmax(law_V.log() / temperature, dim=-1).to(generator.device)
-            token_ids.append(int(torch.multinomial(law_V, 1, generator=generator)))
-            laws.append(law_V.float())
-        return Proposal(token_ids=tuple(token_ids), probs_KV=torch.stack(laws) if laws else None)
+            probs_V = torch.softmax(probs_V.log() / temperature, dim=-1).to(generator.device)
+            token_ids.append(int(torch.multinomial(probs_V, 1, generator=generator)))
+            probs.append(probs_V.float())
+        return Proposal(token_ids=tuple(token_ids), probs_KV=torch.stack(probs) if probs else None)
 
 
 class PromptLookupProposer(Proposer):

@@ -177,14 +177,14 @@ def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> di
 def _measure_baselines(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> dict[str, float]:
     """Acceptance length of two drafts that see tokens only. The default engine, which is the reference, decodes with
     any Proposer."""
-    from spec_trainer.quickstart.baselines import BigramLaw, BigramProposer, PromptLookupProposer
+    from spec_trainer.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
 
-    law = BigramLaw((sample.input_ids.tolist() for sample in run.dataset.train), run.target.vocab_size)
+    bigram = BigramModel((sample.input_ids.tolist() for sample in run.dataset.train), run.target.vocab_size)
     results: dict[str, float] = {}
     engine_type = plugins.load_available(Engine, EngineConfig().name)
     context = EngineContext(backend=run.backend)
     with engine_type.create(engine_type.Config(), run.target, context) as engine:
-        engine.use_proposer(lambda: BigramProposer(law))
+        engine.use_proposer(lambda: BigramProposer(bigram))
         results["acceptance_length_bigram"] = _acceptance_length(engine, prompts, sampling)
         engine.use_proposer(PromptLookupProposer)
         results["acceptance_length_prompt_lookup"] = _acceptance_length(engine, prompts, sampling)

@@ -1,4 +1,4 @@
-"""AnswerFile: ``FILE.jsonl``, which only ever grows by whole lines, and ``FILE.jsonl.meta.json``, how it is made."""
+"""AnswerFile: ``FILE.jsonl``, to which only whole lines are added, and its settings in ``FILE.jsonl.meta.json``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.resource import Resource
-from spec_trainer.disk import lock
+from spec_trainer.disk import lock_file
 from spec_trainer.run_directory import check_writable, write_atomically
 
 if TYPE_CHECKING:
@@ -21,37 +21,40 @@ if TYPE_CHECKING:
 FORMAT = "spec-trainer answers 1"
 
 _CUT = b'"finish_reason": "length"'
-"""Stands in no other place: quotes within a JSON string are escaped."""
+"""Occurs nowhere else in a line: quotes within a JSON string are escaped."""
 
 
 class AnswerFile(Resource):
-    """Opened for one command; a second one is kept out."""
+    """The file of answers, locked for one command."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, str]) -> None:
-        """Goes on with what is there. ``about`` is for people and may change. Raises ArtifactError as ``check`` does,
-        and where the file is in use."""
-        check(path, settings)
+        """Continue the file that is there, or start one; ``about`` is for readers and may change.
+
+        Raise ArtifactError as ``check_answer_file`` does, and where the file is in use.
+        """
+        check_answer_file(path, settings)
         self.path = path
         self._made = {"format": FORMAT, **about, "settings": settings}
         with ExitStack() as stack:
             self._file = stack.enter_context(path.open("ab+"))
-            lock(self._file, f"output {path} is being written by another command")
+            lock_file(self._file, f"output {path} is being written by another command")
             self.complete = _size(path) > 0 and _meta(path)["result"].get("bytes") == _size(path)
-            """Every row is done."""
+            """Whether every row is answered."""
             self.next_row = _first_missing_row(path, self._file)
-            """Rows of the data before this one are done."""
+            """The first row of the data that is not answered."""
             if self.next_row == 0:
                 self._write_meta({})
             stack.pop_all()
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write answers so that a crash cannot lose them."""
         lines = [json.dumps(row, default=str) + "\n" for row in rows]
         self._file.write("".join(lines).encode())
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def seal(self) -> dict[str, int]:
-        """Every row is done: counts the lines, for the meta file too."""
+        """Note in the meta file that every row is answered; return the counts of lines."""
         self._file.seek(0)
         counts = {"rows_written": 0, "rows_cut": 0}
         for line in self._file:
@@ -61,15 +64,18 @@ class AnswerFile(Resource):
         return counts
 
     def close(self) -> None:
+        """Close and unlock the file."""
         self._file.close()
 
     def _write_meta(self, result: Mapping[str, int]) -> None:
         write_atomically(_meta_of(self.path), json.dumps({**self._made, "result": result}, indent=2) + "\n")
 
 
-def check(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raises ArtifactError where ``path`` holds something else, was made with other settings, or cannot be made;
-    creates nothing."""
+def check_answer_file(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise ArtifactError where ``path`` is another file, was made with other settings, or cannot be made.
+
+    Nothing is created.
+    """
     if path.is_dir():
         raise ArtifactError(f"output {path} is a folder; give a file")
     check_writable(path.parent)
@@ -85,13 +91,13 @@ def check(path: Path, settings: Mapping[str, Any]) -> None:
     ]
     if differences:
         raise ArtifactError(
-            f"output {path} was made with other settings ({'; '.join(differences)}); give the same ones to go on, or "
+            f"output {path} was made with other settings ({'; '.join(differences)}); give the same ones, or "
             "choose another file"
         )
 
 
 def _meta(path: Path) -> dict[str, dict[str, Any]]:
-    """``settings`` and ``result``."""
+    """Return the objects ``settings`` and ``result`` of the meta file."""
     file = _meta_of(path)
     if not file.exists():
         raise ArtifactError(
@@ -117,7 +123,7 @@ def _first_missing_row(path: Path, file: BinaryIO) -> int:
 
 
 def _drop_half_line(file: BinaryIO) -> None:
-    """What a crash left of the last line."""
+    """Remove what a crash left of the last line."""
     size = os.fstat(file.fileno()).st_size
     if size:
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:

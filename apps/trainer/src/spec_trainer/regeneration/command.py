@@ -1,4 +1,4 @@
-"""Runs a regeneration from its request to its document."""
+"""Run a regeneration, from its request to its document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spec_trainer.data.errors import BadRow
 from spec_trainer.engine_options import read_engine_options
 from spec_trainer.evaluation.engine_output import engine_output_kept
 from spec_trainer.progress import StepProgress
-from spec_trainer.regeneration.answer_file import AnswerFile, check
+from spec_trainer.regeneration.answer_file import AnswerFile, check_answer_file
 from spec_trainer.regeneration.conversation import open_conversation
 from spec_trainer.stop_request import Interrupted, StopRequest
 
@@ -33,36 +33,39 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Row:
+class PromptRow:
+    """One row of the data that can be answered."""
+
     number: int
     content: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regeneration:
-    """What is asked for, on this machine."""
+    """A request, checked on this machine, with its rows."""
 
     request: RegenerationRequest
     options: EngineOptions
     target: TargetSpec
     encoder: Encoder
-    rows: list[Row]
-    """Those that can be answered."""
+    rows: list[PromptRow]
+    """The rows that can be answered."""
     num_rows: int
-    """All of the data's."""
+    """The number of all rows of the data."""
     data_digest: str
 
     @property
     def longest(self) -> int:
-        """Tokens that a prompt may have."""
+        """The number of tokens that a prompt may have."""
         return self.target.max_positions - self.request.max_new_tokens
 
     def open(self, content: object) -> Conversation:
-        """Raises BadRow for a row that cannot be answered."""
+        """Return the conversation of a row. Raise BadRow for one that cannot be answered."""
         return open_conversation(content, self.encoder, self.target.eos_token_ids, self.longest)
 
     @property
     def sampling(self) -> SamplingParams:
+        """The options of the engine's sampling."""
         request = self.request
         return SamplingParams(
             max_new_tokens=request.max_new_tokens, temperature=request.temperature, top_p=request.top_p
@@ -70,7 +73,7 @@ class Regeneration:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that the answers depend on."""
+        """Everything that the answers depend on."""
         request, sections = self.request, self.options.sections
         names = ("max_new_tokens", "temperature", "top_p", "seed", "batch", "drop_cut", "on_bad_row")
         return {
@@ -85,7 +88,7 @@ class Regeneration:
 
 def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
     """The document of ``regenerate --json``; ``words`` are ``engine.key=value`` and the like."""
-    work = prepare(request, words)
+    work = prepare_regeneration(request, words)
     about = {"target": str(work.target.folder), "data": request.data}
     with AnswerFile(request.output, work.settings, about) as file, StopRequest() as stop:
         if file.next_row:
@@ -95,7 +98,7 @@ def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) 
     return {"output": str(request.output), "rows": work.num_rows, **counts, **figures}
 
 
-def prepare(request: RegenerationRequest, words: Sequence[str]) -> Regeneration:
+def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> Regeneration:
     """Raises a UsageError, one line, for anything that is wrong; creates nothing."""
     from spec_core.targets.target_reader import read_target
     from spec_trainer.data.tokens import Encoder
@@ -113,12 +116,12 @@ def prepare(request: RegenerationRequest, words: Sequence[str]) -> Regeneration:
         request=request, options=options, target=target, encoder=encoder, rows=[], num_rows=0, data_digest=""
     )
     work = _read_rows(empty)
-    check(request.output, work.settings)
+    check_answer_file(request.output, work.settings)
     return work
 
 
 def _read_rows(work: Regeneration) -> Regeneration:
-    """Every row is opened once, so that a bad one is found before the engine starts."""
+    """Parse every row once, so that a bad one is found before the engine starts."""
     from spec_trainer.data.sources import read_rows
 
     rows, num_rows, digest = [], 0, hashlib.blake2b(digest_size=16)
@@ -133,15 +136,18 @@ def _read_rows(work: Regeneration) -> Regeneration:
                 raise DataError(f"{source.where}: {bad} (--on-bad-row=skip leaves such rows out)") from bad
             log.warning("left out: %s: %s", source.where, bad)
         else:
-            rows.append(Row(number, source.content))
+            rows.append(PromptRow(number, source.content))
     if not rows:
         raise DataError(f"data {work.request.data!r} holds no row that can be answered")
     return replace(work, rows=rows, num_rows=num_rows, data_digest=digest.hexdigest())
 
 
 def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dict[str, Any]:
-    """Everything behind the rows of the file, batch by batch. Batches are cut by row number, so that one that was
-    interrupted is answered again as a whole: an answer depends on the place of its prompt in the batch."""
+    """Answer the rows that the file lacks, batch by batch; return the figures of the document.
+
+    Batches are cut by row number, so that one that was interrupted is answered again as a whole: an answer depends on
+    the place of its prompt in the batch.
+    """
     batches = _batches(work, file.next_row)
     num_tokens, started = 0, time.monotonic()
     progress = StepProgress(len(batches), "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s")
@@ -163,9 +169,9 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
     return {"generated_tokens": num_tokens, "tokens_per_s": num_tokens / (time.monotonic() - started)}
 
 
-def _batches(work: Regeneration, next_row: int) -> dict[int, list[Row]]:
-    """Batch number -> its rows, from the batch on that holds ``next_row``."""
-    batches: dict[int, list[Row]] = {}
+def _batches(work: Regeneration, next_row: int) -> dict[int, list[PromptRow]]:
+    """Return the rows of each batch by its number, from the batch that holds ``next_row``."""
+    batches: dict[int, list[PromptRow]] = {}
     for row in work.rows:
         batch = row.number // work.request.batch
         if batch >= next_row // work.request.batch:
@@ -173,8 +179,10 @@ def _batches(work: Regeneration, next_row: int) -> dict[int, list[Row]]:
     return batches
 
 
-def answer_batch(engine: Engine, rows: Sequence[Row], work: Regeneration, batch: int) -> list[Conversation]:
-    """All turns of ``rows``: first turns together, then second ones, and so on."""
+def answer_batch(
+    engine: Engine, rows: Sequence[PromptRow], work: Regeneration, batch: int
+) -> list[Conversation]:
+    """Answer all turns of ``rows``: the first turns together, then the second ones, and so on."""
     conversations = [work.open(row.content) for row in rows]
     turn = 0
     while asking := [conversation for conversation in conversations if conversation.prompt]:
@@ -187,6 +195,6 @@ def answer_batch(engine: Engine, rows: Sequence[Row], work: Regeneration, batch:
 
 
 def _seed(seed: int, batch: int, turn: int) -> int:
-    """31 bits: engines derive one seed per prompt from it and the prompt's place."""
+    """Return a seed of 31 bits, from which engines derive one for each prompt."""
     digest = hashlib.blake2b(f"{seed} {batch} {turn}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,8 +1,8 @@
-"""One row answered anew: its turns replayed in order, each answer in the context of the answers before it.
+"""Answer a row anew: replay its turns in order, each answer in the context of the answers before it.
 
-What others say (system, user, tools) is kept; each answer of the assistant is generated. Kept too: an assistant's
-message before anybody has asked anything, and one that calls tools, for the results that follow it are that call's.
-An assistant's message behind an answer was its continuation and goes with it.
+Messages of system, user and tools are kept; each answer of the assistant is generated. Also kept are an assistant's
+message before the first question, and one that calls tools, because the results that follow belong to that call. An
+assistant's message right after another one was its continuation, and is dropped with it.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ _ROW_KEYS = ("messages", "conversations", "text", "input_ids", "loss_mask")
 
 
 class Conversation(ABC):
-    """Asked for a prompt and given its answer, until there is no prompt. ``row`` is what training reads."""
+    """A row being answered: has a prompt and takes its answer, until no prompt is left; ``row`` is for training."""
 
     def __init__(self, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
         self.encoder = encoder
         self.prompt: list[int] = []
-        """Token ids that the next answer answers; empty: there is nothing more to answer."""
+        """Token ids of the next prompt; empty where nothing is left to answer."""
         self.kept: list[tuple[int, int]] = []
-        """Where in ``prompt`` earlier answers stand, token for token as they were generated."""
+        """Spans of ``prompt`` that are earlier answers, token for token as they were generated."""
         self.was_cut = False
-        """An answer was cut, or the next prompt would have been too long."""
+        """Whether an answer was cut, or the next prompt would have been too long."""
         self.num_generated = 0
         self.input_ids: list[int] = []
         """The context of the last answer, and that answer."""
         self.spans: list[tuple[int, int]] = []
-        """Where in ``input_ids`` answers stand."""
+        """Spans of ``input_ids`` that are answers."""
         self._eos_token_ids = frozenset(eos_token_ids)
 
     def take(self, token_ids: Sequence[int], max_new_tokens: int) -> None:
-        """The answer to ``prompt``. One that was cut is the conversation's last: nobody replies to half an answer."""
+        """Take the answer to ``prompt``. One that was cut ends the conversation: half an answer gets no reply."""
         self.input_ids = [*self.prompt, *token_ids]
         self.spans = [*self.kept, (len(self.prompt), len(self.input_ids))]
-        said = self.said(token_ids)
-        ended = len(said) < len(token_ids) or len(token_ids) < max_new_tokens
+        answer = self.without_end(token_ids)
+        ended = len(answer) < len(token_ids) or len(token_ids) < max_new_tokens
         self.was_cut = not ended
         self.num_generated += len(token_ids)
         self.prompt = []
-        self.answered(said)
+        self.proceed(answer)
 
-    def said(self, token_ids: Sequence[int]) -> list[int]:
-        """An answer without its end token."""
+    def without_end(self, token_ids: Sequence[int]) -> list[int]:
+        """Return an answer without its end token."""
         ended = bool(token_ids) and token_ids[-1] in self._eos_token_ids
         return list(token_ids[:-1] if ended else token_ids)
 
     def row(self, number: int, original: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answered row ``number``, with the keys of ``original`` that are not its content."""
         mask = [0] * len(self.input_ids)
         for start, stop in self.spans:
             mask[start:stop] = [1] * (stop - start)
@@ -73,54 +74,56 @@ class Conversation(ABC):
         }
 
     @abstractmethod
-    def answered(self, said: list[int]) -> None:
-        """An answer is in ``input_ids``; sets the next ``prompt``, if there is one."""
+    def proceed(self, answer: list[int]) -> None:
+        """Set the next ``prompt``, if there is one; ``answer`` is already in ``input_ids``."""
 
     @abstractmethod
     def text_form(self) -> dict[str, Any]:
-        """The row for those who read text."""
+        """Return the keys of the answered row that hold text."""
 
 
 class Continuation(Conversation):
-    """A text, which the target goes on with; or tokens, of which the last supervised run is replaced."""
+    """A text, which the target continues; or tokens, the last supervised run of which is replaced."""
 
     def __init__(self, row: Text | Tokens, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
         super().__init__(encoder, eos_token_ids)
         self.prompt = encoder.prompt(row)
         self._text = row.text if isinstance(row, Text) else None
 
-    def answered(self, said: list[int]) -> None:
+    def proceed(self, answer: list[int]) -> None:
+        """Add the answer to the text; no prompt follows."""
         if self._text is not None:
-            self._text += self.encoder.decode(said)
+            self._text += self.encoder.decode(answer)
 
     def text_form(self) -> dict[str, Any]:
+        """Return the text, where the row had one."""
         return {} if self._text is None else {"text": self._text}
 
 
 class Dialogue(Conversation):
-    """A chat."""
+    """A chat, each answer of which is generated anew."""
 
     def __init__(self, chat: Chat, encoder: Encoder, eos_token_ids: Sequence[int], longest: int) -> None:
-        """``longest``: tokens that a prompt may have."""
+        """Start with the first prompt; ``longest``: the number of tokens that a prompt may have."""
         super().__init__(encoder, eos_token_ids)
         self._chat = chat
         self._longest = longest
         self._rest = list(chat.messages)
         self._messages: list[dict[str, Any]] = []
         self._known: list[tuple[str, int]] = []
-        """The text so far, and how many of ``input_ids`` spell it: with the last answer's end token, and without."""
+        """The text so far and its number of ``input_ids``, with the last answer's end token and without."""
         self.prompt = self._next_prompt()
 
-    def answered(self, said: list[int]) -> None:
-        """The next prompt; none where the conversation ends, has become too long, or the template refuses it."""
+    def proceed(self, answer: list[int]) -> None:
+        """Set the next prompt; none where the conversation ends, is too long, or is refused by the template."""
         self._known = [
             (
                 self._opening.text + self.encoder.decode(self.input_ids[self.spans[-1][0] :]),
                 len(self.input_ids),
             ),
-            (self._opening.text + self.encoder.decode(said), self.spans[-1][0] + len(said)),
+            (self._opening.text + self.encoder.decode(answer), self.spans[-1][0] + len(answer)),
         ]
-        self._messages.append({"role": "assistant", "content": self.encoder.decode(said)})
+        self._messages.append({"role": "assistant", "content": self.encoder.decode(answer)})
         self._answers = len(self._messages)
         while self._rest and self._rest[0]["role"] == "assistant":
             self._rest.pop(0)
@@ -133,11 +136,12 @@ class Dialogue(Conversation):
         self.prompt = prompt
 
     def text_form(self) -> dict[str, Any]:
+        """Return the messages up to the last answer, and the tools."""
         tools = {} if self._chat.tools is None else {"tools": self._chat.tools}
         return {"messages": self._messages[: self._answers], **tools}
 
     def _next_prompt(self) -> list[int]:
-        """Replays what others say up to the next answer. Raises BadRow."""
+        """Take over messages up to the next answer, and return its prompt. Raise BadRow."""
         while self._rest and not self._is_to_be_answered():
             self._messages.append(self._rest.pop(0))
         if not self._asked():
@@ -154,9 +158,12 @@ class Dialogue(Conversation):
         return bool(self._messages) and self._messages[-1]["role"] in _ASKING
 
     def _in_context(self, opening: Opening) -> list[int]:
-        """The prompt's tokens. Where its text begins with the text so far, its tokens are those so far, not what the
-        tokenizer would make of the text; elsewhere (a template that drops reasoning, say) earlier answers are no
-        longer what was generated, and are not supervised."""
+        """Return the prompt's tokens.
+
+        Where its text begins with the text so far, it keeps those tokens, which the tokenizer might not give for the
+        same text. Elsewhere (with a template that drops reasoning, say) earlier answers are no longer what was
+        generated, and are not supervised.
+        """
         for text, length in self._known:
             first = _border(opening, len(text)) if opening.text.startswith(text) else None
             if first is not None:
@@ -167,7 +174,7 @@ class Dialogue(Conversation):
 
 
 def _border(opening: Opening, position: int) -> int | None:
-    """The token that begins at character ``position``; None if none does."""
+    """Return the token that begins at character ``position``, or None."""
     after = np.flatnonzero(opening.offsets[:, 0] >= position)
     if not len(after) or (opening.offsets[: after[0], 1] > position).any():
         return None
@@ -177,7 +184,10 @@ def _border(opening: Opening, position: int) -> int | None:
 def open_conversation(
     content: object, encoder: Encoder, eos_token_ids: Sequence[int], longest: int
 ) -> Conversation:
-    """Raises BadRow for a row that is none, asks nothing, or asks in more than ``longest`` tokens."""
+    """Return the conversation of a row.
+
+    Raise BadRow for a row without a shape, without a prompt, or with a prompt of more than ``longest`` tokens.
+    """
     row = parse_row(content)
     conversation: Conversation
     if isinstance(row, Chat):

@@ -1,4 +1,4 @@
-"""RegenerationRequest: what ``spec-trainer regenerate`` is asked for. Light: the command line imports it."""
+"""RegenerationRequest: the options of ``spec-trainer regenerate``. The command line imports it, so it is light."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from spec_core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RegenerationRequest:
+    """The options of ``spec-trainer regenerate``."""
+
     target: str
     """Folder or hub id of the target."""
     data: str
@@ -24,17 +26,17 @@ class RegenerationRequest:
     max_new_tokens: int = 1024
     """Most tokens of one answer."""
     temperature: float = 1.0
-    """1 is the target's own law, 0 is greedy."""
+    """1 samples from the target's own distribution, 0 is greedy."""
     top_p: float = 1.0
-    """Draws from the most likely tokens that together have this probability."""
+    """Sample from the most likely tokens that together have this probability."""
     seed: int = 0
     """Seed of sampling."""
     batch: int = 64
-    """Rows that the engine gets at once; they are written together."""
+    """Rows that the engine answers at once; they are written together."""
     drop_cut: bool = False
-    """Leave out rows with an answer that max-new-tokens cut."""
+    """Leave out rows with an answer that was cut at max-new-tokens."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """What a row that cannot be answered does: stops the command before it starts, or is left out."""
+    """Treatment of a row that cannot be answered: it stops the command before it starts, or is left out."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_new_tokens", 1), ("temperature", 0), ("seed", 0), ("batch", 1)):
