@@ -136,6 +136,8 @@ class ChatRenderer:
 
 
 def _way_out(chat: Chat, index: int) -> str:
-    place = f"message {index + 1} of {len(chat.messages)}; {{% generation %}} marks in the template would show it"
+    place = (
+        f"message {index + 1} of {len(chat.messages)}; {{% generation %}} marks in the template would show it"
+    )
     later = any(message["role"] == "assistant" for message in chat.messages[index + 1 :])
     return f"{place}, and data.last_turn_only=true needs the last turn only" if later else place
