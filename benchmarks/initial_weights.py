@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from measure import machine, versions
 
 from spec_core import Draft, plugins
-from spec_core.engine import EngineContext
 from spec_draft_eagle3 import initial_weights
 from spec_trainer.job import run_training
 from spec_trainer.quickstart.run import QuickstartSize, held_out_prompts, prepare_files
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig
 from spec_trainer.resolve import resolve
+from spec_trainer.wiring import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,8 +97,7 @@ def _resolved(row: Row, files: QuickstartFiles, output: Path, words: list[str]) 
 def _acceptance(run: RunSpec, size: QuickstartSize) -> tuple[float, float]:
     """Acceptance length over all prompts, and its standard error from how prompts differ."""
     prompts = held_out_prompts(run, size.num_prompts)
-    context = EngineContext(backend=run.backend, start_s=600.0, peer_s=120.0)
-    with run.engine_type.create(run.config.engine, run.target, context) as engine:
+    with create_engine(run, run.target) as engine:
         engine.load_draft(run.directory.draft)
         counts: list[tuple[int, int]] = []
         before = engine.acceptance()

@@ -61,7 +61,11 @@ def test_strings_keep_the_layers():
 @pytest.mark.parametrize(
     ("importer", "code", "imported"),
     [
-        ("spec_trainer.launch.local", "Program('spec_trainer.job:run_training')", "spec_trainer.job"),
+        (
+            "spec_trainer.controller.run_controller",
+            "Program('spec_trainer.job:run_training')",
+            "spec_trainer.job",
+        ),
         ("spec_engine_vllm.process", "module = 'spec_trainer.cli'", "spec_trainer.cli"),
         (
             "spec_core.processes.spawn",

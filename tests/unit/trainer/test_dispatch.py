@@ -8,8 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from spec_core.errors import ConfigError, EngineError
-from spec_core.records import FeatureSchema
-from spec_trainer.dispatch import Dispatcher, check_sizes, sample_bytes
+from spec_core.records import CaptureRequest, FeatureSchema
+from spec_trainer.dispatch import (
+    DatasetCapturer,
+    Dispatcher,
+    SampleReference,
+    check_sizes,
+    sample_bytes,
+)
 
 SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=4, dtype="float32")
 TOKEN = 2 * 4 * 4 + 8
@@ -23,8 +29,7 @@ class SlowEngine:
         self.asked: list[list[int]] = []
         self.running: list[Future[None]] = []
 
-    def capture(self, requests, schema):
-        assert schema is SCHEMA
+    def capture(self, requests):
         self.asked.append([request.request_id for request in requests])
         self.running.append(Future())
         return self.running[-1]
@@ -46,27 +51,43 @@ def test_sample_bytes():
     assert sample_bytes(SCHEMA, 3) == 3 * TOKEN
 
 
-def test_requests_carry_id_tokens_and_destination(make_schedule):
+def test_a_capturer_reads_the_tokens_of_samples_from_the_dataset(make_schedule):
+    asked = []
+
+    class Engine:
+        def capture(self, requests, schema):
+            asked.append((requests, schema))
+            return Future()
+
+    capturer = DatasetCapturer(Engine(), make_schedule([4, 6]).dataset, SCHEMA)
+    capturer.capture([SampleReference(70, 1, ("a",)), SampleReference(71, 0, ("b",))])
+    wanted = [
+        CaptureRequest(request_id=70, input_ids=(100, 101, 102, 103, 104, 105), destinations=("a",)),
+        CaptureRequest(request_id=71, input_ids=(0, 1, 2, 3), destinations=("b",)),
+    ]
+    assert asked == [(wanted, SCHEMA)]
+
+
+def test_references_carry_ids_and_destination(make_schedule):
     schedule = make_schedule([4, 6], ranks=2, capture_tokens=6)
     seen = []
 
     class Recorder(SlowEngine):
-        def capture(self, requests, schema):
+        def capture(self, requests):
             seen.extend(requests)
-            return super().capture(requests, schema)
+            return super().capture(requests)
 
     engine = Recorder()
     dispatcher(schedule, [engine], 100, ranks=2).start(schedule.items(0), never)
     (item,) = schedule.items(0)
-    assert {request.request_id: request.input_ids for request in seen} == {
-        schedule.request_id(item, 0): (0, 1, 2, 3),
-        schedule.request_id(item, 1): (100, 101, 102, 103, 104, 105),
+    assert {sample.request_id: sample.sample_id for sample in seen} == {
+        schedule.request_id(item, 0): 0,
+        schedule.request_id(item, 1): 1,
     }
     ranks = schedule.destinations(item)
-    assert {request.destinations for request in seen} == {("rank-0",), ("rank-1",)}
-    for request in seen:
-        sample = 0 if request.input_ids[0] == 0 else 1
-        assert request.destinations == tuple(f"rank-{rank}" for rank in ranks[sample])
+    assert {sample.destinations for sample in seen} == {("rank-0",), ("rank-1",)}
+    for sample in seen:
+        assert sample.destinations == tuple(f"rank-{rank}" for rank in ranks[sample.sample_id])
 
 
 def test_samples_are_admitted_in_plan_order_and_never_beyond_the_window(make_schedule):
@@ -157,7 +178,7 @@ def test_the_first_failure_is_told_once_and_stops_everything(make_schedule):
 
 def test_an_engine_that_refuses_at_once_fails_like_one_that_refuses_later(make_schedule):
     class Closed:
-        def capture(self, requests, schema):
+        def capture(self, requests):
             raise EngineError("the engine is closed")
 
     schedule = make_schedule([5] * 4)
@@ -183,13 +204,13 @@ def test_engines_may_answer_from_many_threads(make_schedule):
     with ThreadPoolExecutor(4) as pool:
 
         class Threaded:
-            def capture(self, requests, schema):
+            def capture(self, requests):
                 return pool.submit(self._capture, requests)
 
             def _capture(self, requests):
                 captured.extend(request.request_id for request in requests)
                 for request in requests:
-                    sent.released(int(request.destinations[0][-1]), len(request.input_ids))
+                    sent.released(int(request.destinations[0][-1]), 5)
 
         sent = dispatcher(schedule, [Threaded(), Threaded()], window_tokens=15, ranks=2)
         sent.start(schedule.items(0), never)

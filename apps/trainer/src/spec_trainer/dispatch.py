@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from spec_core.errors import ConfigError, SpecError
@@ -18,17 +19,51 @@ from spec_core.records import CaptureRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from spec_core import Engine
     from spec_core.records import FeatureSchema
     from spec_trainer.batch_schedule import BatchSchedule, GlobalBatch
+    from spec_trainer.data.dataset import Dataset
 
 _QUEUED_PER_ENGINE = 2
 """One batch in the target, one ready behind it: enough to never idle, little enough to share the work."""
 
 
-class Capturer(Protocol):
-    """An engine, here or in another process, as far as dispatching is concerned."""
+@dataclass(frozen=True)
+class SampleReference:
+    """A sample that is to be captured. Its token ids lie in the run's dataset."""
 
-    def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]: ...
+    request_id: int
+    sample_id: int
+    destinations: tuple[str, ...]
+    """Addresses of the trainer processes that train it."""
+
+
+class Capturer(Protocol):
+    """An engine, in this process or another, as the dispatcher sees it."""
+
+    def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
+        """Begin to capture a batch; the future is done when every sample was sent."""
+
+
+class DatasetCapturer:
+    """An engine in this process, with the dataset that has the token ids of samples."""
+
+    def __init__(self, engine: Engine, dataset: Dataset, schema: FeatureSchema) -> None:
+        self._engine = engine
+        self._dataset = dataset
+        self._schema = schema
+
+    def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
+        """Begin to capture a batch; the future is done when every sample was sent."""
+        requests = [
+            CaptureRequest(
+                request_id=sample.request_id,
+                input_ids=tuple(self._dataset.sample(sample.sample_id).input_ids.tolist()),
+                destinations=sample.destinations,
+            )
+            for sample in samples
+        ]
+        return self._engine.capture(requests, self._schema)
 
 
 def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
@@ -70,8 +105,8 @@ class Dispatcher:
         self._window_bytes = window_bytes
         self._used_bytes = Counter[int]()
         self._running = Counter[int]()
-        self._waiting: deque[list[CaptureRequest]] = deque()
-        self._batches: Iterator[list[CaptureRequest]] = iter(())
+        self._waiting: deque[list[SampleReference]] = deque()
+        self._batches: Iterator[list[SampleReference]] = iter(())
         self._stopped = False
         self._lock = threading.RLock()
 
@@ -93,24 +128,23 @@ class Dispatcher:
         with self._lock:
             self._stopped = True
 
-    def _requests(self, item: GlobalBatch) -> Iterator[list[CaptureRequest]]:
+    def _requests(self, item: GlobalBatch) -> Iterator[list[SampleReference]]:
         """Capture batches of an item, cut further where one would not fit the window by itself."""
         destinations = self._schedule.destinations(item)
         for sample_ids in self._schedule.captures(item):
-            batch: list[CaptureRequest] = []
+            batch: list[SampleReference] = []
             used = Counter[int]()
             for sample_id in sample_ids:
                 ranks = destinations[sample_id]
-                ids = self._schedule.dataset.sample(sample_id).input_ids
-                size = sample_bytes(self._schema, len(ids))
+                size = self._sample_bytes(sample_id)
                 if any(used[rank] + size > self._window_bytes for rank in ranks):
                     yield batch
                     batch, used = [], Counter[int]()
                 used.update(dict.fromkeys(ranks, size))
                 batch.append(
-                    CaptureRequest(
+                    SampleReference(
                         request_id=self._schedule.request_id(item, sample_id),
-                        input_ids=tuple(ids.tolist()),
+                        sample_id=sample_id,
                         destinations=tuple(self._addresses[rank] for rank in ranks),
                     )
                 )
@@ -128,17 +162,17 @@ class Dispatcher:
                 lambda done, engine=engine: self._finished(engine, done)
             )
 
-    def _capture(self, engine: int, batch: Sequence[CaptureRequest]) -> Future[None]:
+    def _capture(self, engine: int, batch: Sequence[SampleReference]) -> Future[None]:
         """An engine that refuses at once fails like one that refuses later: the caller may be another engine's
         thread, where an exception would go unheard."""
         try:
-            return self._engines[engine].capture(batch, self._schema)
+            return self._engines[engine].capture(batch)
         except SpecError as error:
             refused: Future[None] = Future()
             refused.set_exception(error)
             return refused
 
-    def _next(self) -> tuple[int, list[CaptureRequest]] | None:
+    def _next(self) -> tuple[int, list[SampleReference]] | None:
         engine = min(range(len(self._engines)), key=lambda index: self._running[index])
         if self._stopped or self._running[engine] >= _QUEUED_PER_ENGINE:
             return None
@@ -154,12 +188,15 @@ class Dispatcher:
         self._running[engine] += 1
         return engine, self._waiting.popleft()
 
-    def _need(self, batch: Sequence[CaptureRequest]) -> Counter[int]:
+    def _need(self, batch: Sequence[SampleReference]) -> Counter[int]:
         need = Counter[int]()
-        for request in batch:
-            size = sample_bytes(self._schema, len(request.input_ids))
-            need.update({self._addresses.index(address): size for address in request.destinations})
+        for sample in batch:
+            size = self._sample_bytes(sample.sample_id)
+            need.update({self._addresses.index(address): size for address in sample.destinations})
         return need
+
+    def _sample_bytes(self, sample_id: int) -> int:
+        return sample_bytes(self._schema, self._schedule.dataset.lengths[sample_id])
 
     def _finished(self, engine: int, future: Future[None]) -> None:
         error = None if future.cancelled() else future.exception()

@@ -9,14 +9,11 @@ from pydantic import Field
 
 from spec_core import Backend, BackendConfig, Config, Engine, EngineConfig, plugins
 from spec_core.config import read_configuration, validate
-from spec_core.engine import EngineContext
 from spec_core.errors import ConfigError
 from spec_trainer.config import TimeoutsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from spec_core import TargetSpec
 
 B = TypeVar("B", bound=BackendConfig)
 E = TypeVar("E", bound=EngineConfig)
@@ -30,15 +27,11 @@ class EngineSections(Config, Generic[B, E]):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    sections: EngineSections[BackendConfig, EngineConfig]
+    """What ``wiring.create_engine`` needs of a command without a run."""
+
+    config: EngineSections[BackendConfig, EngineConfig]
     backend: Backend
     engine_type: type[Engine]
-
-    def create_engine(self, target: TargetSpec) -> Engine:
-        """Return an engine that generates, and captures nothing."""
-        timeouts = self.sections.timeouts
-        context = EngineContext(backend=self.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s)
-        return self.engine_type.create(self.sections.engine, target, context)
 
 
 def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> EngineOptions:
@@ -47,8 +40,8 @@ def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> Engi
     backend_type = plugins.load_available(Backend, _name(values, "backend"))
     engine_type = plugins.load_available(Engine, _name(values, "engine"))
     model = EngineSections[backend_type.Config, engine_type.Config]  # type: ignore[name-defined]
-    sections = validate(model, values, "options")
-    return EngineOptions(sections, backend_type(sections.backend), engine_type)
+    config = validate(model, values, "options")
+    return EngineOptions(config, backend_type(config.backend), engine_type)
 
 
 def _name(values: dict[str, Any], section: str) -> str:

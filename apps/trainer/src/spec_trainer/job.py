@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.checkpoint.resume import checkpoint_to_resume
 from spec_trainer.loop import train
 from spec_trainer.progress import StepProgress
 from spec_trainer.stop_request import StopRequest
-from spec_trainer.wiring import RankLinks, engine_stream, finish, train_state
+from spec_trainer.wiring import RankLinks, finish, inline_source, train_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
-
-    from spec_trainer.feature_stream import BatchSource
     from spec_trainer.run_spec import RunSpec
 
 
@@ -38,9 +33,9 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
 
 def _launch(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
     """Every engine replica and trainer rank in a process of its own."""
-    from spec_trainer.launch.local import run_local
+    from spec_trainer.controller.run_controller import run_workers
 
-    run_local(spec, stop, StepProgress(spec.schedule.total_steps))
+    run_workers(spec, stop, StepProgress(spec.schedule.total_steps))
     return json.loads(spec.directory.summary.read_text())
 
 
@@ -49,9 +44,8 @@ def _train_inline(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
     import torch.distributed as dist
 
     device = spec.backend.device(0)
-    features = engine_stream if spec.config.data.features is None else _folder_stream
     with ExitStack() as stack:
-        stream, begin = stack.enter_context(features(spec, device))
+        stream, begin = stack.enter_context(inline_source(spec, device))
         progress = stack.enter_context(StepProgress(spec.schedule.total_steps))
         links = RankLinks(
             store=dist.HashStore(), should_stop=lambda done_steps: stop.requested, show=progress.show
@@ -59,15 +53,3 @@ def _train_inline(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
         run = stack.enter_context(train_state(spec, 0, device, stream, links))
         begin(run.done_steps)
         return finish(run, train(run))
-
-
-@contextmanager
-def _folder_stream(
-    spec: RunSpec, device: torch.device
-) -> Iterator[tuple[BatchSource, Callable[[int], None]]]:
-    """``data.features``: nothing to begin."""
-    from spec_trainer.offline.store import open_features
-    from spec_trainer.offline.stream import StoredStream
-
-    with StoredStream(spec, 0, open_features(spec), device) as stream:
-        yield stream, lambda done: None

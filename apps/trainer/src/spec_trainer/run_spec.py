@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from spec_core.launcher import LaunchContext
 from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.dispatch import sample_bytes
 from spec_trainer.placement.members import members
@@ -70,4 +71,15 @@ class RunSpec(RunParts):
         if self.config.placement.kind == "inline":
             return []
         window_bytes = self.window_bytes if self.config.data.features is None else 0
-        return members(self.config, self.backend.capabilities(), window_bytes)
+        with self.launcher() as launcher:
+            capabilities = replace(self.backend.capabilities(), num_devices=launcher.num_devices())
+            found = members(self.config, capabilities, window_bytes)
+            launcher.check([member.worker for member in found])
+        return found
+
+    def launcher(self) -> Launcher:
+        """Return the launcher of the run, which has started nothing."""
+        context = LaunchContext(
+            backend=self.backend, logs=self.directory.logs, peer_s=self.config.timeouts.peer_s
+        )
+        return self.launcher_type(self.config.launcher, context)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.engine import EngineContext
 from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.store import CheckpointStore
-from spec_trainer.dispatch import Dispatcher
+from spec_trainer.dispatch import DatasetCapturer, Dispatcher
 from spec_trainer.draft_trainer import ShardedDraftTrainer
 from spec_trainer.loop import TrainState
 from spec_trainer.metrics import read_metrics
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from spec_core import DraftTrainer
+    from spec_core import DraftTrainer, Engine, FeatureReceiver, TargetSpec
+    from spec_trainer.engine_options import EngineOptions
     from spec_trainer.feature_stream import BatchSource, FeatureStream
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.run_spec import RunParts, RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,25 +44,67 @@ class RankLinks:
     """Takes rank 0's record of each step to the person."""
 
 
-@contextmanager
-def engine_stream(
-    spec: RunSpec, device: torch.device
-) -> Iterator[tuple[FeatureStream, Callable[[int], None]]]:
-    """An engine in this process: what it captures, and what begins the capture, given the steps done."""
-    from spec_trainer.feature_stream import FeatureStream
+def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around: Any) -> Engine:
+    """Return the engine that the configuration names. ``around``: other fields of its EngineContext.
 
+    Without a placement it generates, and cannot capture.
+    """
+    timeouts = parts.config.timeouts
+    context = EngineContext(backend=parts.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s, **around)
+    return parts.engine_type.create(parts.config.engine, target, context)
+
+
+@contextmanager
+def inline_source(spec: RunSpec, device: torch.device) -> Iterator[tuple[BatchSource, Callable[[int], None]]]:
+    """Yield the batches of a run that has one process, and what begins their capture, given the steps done."""
+    if spec.config.data.features is not None:
+        with batch_source(spec, 0, device, lambda rank, num_tokens: None) as (stored, _):
+            yield stored, lambda done: None
+        return
     with ExitStack() as stack:
         transport = spec.backend.transport("inline")
-        context = EngineContext(backend=spec.backend, placement="inline", transport=transport)
-        engine = stack.enter_context(spec.engine_type.create(spec.config.engine, spec.target, context))
+        engine = stack.enter_context(
+            create_engine(spec, spec.target, placement="inline", transport=transport)
+        )
         engine.start(spec.schema)
         receiver = stack.enter_context(transport.listen(spec.schema, spec.window_bytes))
-        dispatcher = Dispatcher(spec.schedule, spec.schema, [engine], [receiver.address], spec.window_bytes)
+        capturer = DatasetCapturer(engine, spec.dataset, spec.schema)
+        dispatcher = Dispatcher(spec.schedule, spec.schema, [capturer], [receiver.address], spec.window_bytes)
         stack.callback(dispatcher.stop)
-        stream = FeatureStream(
-            spec.schedule, 0, receiver, spec.schema, spec.config, device, dispatcher.released
-        )
+        stream = _feature_stream(spec, 0, device, receiver, dispatcher.released)
         yield stream, lambda done: dispatcher.start(spec.schedule.items(done), failed=stream.fail)
+
+
+@contextmanager
+def batch_source(
+    spec: RunSpec, rank: int, device: torch.device, released: Callable[[int, int], None]
+) -> Iterator[tuple[BatchSource, str | None]]:
+    """Yield the batches of a rank, and the address at which it receives features; None for features of a folder.
+
+    ``released`` is called with the rank and the number of tokens of each sample whose transport memory is free.
+    """
+    if spec.config.data.features is not None:
+        from spec_trainer.offline.store import open_features
+        from spec_trainer.offline.stream import StoredStream
+
+        with StoredStream(spec, rank, open_features(spec), device) as stored:
+            yield stored, None
+        return
+    transport = spec.backend.transport(spec.config.placement.kind)
+    with transport.listen(spec.schema, spec.window_bytes) as receiver:
+        yield _feature_stream(spec, rank, device, receiver, released), receiver.address
+
+
+def _feature_stream(
+    spec: RunSpec,
+    rank: int,
+    device: torch.device,
+    receiver: FeatureReceiver,
+    released: Callable[[int, int], None],
+) -> FeatureStream:
+    from spec_trainer.feature_stream import FeatureStream
+
+    return FeatureStream(spec.schedule, rank, receiver, spec.schema, spec.config, device, released)
 
 
 @contextmanager

@@ -7,7 +7,17 @@ from spec_core.engine import Engine, EngineContext
 from spec_core.foreign import foreign_errors
 from spec_core.host_tensors import to_device_async
 from spec_core.kernels import FindKernel, Kernel, KernelSet, no_kernel
-from spec_core.launcher import Event, Launcher, Worker
+from spec_core.launcher import (
+    LaunchContext,
+    Launcher,
+    Message,
+    RunLink,
+    WorkerEnded,
+    WorkerHandle,
+    WorkerMain,
+    WorkerMessage,
+    WorkerSpec,
+)
 from spec_core.ops import VocabularyOps
 from spec_core.process_group import ProcessGroup
 from spec_core.rendezvous import Rendezvous
@@ -29,14 +39,15 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineContext",
-    "Event",
     "FeatureReceiver",
     "FeatureSender",
     "FindKernel",
     "Kernel",
     "KernelSet",
+    "LaunchContext",
     "Launcher",
     "LauncherConfig",
+    "Message",
     "OptimizerConfig",
     "Placement",
     "ProcessGroup",
@@ -44,6 +55,7 @@ __all__ = [
     "Proposer",
     "Rendezvous",
     "Role",
+    "RunLink",
     "StateFolder",
     "Strategy",
     "StrategyConfig",
@@ -52,7 +64,11 @@ __all__ = [
     "TrainStep",
     "Transport",
     "VocabularyOps",
-    "Worker",
+    "WorkerEnded",
+    "WorkerHandle",
+    "WorkerMain",
+    "WorkerMessage",
+    "WorkerSpec",
     "foreign_errors",
     "no_kernel",
     "to_device_async",

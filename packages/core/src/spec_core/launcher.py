@@ -1,80 +1,186 @@
-"""Launcher: starts the processes of a run, carries messages between them and the run, and lets none outlive it.
+"""Launcher: starts the workers of a run, carries messages between them and the run, and lets none outlive it.
 
-A *worker* is one such process. What it is to be, its order says: ``entry`` names a function of three arguments, an
-ExitStack that closes what it opens, a channel of messages to the run, and the order itself. A message has a ``kind``
-and fields that JSON can hold; it never carries a tensor.
+A *worker* is a process of the run: an engine replica or a trainer rank. A message is an object that JSON can hold; it
+never carries a tensor. A launcher does not read messages: the run and its workers agree on their meaning.
+
+Contract (``spec_core.testing.LauncherSuite`` quotes the numbers):
+
+L1  Constructing a launcher starts nothing and creates no file. ``check`` raises UsageError, one line, for workers
+    that this launcher can never place; it starts no worker.
+L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each worker calls
+    its entry once, in the main thread of a process of its own, with the environment that ``WorkerSpec.env`` returns
+    on top of the launcher's.
+L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one WorkerEnded,
+    whatever ended the worker: its entry returned, it exited, or it was killed. ``WorkerEnded.killed`` is True where
+    the worker was killed with SIGKILL, or with its machine, or went silent.
+L4  From ``WorkerHandle.watch`` on, a worker of which the launcher has heard nothing for ``peer_s`` seconds counts as
+    ended. A worker that computes is not silent, and one that is stopped (SIGSTOP) is.
+L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises DeadlineExceeded
+    where a worker has read nothing for ``peer_s`` seconds.
+L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the worker.
+    ``RunLink.address`` is the host under which other workers reach this one.
+L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds, and then kills them. Afterwards no
+    worker runs, and no process that a worker has started. ``close`` is ``stop``, and both may be called again.
+L8  If the launcher's own process is killed, the same holds within seconds.
+L9  The output of a worker is appended to ``logs/NAME.log``, or ``WorkerEnded.how`` says where it is.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from spec_core.config import LauncherConfig
 from spec_core.records import Availability
+from spec_core.resource import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from spec_core.backend import Backend, Role
 
-class Worker(ABC):
-    """One process of the run, as the run sees it."""
+Message = dict[str, Any]
+"""A JSON object."""
 
-    name: str
-    finished: bool
-    """It may end now."""
+
+class RunLink(ABC):
+    """A worker's connection to its run."""
+
+    address: str
+    """Host name or address under which other workers reach this one (L6)."""
 
     @abstractmethod
-    def tell(self, kind: str, **fields: Any) -> None:
-        """Send a message. A worker that is gone hears nothing: its end is an event of its own."""
+    def send(self, message: Message) -> None:
+        """Send a message to the run, from any thread. Raise PeerLost if the run has ended (L6)."""
+
+    @abstractmethod
+    def receive(self) -> Message | None:
+        """Wait for the next message of the run and return it; None once the run has ended (L6)."""
+
+
+class WorkerMain(Protocol):
+    """The function that ``WorkerSpec.entry`` names."""
+
+    def __call__(self, link: RunLink, order: Mapping[str, Any]) -> None:
+        """Do the work of a worker. An exception ends its process with exit code 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """A worker that is to be started."""
+
+    name: str
+    """Unique in the run, as ``engine-0``."""
+    entry: str
+    """``package.module:function``, a WorkerMain."""
+    order: Mapping[str, Any]
+    """Second argument of the entry; a JSON object."""
+    role: Role
+    """Part of the run that the worker plays."""
+    first_device: int = 0
+    """Number of its first device among those of the launcher (``Launcher.num_devices``)."""
+    num_devices: int = 1
+    """Number of its devices, from ``first_device`` on."""
+    share: float = 1.0
+    """Share of the compute of each of its devices, 0..1]."""
+
+    def env(self, backend: Backend, local_rank: int | None = None) -> Mapping[str, str]:
+        """Return the environment variables of the worker if its first device is ``local_rank`` of its host.
+
+        By default that is ``first_device``, as on a launcher of one host.
+        """
+        first = self.first_device if local_rank is None else local_rank
+        return backend.child_env(self.role, self.share, first, self.num_devices)
+
+
+class WorkerHandle(ABC):
+    """A started worker, as the run sees it."""
+
+    name: str
+    """``WorkerSpec.name``."""
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """Send a message to the worker; do nothing if it has ended (L5). Raise DeadlineExceeded."""
+
+    @abstractmethod
+    def watch(self) -> None:
+        """Count silence as the worker's end from now on (L4). Earlier, imports and drivers may stop its threads."""
 
 
 @dataclass(frozen=True)
-class Event:
-    """A message of a worker, or its end."""
+class WorkerMessage:
+    """A message that a worker has sent."""
 
-    child: Worker
-    record: dict[str, Any] | None
-    """The message; None: the worker has ended."""
+    worker: WorkerHandle
+    message: Message
 
 
-class Launcher(AbstractContextManager["Launcher"]):
-    """Leaving it, by an exception or not, ends every worker and waits for it."""
+@dataclass(frozen=True)
+class WorkerEnded:
+    """The end of a worker; nothing follows from it (L3)."""
+
+    worker: WorkerHandle
+    how: str
+    """What happened, to be read after the worker's name: ``was killed by signal 9; see LOG``."""
+    killed: bool = False
+    """True if the cause lies outside the run's own processes: SIGKILL, a lost machine, silence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchContext:
+    """Everything around a launcher that is not in its section of the configuration."""
+
+    backend: Backend
+    """Hardware of the workers; inside its ``prepare_host`` when ``start`` is called."""
+    logs: Path
+    """Folder for the workers' output. It exists when ``start`` is called."""
+    peer_s: float = 120.0
+    """Seconds of silence after which a worker counts as lost."""
+
+
+class Launcher(Resource):
+    """Starts workers and ends them. The run calls it from one thread; only ``wake`` may interrupt that."""
 
     name: ClassVar[str]
     api_version: ClassVar[int]
     Config: ClassVar[type[LauncherConfig]] = LauncherConfig
 
-    children: dict[str, Any]
-    """Every worker that was started, by name."""
-
-    @abstractmethod
-    def __init__(self, logs: Path, peer_s: float, check_host: Callable[[], None]) -> None:
-        """``logs``: folder for the workers' output; ``peer_s``: silence after which a worker counts as lost;
-        ``check_host``: raises when something that the run needs on its host has died."""
+    def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:
+        self.config = config
+        self.context = context
 
     @classmethod
     def probe(cls) -> Availability:
-        """Say whether this machine can run it, without starting anything."""
+        """Return whether this machine can run the launcher, without starting anything."""
         return Availability(ok=True)
 
-    @abstractmethod
-    def spawn(self, name: str, order: Mapping[str, object], env: Mapping[str, str]) -> Worker:
-        """Start a worker with ``env`` over this process's environment."""
+    def num_devices(self) -> int:
+        """Return the number of devices for workers, over all hosts; by default those of this host (L1)."""
+        return self.context.backend.capabilities().num_devices
+
+    def check(self, workers: Sequence[WorkerSpec]) -> None:
+        """Raise UsageError for workers that can never be placed; accept everything by default (L1)."""
 
     @abstractmethod
-    def next_event(self, deadline_s: float = math.inf) -> Event | None:
-        """Return the next message of any worker; None when woken, or at ``deadline_s`` (monotonic). Raise the run's
-        failure: what a worker reports, a worker that ended early, or one that was silent for too long (PeerLost)."""
+    def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
+        """Start the workers and return a handle for each, by name. Raise RunError with none running (L2)."""
+
+    @abstractmethod
+    def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
+        """Return what comes next from any worker (L3); None at ``deadline_s`` (monotonic) or after ``wake``."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Make ``next_event`` return None; safe in a signal handler."""
+        """Make the running or the next ``receive`` return None; safe in a signal handler."""
 
     @abstractmethod
-    def wait_all(self, timeout_s: float) -> None:
-        """Wait until the workers have ended by themselves. Raise DeadlineExceeded."""
+    def stop(self, grace_s: float) -> None:
+        """End every worker and what it has started, after ``grace_s`` seconds by force (L7)."""
+
+    def close(self) -> None:
+        """Stop with a grace of 3 seconds (L7)."""
+        self.stop(3.0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.errors import ConfigError, PeerLost
+from spec_core.errors import PeerLost
 from spec_core.processes.control import ControlChannel
 
 if TYPE_CHECKING:
@@ -68,15 +68,6 @@ def test_close_ends_a_wait_for_records(ends: Ends) -> None:
     thread.join(5)
     assert not thread.is_alive()
     assert heard == []
-
-
-def test_a_report_is_one_line_and_says_whose_fault_it_is(ends: Ends) -> None:
-    ends[0].report(OSError("disk full\nsomewhere"))
-    ends[0].report(ConfigError("train.lr=-1"))
-    ends[0].close()
-    failed, misused = ends[1].records()
-    assert failed == {"kind": "failed", "error": "OSError", "message": "disk full", "usage": False}
-    assert misused == {"kind": "failed", "error": "ConfigError", "message": "train.lr=-1", "usage": True}
 
 
 def test_a_heartbeat_beats_until_the_channel_is_closed(ends: Ends) -> None:

@@ -8,7 +8,7 @@ import torch
 from spec_core.errors import RunError
 from spec_trainer.offline.store import open_features
 from spec_trainer.offline.stream import StoredStream
-from spec_trainer.wiring import engine_stream
+from spec_trainer.wiring import inline_source
 
 CPU = torch.device("cpu")
 ONE_PASS_EACH = "engine.batch_tokens=10"
@@ -24,7 +24,7 @@ def test_batches_equal_those_of_an_engine_bit_for_bit(capture, resolved, packing
     keys = ["train.global_batch_tokens=64", "train.steps=5", "train.eval_every=2", f"data.packing={packing}"]
     online = resolved(*keys, "train.accumulation=2", ONE_PASS_EACH)
     offline = resolved(*keys, "train.accumulation=2", f"data.features={capture(ONE_PASS_EACH)}")
-    with engine_stream(online, CPU) as (live, begin), stored(offline) as read:
+    with inline_source(online, CPU) as (live, begin), stored(offline) as read:
         begin(0)
         items = list(online.schedule.items(0))
         assert sum(item.evaluates for item in items) >= 2

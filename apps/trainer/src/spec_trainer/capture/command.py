@@ -74,10 +74,10 @@ def _capture_inline(capture: CaptureRun, stop: StopRequest) -> None:
     """Engine and disk in this process."""
     import torch
 
-    from spec_trainer.wiring import engine_stream
+    from spec_trainer.wiring import inline_source
 
     with ExitStack() as stack:
-        stream, begin = stack.enter_context(engine_stream(capture.run, torch.device("cpu")))
+        stream, begin = stack.enter_context(inline_source(capture.run, torch.device("cpu")))
         progress = stack.enter_context(_progress(capture))
         begin(0)
         write_shards(capture, stream, lambda done: stop.requested, progress.show)
@@ -85,11 +85,11 @@ def _capture_inline(capture: CaptureRun, stop: StopRequest) -> None:
 
 def _launch(capture: CaptureRun, stop: StopRequest) -> None:
     """Engines in processes of their own, and one process that writes."""
-    from spec_trainer.launch.local import Program, run_local
+    from spec_trainer.controller.run_controller import run_workers
 
-    writer = Program("writer", "spec_trainer.capture.writer_process:run")
+    writer = ("writer", "spec_trainer.capture.writer_worker:run")
     capture.run.directory.logs.mkdir(exist_ok=True)
-    run_local(capture.run, stop, _progress(capture), writer)
+    run_workers(capture.run, stop, _progress(capture), writer)
 
 
 def _progress(capture: CaptureRun) -> StepProgress:

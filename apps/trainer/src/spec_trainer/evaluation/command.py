@@ -11,6 +11,7 @@ from spec_trainer.evaluation.document import summarise
 from spec_trainer.evaluation.engine_output import engine_output_kept
 from spec_trainer.evaluation.measure import acceptance_length, decode_with_draft, decode_without_draft
 from spec_trainer.evaluation.prepare import prepare
+from spec_trainer.wiring import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         if evaluation.measures_untrained:
             untrained = export_untrained(evaluation.draft, evaluation.target, Path(scratch) / "untrained")
         options = evaluation.options
-        with engine_output_kept(options.engine_type), options.create_engine(evaluation.target) as engine:
+        with engine_output_kept(options.engine_type), create_engine(options, evaluation.target) as engine:
             figures = measure(engine, request.draft_model, evaluation.work, untrained)
     return {
         "target": str(evaluation.target.folder),

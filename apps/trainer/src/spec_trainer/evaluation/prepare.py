@@ -49,7 +49,7 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     draft, num_draft_tokens = check_draft(request.draft_model, target, request.num_draft_tokens)
     check_finite(request.draft_model)
     options.engine_type.check_draft(
-        options.sections.engine, target, draft, request.draft_model, num_draft_tokens
+        options.config.engine, target, draft, request.draft_model, num_draft_tokens
     )
     work = _workload(request, target, num_draft_tokens)
     return Evaluation(request=request, options=options, target=target, draft=draft, work=work)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
+from spec_core.launcher import WorkerSpec
 from spec_trainer.placement.memory_budget import MemoryBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from spec_core.backend import Backend, Role
+    from spec_core.backend import Role
     from spec_core.records import Capabilities
     from spec_trainer.config import AnyRunConfig, PlacementConfig
 
@@ -43,11 +44,18 @@ class Member:
     def name(self) -> str:
         return f"{self.role}-{self.index}"
 
-    def env(self, backend: Backend) -> Mapping[str, str]:
-        """What its process needs in its environment."""
-        if self.num_devices == 1:
-            return backend.child_env(self.role, self.share, self.local_rank)
-        return backend.child_env(self.role, self.share, self.local_rank, self.num_devices)
+    @property
+    def worker(self) -> WorkerSpec:
+        """The process as a launcher places it; it has no entry yet."""
+        return WorkerSpec(
+            name=self.name,
+            entry="",
+            order={},
+            role=self.role,
+            first_device=self.local_rank,
+            num_devices=self.num_devices,
+            share=self.share,
+        )
 
 
 def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int = 0) -> list[Member]:
@@ -85,7 +93,7 @@ def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
     width = config.engine.tensor_parallel
     if width > num_devices:
         raise ConfigError(
-            f"engine.tensor_parallel={width}, but this host has {num_devices} device(s) of backend "
+            f"engine.tensor_parallel={width}, but the launcher has {num_devices} device(s) of backend "
             f"{config.backend.name}; set engine.tensor_parallel={num_devices} or less"
         )
     replicas = config.engine.replicas if config.data.features is None else 0

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core import Backend, Draft, Engine, EngineConfig, plugins
-from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
+from spec_trainer.engine_options import EngineOptions, EngineSections
 from spec_trainer.evaluation.command import export_untrained, measure
 from spec_trainer.evaluation.engine_output import engine_output_kept
 from spec_trainer.evaluation.measure import decode
@@ -27,6 +27,7 @@ from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_tar
 from spec_trainer.report import write_report
 from spec_trainer.resolve import resolve
 from spec_trainer.run_directory import RunDirectory, write_atomically
+from spec_trainer.wiring import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -163,12 +164,7 @@ def prepare_files(size: QuickstartSize) -> QuickstartFiles:
 def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> dict[str, Any]:
     """Acceptance length of the trained draft and of three others, all by the same decoding."""
     untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
-    timeouts = run.config.timeouts
-    context = EngineContext(backend=run.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s)
-    with (
-        engine_output_kept(run.engine_type),
-        run.engine_type.create(run.config.engine, run.target, context) as engine,
-    ):
+    with engine_output_kept(run.engine_type), create_engine(run, run.target) as engine:
         work = Workload(prompts=prompts, sampling=sampling)
         result = measure(engine, run.directory.draft, work, untrained)
     return {**result, **_measure_baselines(run, prompts, sampling)}
@@ -182,8 +178,8 @@ def _measure_baselines(run: RunSpec, prompts: Prompts, sampling: SamplingParams)
     bigram = BigramModel((sample.input_ids.tolist() for sample in run.dataset.train), run.target.vocab_size)
     results: dict[str, float] = {}
     engine_type = plugins.load_available(Engine, EngineConfig().name)
-    context = EngineContext(backend=run.backend)
-    with engine_type.create(engine_type.Config(), run.target, context) as engine:
+    reference = EngineOptions(EngineSections(engine=engine_type.Config()), run.backend, engine_type)
+    with create_engine(reference, run.target) as engine:
         engine.use_proposer(lambda: BigramProposer(bigram))
         results["acceptance_length_bigram"] = _acceptance_length(engine, prompts, sampling)
         engine.use_proposer(PromptLookupProposer)

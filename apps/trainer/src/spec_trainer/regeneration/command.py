@@ -19,6 +19,7 @@ from spec_trainer.progress import StepProgress
 from spec_trainer.regeneration.answer_file import AnswerFile, check_answer_file
 from spec_trainer.regeneration.conversation import open_conversation
 from spec_trainer.stop_request import Interrupted, StopRequest
+from spec_trainer.wiring import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,7 +75,7 @@ class Regeneration:
     @property
     def settings(self) -> dict[str, Any]:
         """Everything that the answers depend on."""
-        request, sections = self.request, self.options.sections
+        request, sections = self.request, self.options.config
         names = ("max_new_tokens", "temperature", "top_p", "seed", "batch", "drop_cut", "on_bad_row")
         return {
             "target_digest": self.target.digest,
@@ -152,7 +153,7 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
     num_tokens, started = 0, time.monotonic()
     progress = StepProgress(len(batches), "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s")
     options = work.options
-    with engine_output_kept(options.engine_type), options.create_engine(work.target) as engine, progress:
+    with engine_output_kept(options.engine_type), create_engine(options, work.target) as engine, progress:
         for done, (batch, rows) in enumerate(batches.items()):
             if stop.requested:
                 raise Interrupted(

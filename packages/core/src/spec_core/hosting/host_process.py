@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psutil
 
 from spec_core.errors import DeadlineExceeded, EngineError, PeerLost
-from spec_core.processes.guardian import Guardian, end_group
-from spec_core.processes.spawn import spawn
+from spec_core.processes import Reaper, end_group, spawn
 from spec_core.resource import Resource
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core.engine import EngineContext
-    from spec_core.processes.control import Record
+    from spec_core.processes import Record
     from spec_core.records import AcceptanceCounters, CaptureRequest, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -79,9 +78,9 @@ class EngineSubprocess(Resource):
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._begun_s = self._heard_s = time.monotonic()
         log.info("starting %s: %s", self.program, arguments)
-        self._guardian = Guardian().__enter__()
+        self._reaper = Reaper()
         self._process, self._channel = spawn([self.module], env, subprocess.PIPE, context.peer_s)
-        self._guardian.guard(self._process.pid)
+        self._reaper.add(self._process.pid)
         with suppress(PeerLost):  # its end is told with the cause
             self._channel.send(
                 "order",
@@ -157,7 +156,7 @@ class EngineSubprocess(Resource):
         for thread in self._threads:
             thread.join()
         self._await_death(group)
-        self._guardian.__exit__(None, None, None)
+        self._reaper.close()
         for file in self._left_files([process.pid for process in group]):
             file.unlink(missing_ok=True)
 

@@ -1,1 +1,20 @@
-"""For launchers and engines: starting a process, talking to it, and ending what it leaves behind."""
+"""Processes of one host, for launchers and for engines whose program needs a process of its own.
+
+``spawn`` starts a Python module in a process group of its own and returns this end of a ControlChannel to it;
+``channel_to_parent`` takes up the other end there. The kernel ends the process when the thread that started it ends.
+A Reaper ends whatever the process has started in turn, even where this process dies of ``kill -9``.
+"""
+
+from spec_core.processes.control import BEATS_PER_TIMEOUT, ControlChannel, Record
+from spec_core.processes.reaper import Reaper, end_group
+from spec_core.processes.spawn import channel_to_parent, spawn
+
+__all__ = [
+    "BEATS_PER_TIMEOUT",
+    "ControlChannel",
+    "Reaper",
+    "Record",
+    "channel_to_parent",
+    "end_group",
+    "spawn",
+]

@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from spec_core import local_socket
-from spec_core.config import first_line
-from spec_core.errors import DeadlineExceeded, PeerLost, UsageError
+from spec_core.errors import DeadlineExceeded, PeerLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,17 +50,6 @@ class ControlChannel:
             ) from error
         except OSError as error:
             raise PeerLost(f"the control channel is closed: {error}") from error
-
-    def report(self, error: BaseException) -> None:
-        """Tells the launcher, if it still lives, what this process failed of: one line for the person at the
-        keyboard. The whole story is in the log."""
-        with suppress(PeerLost):
-            self.send(
-                "failed",
-                error=type(error).__name__,
-                message=first_line(error),
-                usage=isinstance(error, UsageError),
-            )
 
     def keep_alive(self, peer_s: float) -> None:
         """Tells the other process from now on that this one runs, not only that it exists: a stopped one goes silent.

@@ -1,8 +1,15 @@
-"""Conformance suites: the numbered contracts of the interfaces as tests that any implementation can subclass."""
+"""Conformance suites: the numbered contracts of the interfaces as tests that any implementation can subclass.
+
+A suite is imported when it is first asked for: the workers of LauncherSuite do without torch.
+"""
+
+from typing import TYPE_CHECKING
 
 import pytest
 
-# Before the suites are imported, so that their plain asserts explain themselves in a stranger's test run too.
+from spec_core.lazy import lazy_names
+
+# Before the suites are imported, so that their plain asserts explain themselves in a third party's test run too.
 pytest.register_assert_rewrite(
     "spec_core.testing.backend_suite",
     "spec_core.testing.conformance",
@@ -10,6 +17,7 @@ pytest.register_assert_rewrite(
     "spec_core.testing.draft_workbench",
     "spec_core.testing.engine_suite",
     "spec_core.testing.kernels",
+    "spec_core.testing.launcher_suite",
     "spec_core.testing.process_group_suite",
     "spec_core.testing.strategy_suite",
     "spec_core.testing.toy_training",
@@ -19,20 +27,35 @@ pytest.register_assert_rewrite(
     "spec_core.testing.transport_suite",
 )
 
-from spec_core.testing.backend_suite import BackendSuite  # noqa: E402
-from spec_core.testing.draft_suite import DraftSuite  # noqa: E402
-from spec_core.testing.engine_suite import EngineSuite  # noqa: E402
-from spec_core.testing.kernels import assert_kernel_agrees  # noqa: E402
-from spec_core.testing.process_group_suite import ProcessGroupSuite  # noqa: E402
-from spec_core.testing.strategy_suite import StrategySuite  # noqa: E402
-from spec_core.testing.transport_suite import TransportSuite  # noqa: E402
+if TYPE_CHECKING:
+    from spec_core.testing.backend_suite import BackendSuite
+    from spec_core.testing.draft_suite import DraftSuite
+    from spec_core.testing.engine_suite import EngineSuite
+    from spec_core.testing.kernels import assert_kernel_agrees
+    from spec_core.testing.launcher_suite import LauncherSuite
+    from spec_core.testing.process_group_suite import ProcessGroupSuite
+    from spec_core.testing.strategy_suite import StrategySuite
+    from spec_core.testing.transport_suite import TransportSuite
 
 __all__ = [
     "BackendSuite",
     "DraftSuite",
     "EngineSuite",
+    "LauncherSuite",
     "ProcessGroupSuite",
     "StrategySuite",
     "TransportSuite",
     "assert_kernel_agrees",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    backend_suite="BackendSuite",
+    draft_suite="DraftSuite",
+    engine_suite="EngineSuite",
+    kernels="assert_kernel_agrees",
+    launcher_suite="LauncherSuite",
+    process_group_suite="ProcessGroupSuite",
+    strategy_suite="StrategySuite",
+    transport_suite="TransportSuite",
+)

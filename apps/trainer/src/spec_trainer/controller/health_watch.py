@@ -10,7 +10,7 @@ from spec_core.errors import SpecError
 
 if TYPE_CHECKING:
     from spec_core import Engine
-    from spec_core.processes.control import ControlChannel
+    from spec_trainer.controller.worker_main import ControllerLink
 
 _CHECKS_PER_TIMEOUT = 8
 _LEAVING_S = 1.0
@@ -20,9 +20,9 @@ _LEAVING_S = 1.0
 class HealthWatch(AbstractContextManager["HealthWatch"]):
     """Watches until it is left, or the engine has failed once: the run ends of that."""
 
-    def __init__(self, engine: Engine, channel: ControlChannel, peer_s: float) -> None:
+    def __init__(self, engine: Engine, controller: ControllerLink, peer_s: float) -> None:
         self._engine = engine
-        self._channel = channel
+        self._controller = controller
         self._pause_s = peer_s / _CHECKS_PER_TIMEOUT
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="health", daemon=True)
@@ -41,5 +41,5 @@ class HealthWatch(AbstractContextManager["HealthWatch"]):
                 self._engine.health()
             except SpecError as error:
                 if not self._left.is_set():
-                    self._channel.report(error)
+                    self._controller.report(error)
                 return

@@ -1,0 +1,32 @@
+"""The worker that receives the features of a capture and writes them, in the place of a trainer rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_trainer.capture.capture_run import plan_capture, write_shards
+from spec_trainer.controller.protocol import Ready
+from spec_trainer.controller.trainer_worker import RankLink
+from spec_trainer.data.store import open_dataset
+from spec_trainer.resolve import resolve_parts
+from spec_trainer.wiring import batch_source
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from spec_trainer.controller.protocol import WorkerOrder
+    from spec_trainer.controller.worker_main import ControllerLink
+
+
+def run(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
+    """Write every missing shard."""
+    link = RankLink(controller, order)
+    capture = plan_capture(resolve_parts(order.config), open_dataset(order.dataset))
+    spec = capture.run
+    if order.memory_fraction is not None:
+        spec.backend.limit_memory(order.memory_fraction)
+    spec.backend.device(0)  # binds this process to its device, which the transport uses
+    stream, address = stack.enter_context(batch_source(spec, 0, torch.device("cpu"), link.released))
+    link.work(Ready(address), lambda: write_shards(capture, stream, link.should_stop, link.show))

@@ -1,0 +1,57 @@
+"""An engine replica as a worker: captures the samples that the controller names."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING
+
+from spec_trainer.controller.health_watch import HealthWatch
+from spec_trainer.controller.protocol import Capture, Captured, Ready
+from spec_trainer.data.store import open_dataset
+from spec_trainer.dispatch import DatasetCapturer, SampleReference
+from spec_trainer.resolve import resolve_parts
+from spec_trainer.wiring import create_engine
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from contextlib import ExitStack
+
+    from spec_trainer.controller.protocol import WorkerOrder
+    from spec_trainer.controller.worker_main import ControllerLink
+
+log = logging.getLogger(__name__)
+
+
+def run(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
+    """Capture until the controller stops this worker, or has ended."""
+    parts = resolve_parts(order.config)
+    engine = stack.enter_context(
+        create_engine(
+            parts,
+            parts.target,
+            placement=parts.config.placement.kind,
+            memory_fraction=order.memory_fraction,
+        )
+    )
+    engine.start(parts.schema)
+    engine.health()
+    stack.enter_context(HealthWatch(engine, controller, parts.config.timeouts.peer_s))
+    capturer = DatasetCapturer(engine, open_dataset(order.dataset), parts.schema)
+    controller.send(Ready())
+    while isinstance(message := controller.receive(), Capture):
+        samples = [
+            SampleReference(request_id, sample_id, tuple(destinations))
+            for request_id, sample_id, destinations in message.samples
+        ]
+        done = capturer.capture(samples)
+        done.add_done_callback(functools.partial(_report, controller, message.batch))
+
+
+def _report(controller: ControllerLink, batch: int, done: Future[None]) -> None:
+    error = None if done.cancelled() else done.exception()
+    if error is None:
+        controller.send(Captured(batch))
+    else:
+        log.error("capture batch %d failed", batch, exc_info=error)
+        controller.report(error)

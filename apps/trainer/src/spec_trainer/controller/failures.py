@@ -1,0 +1,90 @@
+"""Failures of workers: which failure is the root of those that follow from it, and what a run does about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spec_core.errors import PeerLost, RunError, SpecError, UsageError
+from spec_core.launcher import WorkerEnded, WorkerMessage
+from spec_trainer.controller.protocol import Failed, from_json
+
+if TYPE_CHECKING:
+    from spec_core.launcher import Launcher
+
+_ROOT_CAUSE_S = {1: 2.0, 2: 3.0}
+"""Distance of a failure -> seconds in which its cause must arrive. A worker may report a lost connection before the
+kernel reports the death of the worker at its other end, and a driver may take seconds to let a process end."""
+_SECONDARY_ERRORS = ("PeerLost", "DeadlineExceeded", "AcceleratorError")
+"""Errors that another worker's failure may cause. torch raises the last one in every process that shares a device
+when one of them crashes in the middle of a kernel."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of a worker."""
+
+    worker: str
+    error: SpecError
+    distance: int
+    """0 for a worker that was killed or went silent, 1 for one that ended by itself or reports its own error, 2 for
+    one that reports an error which another worker's failure may have caused."""
+
+
+FailurePolicy = Callable[[Failure], None]
+"""Treats the failed worker. Returning means that the run goes on; the run ends with what it raises."""
+
+
+def end_run(failure: Failure) -> None:
+    """End the run with the error of the failure."""
+    raise failure.error
+
+
+class FailureReports:
+    """Recognises failures among what a launcher receives."""
+
+    def __init__(self, launcher: Launcher, check_host: Callable[[], None]) -> None:
+        """``check_host`` raises RunError when something that the run needs on its host has died."""
+        self._launcher = launcher
+        self._check_host = check_host
+        self._settled: set[str] = set()
+
+    def expect_end(self, worker: str) -> None:
+        """Take the end of a worker as no failure from now on."""
+        self._settled.add(worker)
+
+    def failure_in(self, event: WorkerMessage | WorkerEnded) -> Failure | None:
+        """Return the failure that an event reports; None for any other event."""
+        name = event.worker.name
+        if isinstance(event, WorkerEnded):
+            if name in self._settled:
+                return None
+            return Failure(name, PeerLost(f"{name} {event.how}"), 0 if event.killed else 1)
+        report = from_json(event.message)
+        if not isinstance(report, Failed):
+            return None
+        self._settled.add(name)
+        if report.usage:
+            return Failure(name, UsageError(report.message), 1)
+        error = RunError(f"{name}: {report.error}: {report.message}")
+        return Failure(name, error, 2 if report.error in _SECONDARY_ERRORS else 1)
+
+    def root_cause(self, first: Failure) -> Failure:
+        """Return the failure closest to the root of all that arrive soon after ``first``; of equals, the first.
+
+        Raise RunError for what has died on the host, unless a worker was killed.
+        """
+        failures = [first]
+        deadline = time.monotonic() + _ROOT_CAUSE_S.get(first.distance, 0.0)
+        while failures[-1].distance > 0:
+            event = self._launcher.receive(deadline)
+            if event is None:
+                if time.monotonic() < deadline:
+                    continue
+                self._check_host()
+                break
+            if (failure := self.failure_in(event)) is not None:
+                failures.append(failure)
+        return min(failures, key=lambda failure: failure.distance)

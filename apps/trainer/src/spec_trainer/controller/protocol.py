@@ -1,0 +1,160 @@
+"""Messages between the controller of a run and its workers, the same for every launcher.
+
+::
+
+    worker                      controller
+      ◄──────────────────── order     what the worker is
+      ◄──────────────────── Begin     to a worker that waits for its turn on a shared device
+    RendezvousAddress ────────►       from trainer rank 0: where the ranks meet; passed on to the others
+    Ready ────────────────────►
+      ◄──────────────────── Start     to trainer ranks, once every worker is ready
+      ◄──────────────────── Capture   to engines; answered by Captured
+    Released ─────────────────►       from trainer ranks: transport memory of a sample is free
+    StepDone ─────────────────►       from trainer ranks; answered by Proceed
+    StepShown ────────────────►       from trainer rank 0: the record of a step, for the progress display
+    Finished, Interruption ───►       from trainer ranks: the work is done, or was stopped on request
+      ◄──────────────────── Stop      to everyone, once every rank has finished
+    Failed ───────────────────►       from anyone, at any time
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ControlMessage:
+    """A message; its fields hold what JSON can hold."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the message as an object that JSON can hold."""
+        return {"kind": type(self).__name__, **asdict(self)}
+
+
+def from_json(fields: dict[str, Any]) -> ControlMessage:
+    """Return the message that ``to_json`` has written."""
+    types = {message.__name__: message for message in ControlMessage.__subclasses__()}
+    return types[fields["kind"]](**{name: value for name, value in fields.items() if name != "kind"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOrder:
+    """What a worker is: the order of its WorkerSpec."""
+
+    name: str
+    program: str
+    """``package.module:function``, called with an ExitStack, a ControllerLink and this order."""
+    index: int
+    """Number of the engine replica or trainer rank."""
+    memory_fraction: float | None
+    """Share of each device's memory that the worker may take; None for no limit."""
+    turn: int
+    """A worker touches no device before all workers of earlier turns are ready; after turn 0 it waits for Begin."""
+    config: dict[str, Any]
+    """The resolved configuration of the run."""
+    token: str
+    """Secret that the ranks of a run share."""
+    dataset: str
+    """Folder of the tokenised dataset."""
+
+
+@dataclass(frozen=True)
+class Begin(ControlMessage):
+    """The worker may touch its devices."""
+
+
+@dataclass(frozen=True)
+class RendezvousAddress(ControlMessage):
+    """Rank 0 listens at ``address`` for the other ranks."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class Ready(ControlMessage):
+    """The worker has loaded everything."""
+
+    address: str | None = None
+    """Address at which a rank receives features; None for others."""
+    done_steps: int = 0
+    """Optimizer steps that a rank has found done."""
+
+
+@dataclass(frozen=True)
+class Start(ControlMessage):
+    """Every worker is ready."""
+
+
+@dataclass(frozen=True)
+class Capture(ControlMessage):
+    """An engine is to capture a batch of samples, whose token ids it reads from the dataset."""
+
+    batch: int
+    samples: list[tuple[int, int, list[str]]]
+    """Request id, sample id and destinations of each."""
+
+
+@dataclass(frozen=True)
+class Captured(ControlMessage):
+    """Every sample of a batch was sent to its destination."""
+
+    batch: int
+
+
+@dataclass(frozen=True)
+class Released(ControlMessage):
+    """A rank has copied a sample of ``num_tokens`` tokens: its transport memory is free."""
+
+    rank: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class StepDone(ControlMessage):
+    """A rank has done ``steps`` steps and asks whether to proceed."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
+class Proceed(ControlMessage):
+    """Answer to StepDone, the same to every rank after the same step."""
+
+    proceed: bool
+
+
+@dataclass(frozen=True)
+class StepShown(ControlMessage):
+    """The record of a step, for the progress display."""
+
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finished(ControlMessage):
+    """A rank has done its work."""
+
+
+@dataclass(frozen=True)
+class Interruption(ControlMessage):
+    """A rank has stopped on request, as ``message`` tells the user."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Stop(ControlMessage):
+    """The worker is to end."""
+
+
+@dataclass(frozen=True)
+class Failed(ControlMessage):
+    """The worker ends because of an error."""
+
+    error: str
+    """Name of the exception's class."""
+    message: str
+    """First line of its text."""
+    usage: bool
+    """True for a UsageError."""

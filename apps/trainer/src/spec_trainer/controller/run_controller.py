@@ -1,0 +1,242 @@
+"""RunController: a run of several processes, engine replicas and trainer ranks, on any launcher.
+
+The controller trains nothing. It hands out capture batches, answers the ranks after every step, and watches. A
+capture has one writer in place of the ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from spec_core.errors import DeadlineExceeded, RunError
+from spec_core.launcher import WorkerEnded, WorkerMessage
+from spec_trainer.controller import protocol
+from spec_trainer.controller.failures import FailureReports, end_run
+from spec_trainer.controller.remote_engine import RemoteEngine
+from spec_trainer.data.store import saved_dataset
+from spec_trainer.dispatch import Dispatcher
+from spec_trainer.stop_request import Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from spec_core.launcher import Launcher, WorkerHandle, WorkerSpec
+    from spec_trainer.controller.failures import FailurePolicy
+    from spec_trainer.progress import StepProgress
+    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.stop_request import StopRequest
+
+log = logging.getLogger(__name__)
+
+_ENTRY = "spec_trainer.controller.worker_main:run"
+_ENGINE = "spec_trainer.controller.engine_worker:run"
+_TRAINER = ("trainer", "spec_trainer.controller.trainer_worker:run")
+_LEAVING_S = 30.0
+"""Least time for workers without work to end; an engine ends processes of its own first."""
+_HOST_CHECK_S = 0.5
+"""Seconds between looks at what the backend has started on the host."""
+
+
+class RunController:
+    """One run, from the start of its workers to their end. Every handler runs in the calling thread."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        launcher: Launcher,
+        stop: StopRequest,
+        progress: StepProgress,
+        on_failure: FailurePolicy = end_run,
+    ) -> None:
+        self._spec = spec
+        self._launcher = launcher
+        self._stop = stop
+        self._progress = progress
+        self._on_failure = on_failure
+        self._failures = FailureReports(launcher, spec.backend.check_host)
+        self._dispatcher: Dispatcher | None = None
+        self._workers: Mapping[str, WorkerHandle] = {}
+        self._running: set[str] = set()
+        """Workers that have not ended."""
+        self._engines: dict[str, RemoteEngine] = {}
+        self._ranks: dict[str, WorkerHandle] = {}
+        self._ready: dict[str, protocol.Ready] = {}
+        self._turns: dict[str, int] = {}
+        """``WorkerOrder.turn`` of the workers that are not ready."""
+        self._working: set[str] = set()
+        """Ranks that have not finished."""
+        self._proceed: dict[int, bool] = {}
+        """Steps done -> the answer to every rank."""
+        self._interrupted: str | None = None
+
+    def run(self, workers: Sequence[WorkerSpec]) -> None:
+        """Start the workers and return when all have ended. Raise the failure that ends the run, or Interrupted."""
+        self._start(workers)
+        self._await_start()
+        self._until(lambda: not self._working)
+        self._stop_workers()
+        if self._interrupted is not None:
+            raise Interrupted(self._interrupted)
+
+    def _start(self, workers: Sequence[WorkerSpec]) -> None:
+        """Start every worker; they load in parallel, and touch their devices in turns."""
+        self._workers = self._launcher.start(workers)
+        self._running = set(self._workers)
+        self._turns = {spec.name: spec.order["turn"] for spec in workers}
+        for spec in workers:
+            worker = self._workers[spec.name]
+            if spec.role == "engine":
+                self._engines[spec.name] = RemoteEngine(worker)
+            else:
+                self._ranks[spec.name] = worker
+        self._working = set(self._ranks)
+
+    def _await_start(self) -> None:
+        start_s = self._spec.config.timeouts.start_s
+        started = self._until(lambda: self._dispatcher is not None, time.monotonic() + start_s)
+        if self._stop.requested and self._dispatcher is None:
+            raise Interrupted("interrupted before the first step; the same command starts again")
+        if not started:
+            missing = sorted(self._workers.keys() - self._ready.keys())
+            raise DeadlineExceeded(f"{', '.join(missing)} not ready within timeouts.start_s={start_s} s")
+
+    def _until(self, done: Callable[[], bool], deadline_s: float = math.inf) -> bool:
+        """Handle events until ``done``; return False at the deadline, or for a request to stop before the start."""
+        while not done():
+            self._spec.backend.check_host()
+            event = self._launcher.receive(min(deadline_s, time.monotonic() + _HOST_CHECK_S))
+            if event is not None:
+                self._handle(event)
+            elif time.monotonic() >= deadline_s or (self._stop.requested and self._dispatcher is None):
+                return False
+        return True
+
+    def _stop_workers(self) -> None:
+        """Ask every worker to end and wait for that; a failure changes nothing any more."""
+        for worker in self._workers.values():
+            worker.send(protocol.Stop().to_json())
+        limit_s = max(self._spec.config.timeouts.peer_s, _LEAVING_S)
+        deadline = time.monotonic() + limit_s
+        while self._running:
+            event = self._launcher.receive(deadline)
+            if isinstance(event, WorkerEnded):
+                self._running.discard(event.worker.name)
+            elif event is None and time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"{', '.join(sorted(self._running))} did not end within {limit_s} s")
+
+    def _handle(self, event: WorkerMessage | WorkerEnded) -> None:
+        if isinstance(event, WorkerEnded):
+            self._running.discard(event.worker.name)
+        if (failure := self._failures.failure_in(event)) is not None:
+            self._on_failure(self._failures.root_cause(failure))
+        elif isinstance(event, WorkerMessage):
+            self._handle_message(event.worker, protocol.from_json(event.message))
+
+    def _handle_message(self, worker: WorkerHandle, message: protocol.ControlMessage) -> None:
+        match message:
+            case protocol.RendezvousAddress():
+                for name, rank in self._ranks.items():
+                    if name != worker.name:
+                        rank.send(message.to_json())
+            case protocol.Ready():
+                self._on_ready(worker, message)
+            case protocol.Captured(batch):
+                self._engines[worker.name].captured(batch)
+            case protocol.Released(rank, num_tokens):
+                assert self._dispatcher is not None
+                self._dispatcher.released(rank, num_tokens)
+            case protocol.StepDone(steps):
+                worker.send(protocol.Proceed(self._may_proceed(steps)).to_json())
+            case protocol.StepShown(record):
+                self._progress.show(record)
+            case protocol.Interruption(text):
+                self._interrupted = text
+                self._finished(worker)
+            case protocol.Finished():
+                self._finished(worker)
+            case _:
+                raise RunError(f"{worker.name} sent {message}, which only the controller sends")
+
+    def _on_ready(self, worker: WorkerHandle, message: protocol.Ready) -> None:
+        worker.watch()
+        self._ready[worker.name] = message
+        log.info("%s is ready", worker.name)
+        self._begin_next(self._turns.pop(worker.name))
+        if not self._turns:
+            self._begin_work()
+
+    def _begin_next(self, turn: int) -> None:
+        """Let the workers of the next turn begin once every worker of ``turn`` is ready."""
+        following = min(self._turns.values(), default=turn)
+        if following > turn:
+            for name in [name for name, its_turn in self._turns.items() if its_turn == following]:
+                self._workers[name].send(protocol.Begin().to_json())
+
+    def _begin_work(self) -> None:
+        spec = self._spec
+        addresses = [self._ready[name].address or "" for name in self._ranks]
+        done_steps = {self._ready[name].done_steps for name in self._ranks}
+        if len(done_steps) != 1:
+            raise RunError(f"trainer ranks resumed at different steps: {sorted(done_steps)}")
+        self._dispatcher = Dispatcher(
+            spec.schedule, spec.schema, list(self._engines.values()), addresses, spec.window_bytes
+        )
+        for rank in self._ranks.values():
+            rank.send(protocol.Start().to_json())
+        log.info("every process is ready; %d steps are done", done := done_steps.pop())
+        if self._engines:
+            self._dispatcher.start(spec.schedule.items(done), failed=_never)
+
+    def _may_proceed(self, done_steps: int) -> bool:
+        """Return the answer to the first rank that asked after a step: all ranks stop after the same one."""
+        proceed = self._proceed.setdefault(done_steps, not self._stop.requested)
+        self._proceed.pop(done_steps - 2, None)  # no rank is more than one step behind another
+        return proceed
+
+    def _finished(self, worker: WorkerHandle) -> None:
+        self._working.discard(worker.name)
+        self._failures.expect_end(worker.name)
+
+
+def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = _TRAINER) -> Iterator[WorkerSpec]:
+    """Yield every worker of a run. ``consumer`` is the name and the program of those that receive features."""
+    token = secrets.token_hex(16)
+    for member in spec.members():
+        role, program = ("engine", _ENGINE) if member.role == "engine" else consumer
+        name = f"{role}-{member.index}"
+        order = protocol.WorkerOrder(
+            name=name,
+            program=program,
+            index=member.index,
+            memory_fraction=member.memory_fraction,
+            turn=member.turn,
+            config=spec.config.model_dump(mode="json"),
+            token=token,
+            dataset=str(dataset),
+        )
+        yield replace(member.worker, name=name, entry=_ENTRY, order=asdict(order))
+
+
+def run_workers(
+    spec: RunSpec, stop: StopRequest, progress: StepProgress, consumer: tuple[str, str] = _TRAINER
+) -> None:
+    """Run every worker of a run, as ``worker_specs`` has them, until all have ended."""
+    with (
+        saved_dataset(spec.dataset, spec.directory.root) as dataset,
+        spec.launcher() as launcher,
+        progress,
+    ):
+        stop.on_request(launcher.wake)
+        workers = list(worker_specs(spec, dataset, consumer))
+        RunController(spec, launcher, stop, progress).run(workers)
+
+
+def _never(error: BaseException) -> None:
+    """Refuse a failure of a capture: an engine worker reports its failures to the controller instead."""
+    raise AssertionError(error)

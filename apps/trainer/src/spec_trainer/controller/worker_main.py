@@ -1,0 +1,91 @@
+"""Entry of every worker of a run, whichever launcher has started it."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import logging
+import os
+import pkgutil
+import signal
+import sys
+import traceback
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+from spec_core.config import first_line
+from spec_core.errors import PeerLost, UsageError
+from spec_trainer.controller.protocol import ControlMessage, Failed, WorkerOrder, from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from spec_core.launcher import RunLink
+
+    WorkerProgram = Callable[["ExitStack", "ControllerLink", WorkerOrder], None]
+
+
+class ControllerLink:
+    """A worker's connection to the controller: ``RunLink`` with the messages of the protocol."""
+
+    def __init__(self, link: RunLink) -> None:
+        self._link = link
+
+    @property
+    def address(self) -> str:
+        """Host name or address under which other workers reach this one."""
+        return self._link.address
+
+    def send(self, message: ControlMessage) -> None:
+        """Send a message. Raise PeerLost if the run has ended."""
+        self._link.send(message.to_json())
+
+    def receive(self) -> ControlMessage | None:
+        """Wait for the next message and return it; None once the run has ended."""
+        fields = self._link.receive()
+        return None if fields is None else from_json(fields)
+
+    def report(self, error: BaseException) -> None:
+        """Send the error that this worker ends with, as one line for the user; the log has its traceback."""
+        with suppress(PeerLost):
+            self.send(Failed(type(error).__name__, first_line(error), isinstance(error, UsageError)))
+
+
+def run(link: RunLink, order: Mapping[str, Any]) -> None:
+    """Run the program that the order names.
+
+    An error is reported before anything is closed: others fail of what is closed, and the user is to see the first
+    failure.
+    """
+    faulthandler.enable()
+    _leave_signals_to_controller()
+    worker, controller = WorkerOrder(**order), ControllerLink(link)
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s %(levelname).1s [{worker.name}] %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    with ExitStack() as stack:
+        try:
+            program: WorkerProgram = pkgutil.resolve_name(worker.program)
+            if worker.turn > 0 and controller.receive() is None:
+                sys.exit(1)
+            program(stack, controller, worker)
+        except Exception as error:  # noqa: BLE001 (top of a process)
+            with suppress(OSError):  # the log may be on the full disk that this is about
+                traceback.print_exc()
+            controller.report(error)
+            sys.exit(1)
+
+
+def _leave_signals_to_controller() -> None:
+    """Ignore SIGTERM and SIGHUP, which may reach every process of a service or a batch job.
+
+    Only the controller acts on them, so that a checkpoint can be saved. A program that this process starts does not
+    inherit a handler, as it would SIG_IGN.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # not as nohup has set it
+            signal.signal(number, lambda number, frame: None)
+            signal.siginterrupt(number, False)
+            os.register_at_fork(after_in_child=functools.partial(signal.signal, number, signal.SIG_DFL))

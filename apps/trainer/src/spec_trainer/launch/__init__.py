@@ -1,1 +1,0 @@
-"""Launchers: how the processes of a run come to be, are watched, and end."""

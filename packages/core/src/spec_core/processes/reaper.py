@@ -1,0 +1,56 @@
+"""Reaper: a process that ends what this one leaves behind when it dies of kill -9.
+
+The kernel kills the children of ``spawn`` with their parent, but not the processes that they have started. The reaper
+reads process groups from its standard input. At the end of the input it kills every process of every group. This file
+is its program, too: it imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+
+class Reaper:
+    """This process's end of a reaper; nobody else holds the write end of its input."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", __file__], stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    def add(self, group: int) -> None:
+        """Have a process group killed at the death of this process."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # somebody killed it: the kernel still ends the children themselves
+            self._process.stdin.write(b"%d\n" % group)
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Dismiss the reaper: every group has ended. It may have been stopped."""
+        assert self._process.stdin is not None
+        self._process.kill()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+def end_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to every process of a group; do nothing if there is none."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def main() -> None:
+    """Wait for the end of the input; then kill."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may reach every process of a service
+        signal.signal(number, signal.SIG_IGN)
+    for group in [int(line) for line in sys.stdin]:
+        end_group(group)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Entries of the workers that LauncherSuite starts. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import PeerLost
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from spec_core.launcher import RunLink
+
+LONG_S = 600.0
+
+
+def echo(link: RunLink, order: Mapping[str, Any]) -> None:
+    """Send what this worker is, then return every message to the run.
+
+    At the end of the run, write into the file ``order["farewell"]`` what ``send`` raises.
+    """
+    link.send(
+        {
+            "pid": os.getpid(),
+            "in_main_thread": threading.current_thread() is threading.main_thread(),
+            "environment": {name: os.environ.get(name) for name in order.get("variables", ())},
+            "order": dict(order),
+        }
+    )
+    print("a line of output", flush=True)
+    while (message := link.receive()) is not None:
+        link.send(message)
+    if "farewell" in order:
+        try:
+            link.send({})
+        except PeerLost as error:
+            Path(order["farewell"]).write_text(type(error).__name__)
+
+
+def end(link: RunLink, order: Mapping[str, Any]) -> None:
+    """Send 100 numbers and end as ``order["how"]`` says."""
+    for number in range(100):
+        link.send({"number": number})
+    if order["how"] == "raise":
+        raise ValueError("as the suite asked for")
+    if order["how"] == "exit":
+        os._exit(3)
+    if order["how"] in ("SIGABRT", "SIGKILL"):
+        os.kill(os.getpid(), signal.Signals[order["how"]])
+        time.sleep(LONG_S)
+
+
+def stubborn(link: RunLink, order: Mapping[str, Any]) -> None:
+    """Start a process that ignores SIGTERM; read nothing and do not end."""
+    child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; sleep 600"], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    link.send({"pids": [os.getpid(), child.pid]})
+    time.sleep(LONG_S)
+
+
+def listen(link: RunLink, order: Mapping[str, Any]) -> None:
+    """Accept one connection at this worker's address, and send what arrives on it."""
+    with socket.create_server((link.address, 0)) as server:
+        link.send({"address": link.address, "port": server.getsockname()[1]})
+        connection, _ = server.accept()
+        with connection:
+            link.send({"received": connection.recv(100).decode()})
+
+
+def connect(link: RunLink, order: Mapping[str, Any]) -> None:
+    """Send a word to the worker whose address the first message has."""
+    where = link.receive()
+    assert where is not None
+    with socket.create_connection((where["address"], where["port"])) as connection:
+        connection.sendall(b"hello")
+
+
+def close_everything(link: RunLink, order: Mapping[str, Any]) -> None:
+    """Close every descriptor and do not end, as a process that dies inside a driver."""
+    os.closerange(3, 100)
+    time.sleep(LONG_S)

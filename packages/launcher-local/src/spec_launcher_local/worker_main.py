@@ -1,0 +1,49 @@
+"""Main program of a worker of the local launcher: ``python -m spec_launcher_local.worker_main NAME FD PARENT``.
+
+NAME only shows in the list of processes. The first message on the control channel is the worker's order.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from typing import TYPE_CHECKING
+
+from spec_core import RunLink
+from spec_core.processes import channel_to_parent
+
+if TYPE_CHECKING:
+    from spec_core import Message, WorkerMain
+    from spec_core.processes import ControlChannel
+
+
+class LocalLink(RunLink):
+    """A worker's connection to a run on the same host, over the control channel to its launcher."""
+
+    address = "127.0.0.1"
+
+    def __init__(self, channel: ControlChannel) -> None:
+        self._channel = channel
+        self._records = channel.records()
+
+    def send(self, message: Message) -> None:
+        self._channel.send("message", message=message)
+
+    def receive(self) -> Message | None:
+        record = next(self._records, None)
+        return None if record is None else record["message"]
+
+
+def main() -> None:
+    """Call the entry that the order names."""
+    channel = channel_to_parent(*sys.argv[2:])
+    start = next(channel.records(), None)
+    if start is None:
+        sys.exit(1)
+    channel.keep_alive(start["peer_s"])  # before the entry imports anything heavy
+    entry: WorkerMain = pkgutil.resolve_name(start["entry"])
+    entry(LocalLink(channel), start["order"])
+
+
+if __name__ == "__main__":
+    main()
