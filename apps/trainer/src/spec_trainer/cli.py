@@ -1,4 +1,4 @@
-"""The command line. Parses words, calls one function per command, maps errors to exit codes; imports no torch."""
+"""The command line: parse words, call one function per command, map errors to exit codes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ class RunFlags:
     ] = None
 
     def as_keys(self) -> dict[str, object]:
+        """Return the flags that were given, by configuration key."""
         keys = {
             "backend.name": self.backend,
             "draft.name": self.draft,
@@ -130,7 +131,7 @@ def plugins(*, as_json: Json = False) -> None:
 
 @app.command(name="check")
 def check_command(*, backend: str = "cpu", as_json: Json = False) -> None:
-    """Self-test of a backend on this machine; the report is made to be pasted into an issue.
+    """Test a backend on this machine; the report is made to be pasted into an issue.
 
     Parameters
     ----------
@@ -149,15 +150,16 @@ def check_command(*, backend: str = "cpu", as_json: Json = False) -> None:
 def capture(
     *overrides: str, flags: RunFlags = _NO_FLAGS, verify: Path | None = None, as_json: Json = False
 ) -> None:
-    """Run the target over all data once and keep the features: data.features=FOLDER trains from them without an
-    engine. The same command again goes on.
+    """Run the target over all data once and keep the features; data.features=FOLDER trains from them.
+
+    Such a run starts no engine. The same command again goes on where it stopped.
 
     Parameters
     ----------
     overrides
         Configuration keys, such as capture.shard_bytes=268435456.
     verify
-        Only check every checksum of a folder that was captured.
+        Check every checksum of this folder of features, and do nothing else.
     """
     if verify is not None:
         from spec_trainer.offline.verify import verify_features
@@ -175,7 +177,7 @@ def capture(
 def regenerate(
     *overrides: str, request: Annotated[RegenerationRequest, Parameter(name="*")], as_json: Json = False
 ) -> None:
-    """Let the target answer the prompts anew, for training on its own words. The same command again goes on.
+    """Let the target answer the prompts anew, for training on its own words; the same command again goes on.
 
     Parameters
     ----------
@@ -199,7 +201,7 @@ def export_command(*, checkpoint: Path, output: Path, target: str | None = None)
     output
         Folder to write; must not exist.
     target
-        Where the target is now, if it was moved since.
+        Folder of the target, if it was moved since.
     """
     from spec_trainer.export import export_checkpoint
 
@@ -232,7 +234,7 @@ def quickstart(
     seed: Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))] = 0,
     as_json: Json = False,
 ) -> None:
-    """The main job end to end on this machine, nothing else needed: a tiny target, a draft, its speed-up, a report.
+    """Train a tiny target and a draft for it on this machine, measure the speed-up, and write a report.
 
     Parameters
     ----------
@@ -245,7 +247,7 @@ def quickstart(
     output
         Run directory.
     seed
-        Of the draft's initial weights and data order; how far results differ by chance alone.
+        Seed of the draft's initial weights and data order; other seeds show how far results differ by chance.
     """
     hide_broken_extensions()
     from spec_trainer.quickstart.run import QuickstartSize, highlights, run_quickstart
@@ -255,12 +257,13 @@ def quickstart(
 
 
 def main() -> None:
+    """Run the command line of this process and exit."""
     restart_where_torch_would_fail()
     sys.exit(run(sys.argv[1:]))
 
 
 def run(words: Sequence[str]) -> int:
-    """Exit code of a command line: 0 done, 1 run failed, 2 bad usage or configuration, 130 interrupted."""
+    """Run a command line. Return 0: done, 1: the run failed, 2: bad usage or configuration, 130: interrupted."""
     from spec_trainer.stop_request import Interrupted
 
     _log_to_stderr()
@@ -271,7 +274,7 @@ def run(words: Sequence[str]) -> int:
         return _fail(f"{error} See {_help_of(error)}", 2)
     except SpecError as error:
         return _fail(str(error), error.exit_code)
-    except OSError as error:  # a full disk, a folder that vanished: the system says it best
+    except OSError as error:  # a full disk, a folder that vanished: the system's message is the best one
         return _fail(str(error), 1)
     except Interrupted as stopped:
         return _fail(str(stopped), 130)

@@ -1,4 +1,4 @@
-"""``spec-trainer export``: a checkpoint of a run as a draft folder."""
+"""``spec-trainer export``: write a checkpoint of a run as a draft folder."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None = None) -> Path:
-    """Writes ``output``; the target must still be the one that the draft was trained for. ``target_folder``: where it
-    is now, if not where it was."""
+    """Write the draft of ``checkpoint`` into ``output``, and return that.
+
+    The target must still be the one that the draft was trained for; ``target_folder`` is its place, if it was moved.
+    """
     from spec_core.targets.target_reader import read_target
 
     meta = check_whole(checkpoint)

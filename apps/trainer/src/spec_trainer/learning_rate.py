@@ -1,4 +1,4 @@
-"""Learning rate: a pure function of the step, so that resuming needs no state."""
+"""The learning rate as a pure function of the step, so that resuming needs no state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
-    """Rate for optimizer step ``step`` (0-based): linear warm-up to ``lr``, then the schedule."""
+    """Return the rate of optimizer step ``step``, counted from 0: linear warm-up to ``lr``, then the schedule."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     return config.lr * _after_warmup(step, total_steps, config)

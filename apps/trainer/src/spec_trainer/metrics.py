@@ -1,4 +1,4 @@
-"""metrics.jsonl and the optional trackers: one record per optimizer step, floats in full."""
+"""Write metrics.jsonl and the optional trackers: one row per optimizer step, floats in full."""
 
 from __future__ import annotations
 
@@ -18,34 +18,42 @@ if TYPE_CHECKING:
 
 
 class Tracker(Protocol):
-    """Where scalars go besides metrics.jsonl."""
+    """A service that takes scalars besides metrics.jsonl."""
 
-    def log(self, step: int, scalars: dict[str, float]) -> None: ...
-    def close(self) -> None: ...
+    def log(self, step: int, scalars: dict[str, float]) -> None:
+        """Take the scalars of a step."""
+        ...
+
+    def close(self) -> None:
+        """Write what is buffered and end."""
+        ...
 
 
 class StepLines(AbstractContextManager["StepLines"]):
-    """A file with one JSON record per step. Opened at step N it first drops what a crashed run wrote after N, so that
-    the file holds every step exactly once."""
+    """A file with one JSON row per step.
+
+    Opened at step N, it first drops the rows that a crashed run wrote after N, so that it holds every step once.
+    """
 
     def __init__(self, file: Path, done_steps: int) -> None:
         drop_after(file, done_steps)
         self._file = file.open("a", buffering=1)
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, row: dict[str, Any]) -> None:
+        """Write a row. Raise RunError where the disk is full."""
         try:
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(json.dumps(row) + "\n")
         except OSError as error:
             file = Path(self._file.name)
             raise not_written(file, file.parent, error) from error
 
     def __exit__(self, *exc: object) -> None:
-        with suppress(OSError):  # of a line that ``write`` has told of
+        with suppress(OSError):  # the disk is full, and ``write`` has raised it
             self._file.close()
 
 
 def drop_after(file: Path, step: int) -> None:
-    """Removes the records of later steps."""
+    """Remove the rows of later steps."""
     if file.exists():
         write_atomically(file, "".join(line for line in _lines(file) if json.loads(line)["step"] <= step))
 
@@ -57,11 +65,12 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         self._lines = StepLines(file, done_steps)
         self._trackers = trackers
 
-    def log(self, record: dict[str, Any]) -> None:
-        self._lines.write(record)
-        scalars = dict(_scalars(record))
+    def log(self, row: dict[str, Any]) -> None:
+        """Write a row, and give its scalars to the trackers."""
+        self._lines.write(row)
+        scalars = dict(_scalars(row))
         for tracker in self._trackers:
-            tracker.log(record["step"], scalars)
+            tracker.log(row["step"], scalars)
 
     def __exit__(self, *exc: object) -> None:
         with ExitStack() as stack:
@@ -71,17 +80,19 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """Return every row of metrics.jsonl."""
     return [json.loads(line) for line in _lines(file)]
 
 
 def check_trackers(config: TrackConfig) -> None:
-    """ConfigError if a tracker that the configuration asks for is not installed."""
+    """Raise ConfigError if a tracker that the configuration asks for is not installed."""
     for name, wanted in (("tensorboard", config.tensorboard), ("wandb", config.wandb is not None)):
         if wanted and importlib.util.find_spec(name) is None:
             raise ConfigError(f"track.{name}: {name} is not installed; pip install {name}, or remove the key")
 
 
 def build_trackers(config: TrackConfig, directory: RunDirectory) -> list[Tracker]:
+    """Return the trackers that the configuration asks for."""
     trackers: list[Tracker] = []
     if config.tensorboard:
         trackers.append(TensorBoardTracker(directory.root / "tensorboard"))
@@ -91,20 +102,26 @@ def build_trackers(config: TrackConfig, directory: RunDirectory) -> list[Tracker
 
 
 class TensorBoardTracker:
+    """Writes scalars into a folder for TensorBoard."""
+
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder))
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
+        """Take the scalars of a step."""
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
+        """Write what is buffered."""
         self._writer.close()
 
 
 class WandbTracker:
+    """Sends scalars to Weights & Biases."""
+
     def __init__(self, project: str, directory: RunDirectory) -> None:
         import wandb
 
@@ -114,23 +131,25 @@ class WandbTracker:
         )
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
+        """Take the scalars of a step."""
         self._run.log(scalars, step=step)
 
     def close(self) -> None:
+        """End the run there."""
         self._run.finish()
 
 
 def _lines(file: Path) -> list[str]:
-    """Whole lines only: a crash may have cut the last one short."""
+    """Return the whole lines of a file: a crash may have cut the last one short."""
     if not file.exists():
         return []
     return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def _scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
-    """Numbers as they are; a list (per draft position) as name/0, name/1, …"""
+def _scalars(row: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the numbers of a row by name; a list (one per draft position) becomes name/0, name/1, …."""
     flat: list[tuple[str, float]] = []
-    for name, value in record.items():
+    for name, value in row.items():
         if isinstance(value, list):
             flat += [(f"{name}/{index}", item) for index, item in enumerate(value)]
         elif isinstance(value, int | float) and name != "step":

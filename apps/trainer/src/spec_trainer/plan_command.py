@@ -1,4 +1,4 @@
-"""What would start where: the document of ``spec-trainer plan``."""
+"""The document of ``spec-trainer plan``: what a run would start, and where."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def describe_run(run: RunSpec) -> dict[str, Any]:
-    """JSON values only."""
+    """Return what ``run`` would do, as JSON values."""
     config = run.config
     tensors = run.target.vocab_size * run.target.hidden_size
     itemsize = 2 if config.train.dtype == "bfloat16" else 4
@@ -61,8 +61,10 @@ def _parallel(run: RunSpec, share: int) -> str:
 
 
 def _device_memory(run: RunSpec) -> dict[str, Any]:
-    """In bytes, where the devices' memory is known and limited: what each process may take, and what it takes besides
-    (``MemoryBudget``)."""
+    """Return how much memory each process may take of its devices, in bytes, where that is known and limited.
+
+    ``uncounted_bytes`` are taken besides the limit (``MemoryBudget``).
+    """
     capabilities = run.backend.capabilities()
     limited = [member for member in run.members() if member.memory_fraction is not None]
     if not limited or capabilities.device_bytes is None:

@@ -1,4 +1,4 @@
-"""The table of ``spec-trainer plugins``."""
+"""The table of ``spec-trainer plugins``: every installed plugin, and whether it can run here."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ _COMMAND = "spec-trainer"
 """The distribution that names, in its requirements and extras, every plugin of this repository."""
 _PROBE_DEADLINE_S = 20.0
 _PIPED_COLUMNS = 1000
-"""Into a file or another program, every row is one line."""
+"""Width of the table in a file or pipe, where every row is one line."""
 
 TableRow = dict[str, str | int | None]
 
 
 def plugin_rows() -> list[TableRow]:
-    """One row per installed entry point. A stranger's probe runs in a process of its own, with a deadline: it may
-    hang or crash without taking the table along."""
+    """Return one row per installed entry point.
+
+    The probe of a third party's plugin runs in a process of its own, with a deadline, because it may hang or crash.
+    """
     rows: list[TableRow] = []
     ours = plugins.required_by(_COMMAND)
     for kind, interface in _INTERFACES.items():
@@ -44,6 +46,7 @@ def plugin_rows() -> list[TableRow]:
 
 
 def print_table(rows: list[TableRow]) -> None:
+    """Print the rows as a table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""torch.profiler traces of chosen steps, into the run directory."""
+"""Write torch.profiler traces of chosen steps into the run directory."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
+        """Trace the ``with`` block if ``step`` was chosen."""
         if step not in self._steps:
             yield
             return

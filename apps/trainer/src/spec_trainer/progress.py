@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar with ETA on a terminal, a line now and then elsewhere."""
+"""Show progress on stderr: a bar with the remaining time on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _LINE_EVERY_S = 10.0
 
 
 class StepProgress(AbstractContextManager["StepProgress"]):
-    """Shows what ``note`` makes of each record; by default loss, acceptance length, throughput and which side the run
-    waits for."""
+    """Shows how many steps are done, and the text that ``note`` makes of each row of metrics."""
 
     def __init__(
         self,
@@ -43,6 +42,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         self._task = self._bar.add_task("train", total=total_steps, note="")
 
     def show(self, record: Mapping[str, Any]) -> None:
+        """Show the step of a row of metrics."""
         note = self._note(record)
         self._bar.update(self._task, completed=record["step"], note=note)
         now = time.monotonic()
@@ -61,7 +61,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
 
 
 def step_note(record: Mapping[str, Any]) -> str:
-    """``loss 3.21  tau 1.84  5,120 tok/s  waits 3 % for features (trainer-bound)`` of one metrics record."""
+    """Return ``loss 3.21  tau 1.84  5,120 tok/s  waits 3 % for features (trainer-bound)`` for a row of metrics."""
     busy, waiting = record["time_step_s"], record["time_data_s"]
     share = 100 * waiting / max(busy + waiting, 1e-9)
     side = "engine" if share >= 50 else "trainer"

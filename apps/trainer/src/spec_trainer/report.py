@@ -38,7 +38,7 @@ _EVALUATION_ROWS = {
 
 
 def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]) -> None:
-    """Renders metrics.jsonl, the summary and the configuration of a run."""
+    """Render metrics.jsonl, the summary and the configuration of a run as one page."""
     records = read_metrics(directory.metrics)
     parts = [
         f"<h1>{html.escape(title)}</h1>",
@@ -75,7 +75,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
 
 
 def _decoding(summary: Mapping[str, Any]) -> str:
-    """What speculative decoding measured: acceptance length against the baselines, tokens per second."""
+    """Return what speculative decoding measured: acceptance length beside the baselines, tokens per second."""
     rows = [(label, summary[key]) for key, label in _EVALUATION_ROWS.items() if summary.get(key) is not None]
     if not rows:
         return ""
@@ -87,7 +87,7 @@ def _decoding(summary: Mapping[str, Any]) -> str:
 
 
 def _speed(summary: Mapping[str, Any]) -> str:
-    """Tokens per second with the draft and without: of all prompts given at once, then by concurrency."""
+    """Return tokens per second with the draft and without, for all prompts at once, then by concurrency."""
     if not summary.get("tokens_per_s_without_draft"):
         return ""
     rows = [{"concurrency": "all prompts", **summary}, *summary.get("throughput", ())]

@@ -1,4 +1,4 @@
-"""Strict configuration: YAML file < flags < dotted overrides, validated once, defaults in the fields."""
+"""Strict configuration: a YAML file, then flags, then overrides; validated once, with defaults in the fields."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Config")
 
 Seconds = Annotated[float, pydantic.Field(gt=0, le=1e6)]
-"""Eleven days: Python's sockets count milliseconds in 32 bits."""
+"""Seconds, eleven days at most: Python's sockets count milliseconds in 32 bits."""
 
 _FILE_BYTES = 1 << 20
 _WORD_CHARACTERS = 1 << 16
 _LEVELS = 32
-"""Of nesting; a plugin's options have three or four."""
+"""Levels of nesting; a plugin's options have three or four."""
 _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -87,9 +87,9 @@ class LauncherConfig(Config):
 def read_configuration(
     file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Merges a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` words.
+    """Merge a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` words.
 
-    Later layers win; ``${section.key}`` stands for another key's value. Raises ConfigError with the file, line or
+    Later layers win; ``${section.key}`` stands for another key's value. Raise ConfigError with the file, line or
     word that is wrong.
     """
     layers = [_parse_file(file)] if file is not None else []
@@ -108,7 +108,7 @@ def read_configuration(
 
 
 def read_resolved(file: Path) -> dict[str, Any]:
-    """The values of a ``config.yaml`` that ``dump_yaml`` wrote: as they stand, nothing in them is a reference."""
+    """Return the values of a ``config.yaml`` that ``dump_yaml`` wrote; nothing in them is a reference."""
     with foreign_errors(ConfigError, f"config file {file} is not YAML"):
         values: object = yaml.safe_load(_read_text(file))
     if not isinstance(values, dict):
@@ -117,9 +117,9 @@ def read_resolved(file: Path) -> dict[str, Any]:
 
 
 def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
-    """Checks ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
+    """Check ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
     with foreign_errors(ConfigError, source):
-        # JSON mode keeps strictness where YAML can say the type and still takes "a/b" for a path, [1] for a tuple.
+        # JSON mode is strict where YAML has the type, and still takes "a/b" for a path and [1] for a tuple.
         text = json.dumps(_with_off(model, values), default=str)
     try:
         return model.model_validate_json(text)
@@ -128,17 +128,17 @@ def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
 
 
 def dump_yaml(config: Config) -> str:
-    """The fully resolved configuration as YAML; reading it back gives an equal configuration."""
+    """Return the fully resolved configuration as YAML; reading it back gives an equal configuration."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def first_line(error: BaseException) -> str:
-    """The part of a library's message that fits on our one line."""
+    """Return the first line of a library's message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    """`` (did you mean 'x'?)`` or, with nothing close, the list of what is known."""
+    """Return `` (did you mean 'x'?)`` or, if no known word is close, the list of them."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(sorted(known))})"
 
@@ -161,7 +161,7 @@ def _read_text(file: Path) -> str:
 
 
 def _parse_word(word: str) -> tuple[str, object]:
-    """Key and value of ``section.key=value``."""
+    """Return key and value of ``section.key=value``."""
     where = f"override {shown(word)}"
     key, separator, text = word.partition("=")
     if not separator or not key:
@@ -184,8 +184,10 @@ def _check_word(word: str, where: str) -> None:
 
 
 def _check_yaml(text: str, where: str) -> None:
-    """Refuses what no configuration needs before it is loaded. The loader calls itself for each level, in C too, and
-    what is nested without end must not reach it; here one event follows the other."""
+    """Refuse deep nesting and wrong references before the text is loaded.
+
+    The loader is recursive, in C too, and would crash on endless nesting; here one event follows the other.
+    """
     depth = 0
     try:
         for event in yaml.parse(text, Loader=_EVENTS):
@@ -195,12 +197,12 @@ def _check_yaml(text: str, where: str) -> None:
             if isinstance(event, yaml.ScalarEvent):
                 check_references(event.value, where)
     except yaml.YAMLError:
-        return  # the loader finds it too, and says it better
+        return  # the loader finds it too, with a better message
 
 
 @contextmanager
 def _yaml_errors(problem: str) -> Generator[None]:
-    """As ``foreign_errors``; the lines of YAML's own errors, which tell the place, become one."""
+    """Raise ConfigError as ``foreign_errors`` does, with the lines of YAML's own message, which name the place."""
     with foreign_errors(ConfigError, problem):
         try:
             yield
@@ -255,7 +257,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
 
 
 def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
-    """``'section.key'`` for each section that has such a key: people leave the section out."""
+    """Return ``'section.key'`` for each section that has such a key: users forget the section."""
     nested = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
     return [
         repr(f"{name}.{key}") for name, section in nested.items() if section and key in section.model_fields

@@ -1,4 +1,4 @@
-"""Every error that the project raises on purpose.
+"""All errors that the project raises on purpose.
 
 ::
 
@@ -22,86 +22,88 @@
         │   └── SchemaMismatch      sender and receiver disagree on the features
         └── EngineError             the engine refused or failed a request
 
-``UsageError`` is one clear line for the person at the keyboard: what is wrong, the value, what was
-expected, what to do. ``RunError`` keeps its cause and, where a rank is to blame, names it.
+``UsageError`` is one clear line for the user: what is wrong, the value, what was expected, what to do. ``RunError``
+keeps its cause and, where one rank is at fault, names it.
 """
 
 from __future__ import annotations
 
 
 class SpecError(Exception):
-    """Root of the tree. ``exit_code`` is what the command line returns for it."""
+    """Base of all errors of the project; the command line returns ``exit_code`` for it."""
 
     exit_code = 1
 
 
 class UsageError(SpecError):
+    """The command, the configuration or the input is wrong."""
+
     exit_code = 2
 
 
 class ConfigError(UsageError, ValueError):
-    pass
+    """A key or value of the configuration is wrong, or a combination of them."""
 
 
 class DataError(UsageError, ValueError):
-    pass
+    """A file or row of training data cannot be used."""
 
 
 class TargetError(UsageError, ValueError):
-    pass
+    """A target folder cannot be read, or a draft cannot express the target."""
 
 
 class ArtifactError(UsageError, ValueError):
-    pass
+    """A checkpoint, draft or run directory is not what it should be."""
 
 
 class PluginError(UsageError):
-    pass
+    """A plugin cannot be used."""
 
 
 class PluginNotFound(PluginError, LookupError):
-    pass
+    """No distribution provides a plugin of that name."""
 
 
 class PluginConflict(PluginError):
-    pass
+    """Two distributions provide a plugin of the same name."""
 
 
 class PluginImportFailed(PluginError, ImportError):
-    pass
+    """The module of a plugin does not import."""
 
 
 class PluginInvalid(PluginError, TypeError):
-    pass
+    """A plugin breaks its interface: base class, abstract methods, name, Config or probe."""
 
 
 class PluginApiMismatch(PluginError):
-    pass
+    """A plugin was written for another version of the interface."""
 
 
 class PluginUnavailable(PluginError):
-    pass
+    """The probe of a plugin says that this machine cannot run it."""
 
 
 class RunError(SpecError, RuntimeError):
-    pass
+    """The run failed after it had started."""
 
 
 class DeadlineExceeded(RunError, TimeoutError):
-    pass
+    """A blocking call took longer than its timeout."""
 
 
 class PeerLost(RunError, ConnectionError):
-    pass
+    """Another process of the run died, or sent nothing for too long."""
 
 
 class ProtocolError(RunError):
-    pass
+    """A peer sent a message that the protocol forbids."""
 
 
 class SchemaMismatch(ProtocolError):
-    pass
+    """Sender and receiver disagree on the features."""
 
 
 class EngineError(RunError):
-    pass
+    """The engine refused or failed a request."""

@@ -1,4 +1,4 @@
-"""The boundary to parsers of other people: whatever they raise becomes one line of ours.
+"""The boundary to other libraries' parsers: whatever they raise becomes a one-line error of this project.
 
 transformers, tokenizers, safetensors, OmegaConf, jinja and json promise no type of exception for damaged input:
 RecursionError, AttributeError and a plain Exception were all seen, and tokenizers' panics derive from BaseException
@@ -26,7 +26,7 @@ _OURS = (SpecError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 @contextmanager
 def foreign_errors(error_type: type[SpecError], problem: str) -> Generator[None]:
-    """Raise ``error_type`` with the text "problem: cause" for anything raised inside; errors of ours pass."""
+    """Raise ``error_type`` with the text "problem: cause" for any error inside, except this project's own."""
     try:
         yield
     except _OURS:

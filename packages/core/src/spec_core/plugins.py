@@ -1,7 +1,7 @@
-"""Finds plugins by entry point and checks them when they are loaded, not when they are called.
+"""Find plugins by entry point, and check them when they are loaded, not when they are called.
 
-The only user of ``importlib.metadata``. Built-in plugins take the same road as a stranger's. Nothing here
-imports torch; a plugin's entry-point module must import without torch and without its vendor's SDK.
+This is the only user of ``importlib.metadata``. Plugins of this repository are loaded like those of third parties.
+Nothing here imports torch; a plugin's entry-point module must import without torch and without its vendor's SDK.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from spec_core.records import Availability
 
 API_VERSION = 2
-"""Version of the interfaces. A plugin states the one that it was written for as ``api_version``."""
+"""Version of the interfaces; a plugin states the one that it was written for as ``api_version``."""
 
 P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PluginRecord:
-    """One installed entry point: what ``spec-trainer plugins`` lists."""
+    """One installed entry point, a row of ``spec-trainer plugins``."""
 
     kind: str
     name: str
@@ -51,6 +51,7 @@ class PluginRecord:
 
     @property
     def owner(self) -> str:
+        """Distribution and version, for messages."""
         return f"{self.distribution} {self.version}"
 
 
@@ -60,11 +61,12 @@ def required_by(distribution: str) -> set[str]:
 
 
 def kind_of(interface: type[P]) -> str:
+    """Return the kind of plugin that an interface is for, such as "engine"."""
     return interface.__name__.lower()
 
 
 def installed(interface: type[P]) -> list[PluginRecord]:
-    """Every entry point of the interface's group, in order of name, duplicates included."""
+    """Return every entry point of the interface's group, in order of name, duplicates included."""
     kind = kind_of(interface)
     records: dict[tuple[str, str, str], PluginRecord] = {}
     for distribution in metadata.distributions():
@@ -93,12 +95,12 @@ def packages() -> set[str]:
 
 
 def load(interface: type[P], name: str) -> type[P]:
-    """The plugin class called ``name``; every way to fail has its own error (see ``PluginError``)."""
+    """Return the plugin class called ``name``; every way to fail has its own error (see ``PluginError``)."""
     return load_record(interface, find(interface, name))
 
 
 def load_available(interface: type[P], name: str) -> type[P]:
-    """Like ``load``, and raises PluginUnavailable where ``probe`` says that this machine cannot run it."""
+    """Return the plugin class called ``name``. Raise PluginUnavailable if its probe says that it cannot run here."""
     record = find(interface, name)
     plugin = load_record(interface, record)
     availability = _probe(plugin, record)
@@ -119,6 +121,7 @@ def load_each(interface: type[P]) -> Iterator[tuple[str, type[P] | PluginError]]
 
 
 def find(interface: type[P], name: str) -> PluginRecord:
+    """Return the entry point called ``name``. Raise PluginNotFound or PluginConflict."""
     kind = kind_of(interface)
     records = installed(interface)
     matches = [record for record in records if record.name == name]
@@ -131,16 +134,17 @@ def find(interface: type[P], name: str) -> PluginRecord:
 
 
 def load_record(interface: type[P], record: PluginRecord) -> type[P]:
+    """Return the class of an entry point. Raise a PluginError if it is not what the interface asks for."""
     what = f"{record.kind} {record.name!r} of {record.owner}"
     source = record.entry_point.value
     try:
         plugin: Any = record.entry_point.load()
-    except Exception as error:  # a stranger's module may raise anything
+    except Exception as error:  # a third party's module may raise anything
         cause = f"{type(error).__name__}: {first_line(error)}"
         raise PluginImportFailed(f"{what} does not import ({source}): {cause}") from error
     if not (inspect.isclass(plugin) and issubclass(plugin, interface)):
         raise PluginInvalid(f"{what}: {source} is not a subclass of spec_core.{interface.__name__}")
-    # Before all else: what another version of the interface asks for is no fault of the plugin.
+    # The version comes first: a plugin for another version is not at fault for what it lacks here.
     version = getattr(plugin, "api_version", None)
     if version != API_VERSION:
         stated = "states no api_version" if version is None else f"was written for plugin API {version}"
@@ -153,7 +157,7 @@ def load_record(interface: type[P], record: PluginRecord) -> type[P]:
 
 
 def status(interface: type[P], record: PluginRecord) -> tuple[str, str, int | None]:
-    """(status, reason, api version) of one plugin: ``ok``, ``unavailable`` or ``broken``. Never raises."""
+    """Return a plugin's status (``ok``, ``unavailable``, ``broken``), the reason and its API version; never raise."""
     try:
         find(interface, record.name)
         plugin = load_record(interface, record)
@@ -164,7 +168,7 @@ def status(interface: type[P], record: PluginRecord) -> tuple[str, str, int | No
 
 
 def _problem(interface: type[P], plugin: type[P], name: str) -> str | None:
-    """What the class lacks, to be read after its name."""
+    """Return what the class lacks, as words to follow its name."""
     if left := sorted(getattr(plugin, "__abstractmethods__", ())):
         return f" leaves abstract methods undefined: {', '.join(left)}"
     if getattr(plugin, "name", None) != name:
@@ -177,7 +181,7 @@ def _problem(interface: type[P], plugin: type[P], name: str) -> str | None:
 def _probe(plugin: type[P], record: PluginRecord) -> Availability:
     try:
         return plugin.probe()
-    except Exception as error:  # it must not, but it is a stranger's
+    except Exception as error:  # a third party's probe may raise anything, although it must not
         raise PluginInvalid(
             f"{record.kind} {record.name!r} of {record.owner}: its probe raised {type(error).__name__}: "
             f"{first_line(error)}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """What ``probe`` found: usable here or not, why not, and the versions of the SDK that it saw."""
+    """The result of a plugin's ``probe``: whether it can run here, why not, and the versions of its SDK."""
 
     ok: bool
     reason: str = ""
@@ -30,7 +30,7 @@ class Availability:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a backend can do on this machine. Callers ask for a capability, never for a backend's name."""
+    """The abilities of a backend on this machine. Callers ask for a capability, never for a backend's name."""
 
     device_ipc: bool = False
     """Tensors can be handed to another process of the same device without a host copy."""
@@ -44,14 +44,14 @@ class Capabilities:
     num_devices: int = 1
     """Devices of this host."""
     device_bytes: int | None = None
-    """Memory of the smallest of them; None: not known."""
+    """Memory of the smallest device in bytes; None where it is not known."""
     process_bytes: int = 0
-    """What a process takes of a device beside what ``limit_memory`` counts, such as the driver's context."""
+    """Bytes that a process takes of a device beside what ``limit_memory`` counts, such as the driver's context."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSchema:
-    """What the engine captures for every token: one tensor ``[T, N, H]`` per sample.
+    """Layout of what the engine captures: one tensor ``[T, N, H]`` per sample.
 
     ``layers`` are ascending ids k of the residual stream *entering* target layer k (0 = embeddings);
     ``num_layers`` of the target is a legal id and means the input of the final norm.
@@ -66,16 +66,20 @@ class FeatureSchema:
             raise ValueError(f"layers must be unique, ascending and >= 0, got {self.layers}")
 
     def shape(self, num_tokens: int) -> tuple[int, int, int]:
+        """Return the shape of the hidden states of so many tokens."""
         return (num_tokens, len(self.layers), self.hidden_size)
 
     def torch_dtype(self) -> torch.dtype:
+        """Return ``dtype`` as torch has it."""
         import torch
 
         return getattr(torch, self.dtype)
 
     def bytes_per_token(self) -> int:
-        """Bytes of the hidden states of one token (its id comes on top: 8 bytes). Needs no torch, so that a launcher
-        does not: a dtype's name has its bits, as in bfloat16 or float8_e4m3fn."""
+        """Return the bytes of the hidden states of one token, without the 8 bytes of its id.
+
+        The bits come from the dtype's name, as in bfloat16 or float8_e4m3fn, so that a launcher needs no torch.
+        """
         bits = re.search(r"\d+", self.dtype)
         if bits is None:
             raise ValueError(f"dtype {self.dtype!r} does not say its bits")
@@ -84,7 +88,7 @@ class FeatureSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureRequest:
-    """One sample that an engine is to run through the target, and where its features go."""
+    """A sample for an engine to run through the target, and the receiver of its features."""
 
     request_id: int
     input_ids: tuple[int, ...]
@@ -95,7 +99,7 @@ class CaptureRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSample:
-    """Features of one sample. The loss mask is not here: the trainer joins it by ``sample_id``."""
+    """The features of one sample. The trainer adds the loss mask by ``sample_id``."""
 
     request_id: int
     input_ids: Tensor
@@ -105,12 +109,13 @@ class FeatureSample:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the hidden states and token ids."""
         return self.input_ids.nbytes + self.hidden_TNH.nbytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
-    """What the loss denominators of one sample depend on; known before any forward pass."""
+    """The part of a sample that its loss denominators depend on; known before any forward pass."""
 
     sample_id: int
     epoch: int
@@ -142,15 +147,15 @@ class DraftBatch:
     input_ids_T: Tensor
     """int64 [T]"""
     hidden_TNH: Tensor
-    """[T, N, H], as captured"""
+    """[T, N, H], as captured."""
     loss_mask_T: Tensor
-    """bool [T], on the host wherever the rest is: which rows count is worked out there, and no device waited for"""
+    """bool [T], always on the CPU: supervised rows are selected there to avoid a wait for the device."""
     spans: tuple[Span, ...]
     seed: int = 0
-    """Seed of the run: what a draft draws at random is a function of (seed, epoch, sample id)."""
+    """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
 
     def to(self, device: torch.device) -> DraftBatch:
-        """On ``device``, but for the mask: copied on the current stream, and from pinned memory without a wait."""
+        """Return the batch on ``device``, except the mask; a copy from pinned memory is asynchronous."""
         return replace(
             self,
             input_ids_T=self.input_ids_T.to(device, non_blocking=True),
@@ -158,7 +163,7 @@ class DraftBatch:
         )
 
     def pinned(self) -> DraftBatch:
-        """In host memory that a device copies from without the host's help."""
+        """Return the batch in pinned memory, from which copies to a device are asynchronous."""
         return replace(
             self,
             input_ids_T=self.input_ids_T.pin_memory(),
@@ -180,7 +185,7 @@ class DraftBatch:
         return torch.where(self.end_T > 0, index_T - start_T, 0)
 
     def _per_token(self, per_span: list[int]) -> Tensor:
-        """Spreads one number per document over its tokens; built on the host, so the device is not waited for."""
+        """Repeat one number per document for its tokens; built on the CPU to avoid a wait for the device."""
         import torch
 
         out_T = torch.zeros(len(self.input_ids_T), dtype=torch.int64)
@@ -191,7 +196,7 @@ class DraftBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """What one forward pass (or, summed, one step) of a draft yields.
+    """The result of one forward pass of a draft or, summed, of one step.
 
     ``loss`` is this batch's share of the global loss: numerators over *global* denominators, so shares add
     up over micro-batches and ranks. Every metric is ``sums[name] / counts[name]``, element by element; both
@@ -210,10 +215,11 @@ class StepOutput:
         )
 
     def detached(self) -> StepOutput:
+        """Return the output with a loss that holds no graph."""
         return StepOutput(loss=self.loss.detach(), sums=self.sums, counts=self.counts)
 
     def metrics(self) -> dict[str, float | list[float]]:
-        """Ratios as Python numbers; a count of 0 gives 0.0."""
+        """Return every metric as Python numbers; a count of 0 gives 0.0."""
         return {
             name: (total.double() / self.counts[name].double().clamp(min=1)).tolist()
             for name, total in self.sums.items()
@@ -222,39 +228,40 @@ class StepOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardHints:
-    """How a strategy may shard a draft: module names to wrap as units of their own, innermost first."""
+    """Hints for sharding a draft: module names to wrap as units of their own, innermost first."""
 
     blocks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How an engine generates. ``temperature`` 0 is greedy."""
+    """Options of generation; ``temperature`` 0 is greedy."""
 
     max_new_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
-    """Where ``temperature`` > 0: draws from the fewest most likely tokens that together have this probability."""
+    """For ``temperature`` > 0: sample from the fewest most likely tokens that together have this probability."""
     seed: int = 0
     num_draft_tokens: int = 0
     """Tokens that the loaded draft proposes per round; 0 decodes without a draft."""
     stop_at_eos: bool = True
     with_gaps: bool = True
-    """``Generation.top_two_gap`` is wanted. Telling costs some engines time: where that is measured, it is not."""
+    """Whether ``Generation.top_two_gap`` is wanted, which costs some engines time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One answer: the new tokens (prompt not included) and, per token, the gap between the target's two
-    largest logits where the engine can tell (a tie explains a difference between two greedy runs)."""
+    """One answer: the new tokens, without the prompt."""
 
     token_ids: tuple[int, ...]
     top_two_gap: tuple[float, ...] = ()
+    """Per token, the gap between the target's two largest logits, if the engine gives it; a tie explains a difference
+    between two greedy runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceCounters:
-    """Counters since the draft was loaded, prefill not counted, nothing clipped."""
+    """Counters of speculative decoding since the draft was loaded; prefill does not count."""
 
     rounds: int = 0
     drafted: int = 0
@@ -264,9 +271,10 @@ class AcceptanceCounters:
 
     @property
     def acceptance_length(self) -> float:
-        """1 + accepted / verify rounds (the bonus token counts)."""
+        """Tokens per verification: 1 + accepted / rounds."""
         return 1 + self.accepted / self.rounds if self.rounds else 1.0
 
     @property
     def acceptance_per_position(self) -> list[float]:
+        """Share of the rounds in which each draft position was accepted."""
         return [count / self.rounds if self.rounds else 0.0 for count in self.accepted_per_position]

@@ -1,7 +1,7 @@
-"""References between keys of a configuration: ``${section.key}`` stands for that key's value.
+"""Resolve references between keys of a configuration: ``${section.key}`` stands for that key's value.
 
-Nothing else is allowed between ``${`` and ``}``: a configuration says all that it says by itself, so what runs does
-not depend on the environment, and no variable's content is copied into run directories, checkpoints and requests.
+Nothing else is allowed between ``${`` and ``}``: a configuration is complete by itself, so a run does not depend on
+the environment, and no variable's content is copied into run directories, checkpoints and requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANY = re.compile(r"(?<!\\)\$\{([^}]*)\}?")
 _KEY = re.compile(r"\w[\w-]*(?:\.\w[\w-]*)*")
 _MOST = 1000
 _LONGEST = 1 << 16
-"""Characters of one value. Both bounds keep references to references from growing without end."""
+"""Characters of one value; both bounds keep references to references from growing without end."""
 
 
 def check_references(text: str, where: str) -> None:
@@ -34,8 +34,10 @@ def check_references(text: str, where: str) -> None:
 
 
 def resolve_references(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with every reference replaced. Raises ConfigError for a key that is not there, for a circle,
-    and where the result grows beyond all measure."""
+    """Return ``values`` with every reference replaced.
+
+    Raise ConfigError for a key that is not there, for a circle, and where the result grows without end.
+    """
     return _Resolver(values).resolve(dict(values), ())
 
 
@@ -45,7 +47,7 @@ class _Resolver:
         self._left = _MOST
 
     def resolve(self, value: Any, path: tuple[str, ...]) -> Any:
-        """``path``: the keys that are being looked up."""
+        """Return ``value`` with its references replaced; ``path``: the keys that are being looked up."""
         if isinstance(value, dict):
             return {key: self.resolve(part, path) for key, part in cast("dict[str, Any]", value).items()}
         if isinstance(value, list):
@@ -57,7 +59,7 @@ class _Resolver:
             return self._look_up(whole[1], path)
         text = _ANY.sub(lambda reference: str(self._look_up(reference[1], path)), value)
         if len(text) > _LONGEST:
-            raise ConfigError(f"{shown(value)} comes to more than {_LONGEST} characters")
+            raise ConfigError(f"{shown(value)} grows to more than {_LONGEST} characters")
         return text.replace("\\${", "${")
 
     def _look_up(self, key: str, path: tuple[str, ...]) -> Any:

@@ -1,10 +1,10 @@
-"""What a message may hold of foreign text: values cut short, and nothing that a terminal would obey."""
+"""Quote foreign text in messages: values cut short, control characters escaped."""
 
 from __future__ import annotations
 
 _VALUE = 200
 _LINE = 1950  # with the command's name before it, less than 2,000
-_TAIL = 300  # what to do comes last in a message, and stays
+_TAIL = 300  # the end of a message, which says what to do, is kept
 
 
 def shown(value: object) -> str:
@@ -21,7 +21,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with control characters, line breaks excepted, written as escapes such as ``\\x1b``."""
+    r"""Return ``text`` with control characters, except line breaks, written as escapes such as ``\x1b``."""
     return "".join(
         character if character.isprintable() or character == "\n" else _escaped(character)
         for character in text
@@ -29,7 +29,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a message as a terminal gets it: one line, not too long, all of it printable."""
+    """Return a message as the terminal shows it: one printable line of less than 2,000 characters."""
     return shortened(printable(" ".join(text.split())), _LINE)
 
 

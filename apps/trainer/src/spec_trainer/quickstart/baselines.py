@@ -1,4 +1,4 @@
-"""Two drafts that need no training on hidden states: what a trained draft has to beat.
+"""Two drafts without training on hidden states, which a trained draft has to beat.
 
 Both are decoded by the same code as a real draft (``Engine.use_proposer``).
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class BigramModel:
-    """p(b | a) = (count(a, b) + strength · p(b)) / (count(a) + strength), estimated from token sequences.
+    """A bigram model: p(b | a) = (count(a, b) + strength · p(b)) / (count(a) + strength), from token sequences.
 
-    p(b) is the unigram law with one added count per token, so that no probability is 0. Counts are kept for
+    p(b) is the unigram distribution with one added count per token, so that no probability is 0. Counts are kept for
     the pairs that occur, not for all V². Shape suffix: V vocabulary.
     """
 
@@ -37,7 +37,7 @@ class BigramModel:
         self._keys, self._counts = torch.unique(torch.cat(keys), return_counts=True)
 
     def after(self, token_id: int) -> Tensor:
-        """float64 [V]: the law of the token that follows."""
+        """Return the distribution of the token after ``token_id``: float64 [V]."""
         edges = torch.tensor([token_id, token_id + 1]) * self._vocab_size
         start, stop = torch.searchsorted(self._keys, edges).tolist()
         probs_V = self._strength * self._unigram_V
@@ -53,9 +53,11 @@ class BigramProposer(Proposer):
         self._last = 0
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
+        """Take tokens that the target has accepted."""
         self._last = next_ids[-1]
 
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
+        """Guess the next tokens."""
         token_ids: list[int] = []
         probs: list[Tensor] = []
         for _ in range(num_tokens):
@@ -72,7 +74,7 @@ class BigramProposer(Proposer):
 class PromptLookupProposer(Proposer):
     """Copies what followed the latest earlier occurrence of the last three, two or one tokens.
 
-    Guesses fewer tokens, or none, where the text does not say more. Method: prompt lookup decoding, A. Saxena,
+    Guesses fewer tokens, or none, where the text has no more. Method: prompt lookup decoding, A. Saxena,
     2023, https://github.com/apoorvumang/prompt-lookup-decoding.
     """
 
@@ -81,10 +83,12 @@ class PromptLookupProposer(Proposer):
         self._ids: list[int] = []
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        # The prompt's first token follows nothing and is never handed over; it may be missed.
+        """Take tokens that the target has accepted."""
+        # The prompt's first token follows nothing and is never handed over, which hardly matters.
         self._ids.extend(next_ids)
 
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
+        """Guess the next tokens."""
         for length in range(self._longest_ngram, 0, -1):
             found = self._end_of_latest(self._ids[-length:])
             if found is not None:
@@ -92,7 +96,7 @@ class PromptLookupProposer(Proposer):
         return Proposal(token_ids=())
 
     def _end_of_latest(self, ngram: list[int]) -> int | None:
-        """Where the latest earlier occurrence of ``ngram`` (the text's end) is followed by something."""
+        """Return the end of the latest earlier occurrence of ``ngram``, with which the text ends."""
         for start in range(len(self._ids) - len(ngram) - 1, -1, -1):
             if self._ids[start : start + len(ngram)] == ngram:
                 return start + len(ngram)

@@ -1,9 +1,9 @@
-"""Text that every CPython ships: its documented standard library source, and the topics of `help()`.
+"""Read the text that every CPython ships: its documented standard library source, and the topics of `help()`.
 
 Source is read as text and never imported. A document is a module's docstring, a documented function or class
 with its code, or a topic. Code stays in, and classes whole, because both are more regular than prose alone: a
-target of a few million parameters learns them further, and what it learns beyond pairs of tokens is what a
-trained draft is better at than simple tricks.
+target of a few million parameters learns more of them than pairs of tokens, which is where a trained draft beats
+simple tricks.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Document:
-    """A text and the file that it is from, relative to the standard library's folder."""
+    """A text and its file, relative to the standard library's folder."""
 
     source: str
     text: str
 
 
 def python_documents(folder: Path | None = None) -> list[Document]:
-    """The documents of `folder` (by default this Python's standard library), sorted by file, without repeats."""
+    """Return the documents of `folder` (by default this Python's standard library), by file, without repeats."""
     root = folder or Path(sysconfig.get_path("stdlib"))
     documents: dict[str, Document] = {}
     for path in sorted(_python_files(root)):
@@ -55,7 +55,7 @@ def python_documents(folder: Path | None = None) -> list[Document]:
 def split_by_file(
     documents: Iterable[Document], held_out_share: float, seed: int
 ) -> tuple[list[Document], list[Document]]:
-    """Documents to train on, and documents of other files; what is mostly a copy of the former is dropped."""
+    """Return documents to train on, and documents of other files without those that mostly repeat the former."""
     train: list[Document] = []
     held_out: list[Document] = []
     for document in documents:
@@ -93,7 +93,7 @@ def _topics(tree: ast.Module) -> Iterator[str]:
 
 
 def _definitions(tree: ast.Module, lines: list[str]) -> Iterator[str]:
-    """The module's own functions and classes, whole, where something in them is documented."""
+    """Yield the module's functions and classes, whole, that have a docstring in them."""
     for node in tree.body:
         if isinstance(node, _DEFINITIONS) and any(_is_documented(inner) for inner in ast.walk(node)):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

@@ -1,4 +1,4 @@
-"""``spec-trainer quickstart``: the main job end to end, with nothing at hand but Python.
+"""``spec-trainer quickstart``: the main job end to end, for which nothing but Python is needed.
 
 A tiny target is trained on the text that Python ships (once: it is cached), its hidden states are captured, a draft
 is trained on them, exported, and measured on held-out *files* against the untrained draft and two drafts that need
@@ -48,8 +48,10 @@ PROMPT_TOKENS = 48
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartSize:
-    """How much of everything; the defaults are for two cores and some minutes. Every key that training uses can be
-    read in the run's config.yaml."""
+    """How much of everything; the defaults take two cores some minutes.
+
+    The run's config.yaml has every key that training uses.
+    """
 
     target: TinyTargetConfig = field(default_factory=TinyTargetConfig)
     library: Path | None = None
@@ -66,7 +68,7 @@ class QuickstartSize:
         "data.max_length=256",
     )
     seed: int = 0
-    """Of the draft's training; the target's is its own."""
+    """Seed of the draft's training; the target has its own."""
     num_prompts: int = 41
     sampling: SamplingParams = field(
         default_factory=lambda: SamplingParams(
@@ -77,28 +79,31 @@ class QuickstartSize:
 
 @dataclass(frozen=True)
 class QuickstartFiles:
-    """The cached folder: reused by a second run and by the examples."""
+    """The cached folder, which a second run and the examples use again."""
 
     folder: Path
 
     @property
     def target(self) -> Path:
+        """Folder of the tiny target."""
         return self.folder / "target"
 
     @property
     def train(self) -> Path:
+        """Rows to train on."""
         return self.folder / "train.jsonl"
 
     @property
     def held_out(self) -> Path:
+        """Rows to evaluate on."""
         return self.folder / "held_out.jsonl"
 
 
 def run_quickstart(
     draft: str, engine: str, output: Path, size: QuickstartSize | None = None, backend: str = "cpu"
 ) -> dict[str, Any]:
-    """Returns the run's summary; see the module's docstring."""
-    # What is wrong fails before minutes of training.
+    """Run the quickstart and return the run's summary."""
+    # Mistakes are found before minutes of training.
     draft_type = plugins.load_available(Draft, draft)
     plugins.load_available(Engine, engine)
     plugins.load_available(Backend, backend)
@@ -131,7 +136,7 @@ def run_quickstart(
 
 
 def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
-    """What a person wants to read at the end."""
+    """Return the few figures that are shown at the end."""
     lengths = {
         "untrained draft": "acceptance_length_before",
         "prompt lookup": "acceptance_length_prompt_lookup",
@@ -147,7 +152,7 @@ def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
 
 
 def prepare_files(size: QuickstartSize) -> QuickstartFiles:
-    """The tiny target and its data, from the cache or made now (some minutes)."""
+    """Return the tiny target and its data from the cache, or make them, which takes some minutes."""
     config, documents = size.target, python_documents(size.library)
     train, held_out = split_by_file(documents, HELD_OUT_SHARE, seed=0)
     key = f"{tiny_target_cache_key(train, config)}-{PIECE_CHARS}-{HELD_OUT_ROWS}"
@@ -162,7 +167,7 @@ def prepare_files(size: QuickstartSize) -> QuickstartFiles:
 
 
 def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> dict[str, Any]:
-    """Acceptance length of the trained draft and of three others, all by the same decoding."""
+    """Measure the acceptance length of the trained draft and of three others, all by the same decoding."""
     untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
     with engine_output_kept(run.engine_type), create_engine(run, run.target) as engine:
         work = Workload(prompts=prompts, sampling=sampling)
@@ -171,8 +176,10 @@ def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> di
 
 
 def _measure_baselines(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> dict[str, float]:
-    """Acceptance length of two drafts that see tokens only. The default engine, which is the reference, decodes with
-    any Proposer."""
+    """Measure the acceptance length of two drafts that see tokens only, with the engine of the defaults.
+
+    That engine is the reference, and decodes with any Proposer.
+    """
     from spec_trainer.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
 
     bigram = BigramModel((sample.input_ids.tolist() for sample in run.dataset.train), run.target.vocab_size)
@@ -192,7 +199,7 @@ def _acceptance_length(engine: Engine, prompts: Prompts, sampling: SamplingParam
 
 
 def held_out_prompts(run: RunSpec, num_prompts: int) -> Prompts:
-    """The openings of held-out pieces: no file of theirs was trained on."""
+    """Return the first tokens of held-out pieces, whose files were not trained on."""
     long_enough = [sample for sample in run.dataset.held_out if len(sample) >= PROMPT_TOKENS]
     return [sample.input_ids[:PROMPT_TOKENS].tolist() for sample in _evenly(long_enough, num_prompts)]
 
@@ -203,7 +210,7 @@ def _cache_folder() -> Path:
 
 
 def _link(link: Path, folder: Path) -> None:
-    """Shows target and data next to what was made of them."""
+    """Link target and data into the run directory."""
     link.unlink(missing_ok=True)
     link.symlink_to(folder.resolve(), target_is_directory=True)
 
@@ -218,12 +225,12 @@ def _rows(documents: Sequence[Document]) -> list[dict[str, str]]:
 
 
 def _evenly(items: Sequence[T], num: int) -> list[T]:
-    """At most ``num`` of them, from all over."""
+    """Return at most ``num`` of the items, at equal distances."""
     return [items[index * len(items) // num] for index in range(num)] if len(items) > num else list(items)
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A document cut at line ends into samples of a few hundred tokens: long ones would be cut off, and lost."""
+    """Cut a document at line ends into samples of a few hundred tokens; the end of a long one would be lost."""
     piece: list[str] = []
     size = 0
     for line in text.splitlines(keepends=True):

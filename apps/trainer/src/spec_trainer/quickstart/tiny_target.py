@@ -1,4 +1,4 @@
-"""Trains the target of the quickstart: a causal language model of two million parameters, in minutes, on a CPU.
+"""Train the target of the quickstart: a causal language model of two million parameters, in minutes, on a CPU.
 
 It is an ordinary Hugging Face folder (Qwen3, byte-level BPE, chat template), so that every engine loads it like
 any other target. Half of the documents are seen as plain text and half as a chat in which the assistant
@@ -53,7 +53,7 @@ CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True, kw_only=True)
 class TinyTargetConfig:
-    """The defaults take about 300 CPU-seconds: half of that on each of two cores."""
+    """Sizes of the tiny target; the defaults take about 300 seconds of CPU time, on two cores half of that."""
 
     vocab_size: int = 2048
     num_layers: int = 8
@@ -99,7 +99,7 @@ def build_tiny_target(
 
 
 def tiny_target_cache_key(documents: Iterable[Document], config: TinyTargetConfig) -> str:
-    """A name for what `build_tiny_target` would save: the same name, the same target (threads aside)."""
+    """Return a name for what `build_tiny_target` would save: the same name, the same target (threads aside)."""
     versions = {library.__name__: library.__version__ for library in (torch, transformers, tokenizers)}
     recipe = {"config": asdict(config), "python": platform.python_version(), **versions}
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode())
@@ -109,7 +109,7 @@ def tiny_target_cache_key(documents: Iterable[Document], config: TinyTargetConfi
 
 
 def continuation_chat(text: str) -> list[dict[str, str]]:
-    """The user gives the first lines, the assistant the rest: the chats that the target knows."""
+    """Return a chat in which the user gives the first lines and the assistant the rest, as the target has learnt."""
     lines = text.splitlines(keepends=True)
     cut = min(12, max(1, len(lines) // 3))
     opening, rest = "".join(lines[:cut]), "".join(lines[cut:])
@@ -117,7 +117,7 @@ def continuation_chat(text: str) -> list[dict[str, str]]:
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of exactly the text's own most frequent pieces."""
+    """Return a byte-level BPE tokenizer of the text's most frequent pieces."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -139,7 +139,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def _pack(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> torch.Tensor:
-    """All texts one after the other, every second one as a chat, cut into windows."""
+    """Return all texts one after the other, every second one as a chat, cut into windows."""
     rendered = [
         tokenizer.apply_chat_template(continuation_chat(text), tokenize=False)
         if i % 2
@@ -203,7 +203,7 @@ def _batches(windows_NT: torch.Tensor, batch_size: int) -> Iterator[torch.Tensor
 
 
 def _lr_factor(step: int, config: TinyTargetConfig) -> float:
-    """Linear warm-up, then a cosine down to nearly nothing."""
+    """Return the share of the learning rate: linear warm-up, then a cosine down to 2 %."""
     cosine = 0.5 + 0.5 * math.cos(math.pi * step / config.steps)
     return min(1.0, (step + 1) / config.warmup_steps) * (0.02 + 0.98 * cosine)
 
@@ -218,7 +218,7 @@ def _optimizers(model: Qwen3ForCausalLM, config: TinyTargetConfig) -> list[torch
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose steps are made orthogonal: reaches AdamW's final loss in two thirds of its CPU time here.
+    """The Muon optimizer: momentum with orthogonal steps. Here it needs two thirds of AdamW's CPU time.
 
     torch's own computes in bfloat16, which CPUs without such instructions do 17 times slower than this.
     """
@@ -230,7 +230,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Move every weight; those of the same shape are made orthogonal in one batch."""
+        """Update every weight; steps of the same shape are made orthogonal in one batch."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[torch.Tensor]] = {}
             for weight in group["params"]:
