@@ -1,4 +1,4 @@
-"""Capture throughput of an engine, against the same engine's plain prefill of the same prompts.
+"""Measure an engine's capture throughput against its plain prefill of the same prompts.
 
     python benchmarks/capture.py --engine vllm --backend cuda --shape qwen3-8b --samples 48 --tokens 2048
 
@@ -44,6 +44,7 @@ KEPT_TOKENS = 256
 
 
 def main() -> int:
+    """Measure what the command line asks for and print it; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,6 +77,7 @@ def main() -> int:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return the document of one engine on the target in ``folder``."""
     target = read_target(folder)
     backend = load_backend(arguments.backend)
     engine_type = plugins.load_available(Engine, arguments.engine)
@@ -111,7 +113,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def timed_runs(
     arguments: argparse.Namespace, engine: Engine, schema: FeatureSchema
 ) -> dict[str, list[float]]:
-    """Seconds of each run over the prompts, by what was run."""
+    """Return the seconds of each run over the prompts, by what was run."""
     draw, vocab_size = random.Random(0), engine.target.vocab_size
     prompts = [
         [draw.randrange(vocab_size) for _ in range(arguments.tokens)] for _ in range(arguments.samples)
@@ -119,15 +121,15 @@ def timed_runs(
     seconds: dict[str, list[float]] = {}
     if not arguments.only_capture:
         seconds["prefill"] = repeated(lambda: prefill_once(engine, prompts), arguments.repeats)
-    with receiving(arguments, schema) as trainer:
+    with receiving(arguments, schema) as receiver:
         seconds["capture"] = repeated(
-            lambda: capture_once(engine, prompts, schema, trainer), arguments.repeats
+            lambda: capture_once(engine, prompts, schema, receiver), arguments.repeats
         )
     return seconds
 
 
 def _rates(seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
-    """Medians; and ``share``, what capture leaves of the speed of plain prefill."""
+    """Return medians, and as ``share`` the speed of capture over that of plain prefill."""
     rate = {name: tokens / statistics.median(runs) for name, runs in seconds.items()}
     found: dict[str, Any] = {f"{name}_s": runs for name, runs in seconds.items()}
     found |= {f"{name}_tokens_per_s": value for name, value in rate.items()}
@@ -135,7 +137,7 @@ def _rates(seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
 
 
 def repeated(call: Any, repeats: int) -> list[float]:
-    """Seconds of each run after one that warms up."""
+    """Return the seconds of each run, after one run that warms up."""
     call()
     seconds: list[float] = []
     for _ in range(repeats):
@@ -146,44 +148,46 @@ def repeated(call: Any, repeats: int) -> list[float]:
 
 
 def prefill_once(engine: Engine, prompts: list[list[int]]) -> None:
+    """Run every prompt and generate one token each."""
     engine.generate(prompts, SamplingParams(max_new_tokens=1, stop_at_eos=False))
 
 
-def capture_once(engine: Engine, prompts: list[list[int]], schema: FeatureSchema, trainer: Trainer) -> None:
-    """Until the receiver has taken and released every sample, too."""
+def capture_once(engine: Engine, prompts: list[list[int]], schema: FeatureSchema, receiver: Receiver) -> None:
+    """Capture every prompt, and wait until the receiver has taken and released every sample."""
     requests = [
-        CaptureRequest(request_id=index, input_ids=tuple(prompt), destinations=(trainer.address,))
+        CaptureRequest(request_id=index, input_ids=tuple(prompt), destinations=(receiver.address,))
         for index, prompt in enumerate(prompts)
     ]
-    trainer.line.send(len(requests))
+    receiver.line.send(len(requests))
     engine.capture(requests, schema).result(LIMIT_S)
-    trainer.line.recv()
+    receiver.line.recv()
 
 
 @dataclass
-class Trainer:
-    """The receiving process, as far as this one talks to it."""
+class Receiver:
+    """The receiving process, as this one sees it."""
 
     address: str
     line: Connection
 
 
 @contextmanager
-def receiving(arguments: argparse.Namespace, schema: FeatureSchema) -> Iterator[Trainer]:
+def receiving(arguments: argparse.Namespace, schema: FeatureSchema) -> Iterator[Receiver]:
+    """Run the receiving process for the duration of the block."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=receive, args=(arguments, schema, theirs), daemon=True)
     process.start()
     theirs.close()
     try:
-        yield Trainer(ours.recv(), ours)
+        yield Receiver(ours.recv(), ours)
     finally:
         ours.close()
         process.join(LIMIT_S)
 
 
 def receive(arguments: argparse.Namespace, schema: FeatureSchema, line: Connection) -> None:
-    """The trainer's part, until the line is closed: takes as many samples as it is told of, releases each."""
+    """Take and release as many samples as each message on ``line`` announces, until it is closed."""
     from safetensors.torch import save_file
 
     backend = load_backend(arguments.backend)
@@ -202,11 +206,12 @@ def receive(arguments: argparse.Namespace, schema: FeatureSchema, line: Connecti
 
 
 def receivers_device(backend: Backend, placement: str) -> int:
-    """The engine has the first device; disaggregated, the receiver has the next, if there is one."""
+    """Return the receiver's device: the engine's (the first), or the next one if disaggregated and present."""
     return int(placement == "disaggregated" and backend.capabilities().num_devices > 1)
 
 
 def load_backend(name: str) -> Backend:
+    """Return the backend of that name with its default configuration."""
     plugin = plugins.load_available(Backend, name)
     return plugin(validate(plugin.Config, {"name": name}, "backend"))
 

@@ -1,4 +1,4 @@
-"""Trainer and engine on the same device: each alone, then a real run of both.
+"""Measure trainer and engine on the same device: each alone, then a real run of both.
 
     python benchmarks/colocated.py --backend cuda --engine vllm --setting eagle3 -- backend.mps_threads=shared
     python benchmarks/colocated.py --toy        # seconds, on the CPU
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit code."""
     parser = end_to_end.parser(__doc__)
     parser.add_argument("--devices", type=int, default=1)
     return end_to_end.main(parser, place)
 
 
 def place(options: argparse.Namespace) -> end_to_end.Place:
+    """Return one engine replica and one trainer rank on each device."""
     devices = options.devices
 
     def ideal(engine: float, trainer: float) -> float:

@@ -1,4 +1,4 @@
-"""Commands that a benchmark runs to their end: a failure ends the benchmark, and the benchmark's end ends them."""
+"""Run commands to their end: a failure ends the benchmark, and the benchmark's end ends the command."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEAVING_S = 60.0
-"""For a command that is asked to end to have ended what it has started."""
+"""Time that a command has to end what it started, once it is asked to end."""
 TAIL_LINES = 40
 
 
 def end_by_exception() -> None:
-    """SIGTERM unwinds this process, so that what it runs is ended too."""
+    """Turn SIGTERM into SystemExit, so that the commands that this process runs are ended too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def output_of(command: Sequence[str], log: Path, limit_s: float, logs: Path | None = None) -> str:
-    """Standard output; what the command says on stderr goes to ``log``.
+    """Run ``command`` and return its standard output; its stderr goes to ``log``.
 
-    Raises SystemExit after a failure, with the last lines of ``log`` and of each file under ``logs`` on stderr.
+    Raises SystemExit after a failure and prints the last lines of ``log`` and of each file under ``logs``.
     """
     with log.open("w") as stderr:
         process = subprocess.Popen(
@@ -45,7 +45,7 @@ def output_of(command: Sequence[str], log: Path, limit_s: float, logs: Path | No
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """By SIGTERM, so that the command ends its own processes; then by force, its process group and all."""
+    """Send SIGTERM, so that the command ends its own processes; then kill its process group."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Eagle3's training step as one would first write it down: what ``trainer_step`` compares the real one with.
+"""Eagle3's training step as one would first write it down, which ``trainer_step`` compares the real one with.
 
 Explicit masks over all S · T keys, the logits of every token for target and draft, gradients by autograd alone.
 No metrics, so it does a little less than the real step.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseEagle3:
-    """``weights`` under the names of the served draft; float32, on the CPU."""
+    """The dense step. ``weights`` have the names of the served draft; float32, on the CPU."""
 
     weights: dict[str, Tensor]
     ids_V: Tensor
@@ -32,13 +32,13 @@ class DenseEagle3:
     step_decay: float
 
     def loss(self, ids_BT: Tensor, hidden_BTNH: Tensor, mask_BT: Tensor) -> Tensor:
-        """Σ_s decay^s · mean CE over the labelled rows of step s; rows whose best token is not kept add 0."""
-        law_BTV, trained_BT = self._teacher(hidden_BTNH[:, :, -1])
+        """Return Σ_s decay^s · mean CE over the labelled rows of step s; rows whose best token is not kept add 0."""
+        target_p_BTV, trained_BT = self._teacher(hidden_BTNH[:, :, -1])
         total = torch.zeros(())
         for s, state_BTH in enumerate(self._states(ids_BT, hidden_BTNH[:, :, :-1])):
             log_q_BTV = (state_BTH @ self.weights["lm_head.weight"].T).log_softmax(-1)
             rows = ids_BT.shape[1] - 2 - s  # row t: teacher at t + 1 + s, label at t + 2 + s
-            cross_BT = -(law_BTV[:, 1 + s : -1] * log_q_BTV[:, :rows]).sum(-1)
+            cross_BT = -(target_p_BTV[:, 1 + s : -1] * log_q_BTV[:, :rows]).sum(-1)
             labelled_BT = mask_BT[:, 2 + s :]
             numerator = (cross_BT * (labelled_BT & trained_BT[:, 1 + s : -1])).sum()
             total = total + self.step_decay**s * numerator / labelled_BT.sum().clamp(min=1)
@@ -46,14 +46,14 @@ class DenseEagle3:
 
     @torch.no_grad()
     def _teacher(self, hidden_BTH: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's law over the kept rows [B, T, V'], and whether its best token is among them [B, T]."""
+        """Return the target's probabilities of kept tokens [B, T, V'], and whether its best token is kept [B, T]."""
         normed = self._rms(hidden_BTH, self.tensors.norm_H)
         logits_BTV = normed @ self.tensors.head_VH.T
         trained_BT = torch.isin(logits_BTV.argmax(-1), self.ids_V)
         return logits_BTV[..., self.ids_V].softmax(-1), trained_BT
 
     def _states(self, ids_BT: Tensor, hidden_BTNH: Tensor) -> list[Tensor]:
-        """Inputs of the head, step by step."""
+        """Return the head's inputs of each step."""
         keys: list[Tensor] = []
         values: list[Tensor] = []
         states: list[Tensor] = []
@@ -89,7 +89,7 @@ class DenseEagle3:
         return u + (gate * (y @ layer["mlp.up_proj.weight"].T)) @ layer["mlp.down_proj.weight"].T
 
     def _rotate(self, heads: Tensor, step: int) -> Tensor:
-        """Rotary embedding of [B, heads, T, D]: token t of step s stands at position t + s."""
+        """Apply the rotary embedding to [B, heads, T, D]: token t of step s stands at position t + s."""
         _, _, num_tokens, dim = heads.shape
         frequency = 1 / self.target.rope["rope_theta"] ** (torch.arange(0, dim, 2) / dim)
         angle = ((torch.arange(num_tokens) + step)[:, None] * frequency).repeat(1, 2)
@@ -101,12 +101,12 @@ class DenseEagle3:
 
 
 def _heads(projected: Tensor, num_heads: int) -> Tensor:
-    """[B, T, heads · D] -> [B, heads, T, D]"""
+    """Turn [B, T, heads · D] into [B, heads, T, D]."""
     return projected.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Query t sees step 0's keys up to t and, of every later step, its own."""
+    """Attend from query t to step 0's keys up to t and, of every later step, to its own."""
     num_tokens = q.shape[2]
     own = [torch.eye(num_tokens, dtype=torch.bool)] * (keys.shape[2] // num_tokens - 1)
     mask = torch.cat([torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril(), *own], 1)

@@ -1,4 +1,4 @@
-"""Trainer and engine on devices of their own: each alone, then a real run of both.
+"""Measure trainer and engine on devices of their own: each alone, then a real run of both.
 
     python benchmarks/disaggregated.py --backend cuda --engine vllm --setting eagle3      # two GPUs
     python benchmarks/disaggregated.py --toy        # seconds, on the CPU
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit code."""
     parser = end_to_end.parser(__doc__)
     parser.add_argument("--replicas", type=int, default=1, help="of the engine, one device each")
     parser.add_argument("--ranks", type=int, default=1, help="of the trainer, one device each")
@@ -26,6 +27,7 @@ def main() -> int:
 
 
 def place(options: argparse.Namespace) -> end_to_end.Place:
+    """Return engine replicas and trainer ranks, each on a device of its own."""
     replicas, ranks = options.replicas, options.ranks
 
     def ideal(engine: float, trainer: float) -> float:

@@ -1,4 +1,4 @@
-"""What ``colocated`` and ``disaggregated`` share: the trainer alone, the engine alone, and a run of both.
+"""Parts that ``colocated`` and ``disaggregated`` share: the trainer alone, the engine alone, a run of both.
 
 Every phase is a process of its own; this one imports no torch and has nothing on the device.
 """
@@ -33,23 +33,24 @@ log = logging.getLogger("end_to_end")
 PHASES = ("trainer", "engine", "both")
 CASE_FLAGS = ("draft", "tokens", "passes", "num_anchors", "num_steps", "draft_vocab_size", "dtype")
 ENGINE_TOKENS = 48 * 2048
-"""Of one capture of the engine alone; toy: of two steps."""
+"""Tokens of one capture of the engine alone; at toy size those of two steps."""
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where engine replicas and trainer ranks are."""
+    """Numbers of engine replicas, trainer ranks and devices, and how they are placed."""
 
     placement: str
     replicas: int
     ranks: int
     devices: int
     ideal: Callable[[float, float], float]
-    """Samples/s out of those of one engine replica and one trainer rank, each alone on a device."""
+    """Ideal samples/s, given those of one engine replica and one trainer rank alone on a device."""
 
 
 def parser(description: str) -> argparse.ArgumentParser:
+    """Return the parser of what both benchmarks have in common."""
     found = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,6 +77,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def main(found: argparse.ArgumentParser, place: Callable[[argparse.Namespace], Place]) -> int:
+    """Measure the phases that the command line asks for and print the document; return the exit code."""
     options = found.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     end_by_exception()
@@ -128,7 +130,7 @@ def _case(found: argparse.ArgumentParser, options: argparse.Namespace) -> Case:
 
 
 def _check(found: argparse.ArgumentParser, run: Run) -> None:
-    """What would make the phases differ, or the times mean something else."""
+    """Refuse settings that would make the phases differ, or the times mean something else."""
     fixed = settings(run, Path())
     for word in run.words:
         key = word.partition("=")[0]
@@ -178,19 +180,19 @@ def _document(options: argparse.Namespace, run: Run, where: Place) -> dict[str, 
 
 
 def _write_target(run: Run, shape: str) -> None:
-    """In a process of its own: it uses the device."""
+    """Write the target in a process of its own, because that uses the device."""
     words = [shape, str(run.target), "--dtype", run.case.dtype]
     write = [sys.executable, str(HERE / "random_target.py"), *words]
     output_of(write, run.folder / "target.log", run.limit_s)
 
 
 def _trainer_alone(run: Run, shape: str) -> dict[str, Any]:
-    """One rank with a device of its own."""
+    """Measure one rank's step with a device of its own."""
     return Runner()(run.case)
 
 
 def _engine_alone(run: Run, shape: str) -> dict[str, Any]:
-    """One replica with a device of its own, and somebody who takes and releases what it captures."""
+    """Measure one replica with a device of its own, and a process that takes and releases its samples."""
     case = run.case
     samples = 2 * run.samples_per_step if shape == "toy" else max(1, ENGINE_TOKENS // case.tokens)
     flags = {"engine": run.engine, "backend": case.backend, "placement": run.placement, "shape": shape}
@@ -208,7 +210,7 @@ def _both(run: Run, shape: str) -> dict[str, Any]:
 
 
 def _compared(document: dict[str, Any], where: Place, options: argparse.Namespace) -> dict[str, Any]:
-    """Figures per device, beside the ideal that the parts alone leave, and beside the goals."""
+    """Return figures per device, beside the ideal of the parts alone and beside the goals."""
     if "both" not in document:
         return {}
     names = ("samples_per_s", "tokens_per_s")

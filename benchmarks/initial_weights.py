@@ -1,4 +1,4 @@
-"""What a draft's initial weights, draws and rates are worth at the quickstart's budget: one JSON document on stdout.
+"""Compare initial weights, seeds and learning rates at the quickstart's budget; print one JSON document.
 
 A row is a whole run by the product's own loop, then its own sampled decoding of held-out prompts. The scales of
 Eagle3's matrices can be varied (``--gains MATRIX FUSION``); for other drafts, leave them at the default.
@@ -39,7 +39,7 @@ DEFAULT = (initial_weights.MATRIX_GAIN, initial_weights.FUSION_GAIN)
 
 @dataclass(frozen=True)
 class Row:
-    """One run of the table."""
+    """A run of the table."""
 
     draft: str
     gains: tuple[float, float]
@@ -48,6 +48,7 @@ class Row:
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Train and measure every row that the command line asks for, and print the document."""
     options = _options(arguments)
     size = _size(options)
     files = prepare_files(size)
@@ -95,7 +96,7 @@ def _resolved(row: Row, files: QuickstartFiles, output: Path, words: list[str]) 
 
 
 def _acceptance(run: RunSpec, size: QuickstartSize) -> tuple[float, float]:
-    """Acceptance length over all prompts, and its standard error from how prompts differ."""
+    """Return the acceptance length over all prompts, and its standard error from how prompts differ."""
     prompts = held_out_prompts(run, size.num_prompts)
     with create_engine(run, run.target) as engine:
         engine.load_draft(run.directory.draft)
@@ -113,7 +114,7 @@ def _acceptance(run: RunSpec, size: QuickstartSize) -> tuple[float, float]:
 
 
 def _seeded(sampling: SamplingParams, index: int) -> SamplingParams:
-    """One prompt is always the first of its call; it still has a seed of its own."""
+    """Return ``sampling`` with a seed for this prompt, which is always the first of its call."""
     return replace(sampling, seed=index)
 
 
@@ -122,7 +123,7 @@ def _between(before: AcceptanceCounters, after: AcceptanceCounters) -> tuple[int
 
 
 def _summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mean, spread and worst draw of each draft, scheme and rate."""
+    """Return mean, spread and worst draw of each draft, scheme and rate."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in results:
         groups.setdefault((row["draft"], row["gains"], row["lr"]), []).append(row["acceptance_length"])

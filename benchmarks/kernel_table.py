@@ -1,4 +1,4 @@
-"""Where a step's time goes: its kernels by time, and where the host waits for the device."""
+"""A step's kernels by time, and the places where the host waits for the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def kernel_table(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """One step's kernels, the longest first: milliseconds in all, calls, name. On the CPU: its operators."""
+    """Return one step's kernels, the longest first: milliseconds in all, calls, name. On the CPU: operators."""
     on_cpu = device.type == "cpu"
     activity = ProfilerActivity.CPU if on_cpu else getattr(ProfilerActivity, device.type.upper())
     with profile(activities=[activity], acc_events=True) as recorded:
@@ -24,7 +24,7 @@ def kernel_table(step: Callable[[], object], device: torch.device) -> dict[str, 
 
 
 def host_waits(step: Callable[[], object], device: torch.device) -> list[str]:
-    """file:line of each place in one step where the host waits for the device, if the device can tell."""
+    """Return file:line of each place in one step where the host waits for the device, if torch can report it."""
     module = torch.get_device_module(device)
     if not hasattr(module, "set_sync_debug_mode"):
         return []

@@ -1,4 +1,4 @@
-"""What the benchmarks share: who measured, how a call is timed, how cost grows."""
+"""Helpers that the benchmarks share: the machine, the time of a call, the growth of a cost."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ MIB = 1 << 20
 
 
 def machine() -> dict[str, Any]:
+    """Return platform, processor, cores and load of this machine."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
@@ -31,7 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The model of an accelerator; of a processor only that it is one."""
+    """Return the model of an accelerator, or ``cpu``."""
     import torch
 
     module = torch.get_device_module(device)
@@ -39,6 +40,7 @@ def device_name(device: torch.device) -> str:
 
 
 def versions(*distributions: str) -> dict[str, str]:
+    """Return the versions of Python and of those distributions that are installed."""
     installed = {found.name for found in metadata.distributions()}
     found = {name: metadata.version(name) for name in distributions if name in installed}
     return {"python": platform.python_version(), **found}
@@ -46,21 +48,21 @@ def versions(*distributions: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Repeated runs of one call, in milliseconds."""
+    """Times of repeated runs of one call, in milliseconds."""
 
     wall_ms: list[float]
     cpu_ms: list[float]
     """User and system time of all threads of this process: hardly depends on what else the machine does."""
 
     def summary(self) -> dict[str, float]:
-        """Median, and the smallest as a measure of the noise."""
+        """Return median and smallest time; their distance shows the noise."""
         series = {"wall_ms": self.wall_ms, "cpu_ms": self.cpu_ms}
         medians = {name: statistics.median(values) for name, values in series.items()}
         return medians | {f"{name}_min": min(values) for name, values in series.items()}
 
 
 def timed(call: Callable[[], object], repeats: int) -> Timing:
-    """``call`` must return only when its work is done, on a device too."""
+    """Time ``call``, which must return only when its work is done, on a device too."""
     timing = Timing([], [])
     for _ in range(repeats):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -71,7 +73,7 @@ def timed(call: Callable[[], object], repeats: int) -> Timing:
 
 
 def peak_rss_mib() -> float:
-    """Largest resident memory of this process so far.
+    """Return the largest resident memory of this process so far.
 
     A process inherits the number of the one that started it, so start it from a small one.
     """
@@ -82,13 +84,13 @@ def peak_rss_mib() -> float:
 
 
 def growth(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """Exponent a of the best fit cost = c · size^a: the slope of a line through the logarithms."""
+    """Return exponent a of the best fit cost = c · size^a: the slope of a line through the logarithms."""
     slope, _ = statistics.linear_regression([math.log(x) for x in sizes], [math.log(y) for y in costs])
     return slope
 
 
 def line(sizes: Sequence[float], costs: Sequence[float]) -> dict[str, float]:
-    """Best fit cost = fixed + size · per_unit, and how far off it is: the largest error relative to the cost."""
+    """Return the best fit cost = fixed + size · per_unit, and its largest error relative to the cost."""
     per_unit, fixed = statistics.linear_regression(sizes, costs)
     errors = [abs(fixed + per_unit * x - y) / y for x, y in zip(sizes, costs, strict=True)]
     return {"fixed": fixed, "per_unit": per_unit, "largest_error": max(errors)}

@@ -1,5 +1,8 @@
-"""Matrix products that a step cannot do without: three times the forward pass for what is trained, twice for a frozen
-head, once for the teacher, heads on labelled rows only, and only those pairs of attention that are seen."""
+"""Count the matrix products that a step cannot do without.
+
+Three times the forward pass for what is trained, twice for a frozen head, once for the teacher, heads on labelled
+rows only, and only those pairs of attention that are seen.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ if TYPE_CHECKING:
 
 
 def eagle3_flops(problem: Problem) -> float:
-    """What does not depend on the unrolled step (fusing the features; the embedding's half of q, k, v) counts once;
-    causal attention at half its square."""
+    """Return the floating-point operations of one Eagle3 step.
+
+    What does not depend on the unrolled step (fusing the features; the embedding's half of q, k, v) counts once;
+    causal attention at half its square.
+    """
     case, target = problem.case, problem.target
     width, queries = target.hidden_size, target.num_heads * target.head_dim
     total, keys = case.sequences * case.tokens, target.num_kv_heads * target.head_dim
@@ -29,7 +35,10 @@ def eagle3_flops(problem: Problem) -> float:
 
 
 def dflash_flops(problem: Problem) -> float:
-    """The context's products run on every token, the layers on every slot, the head on counted slots only."""
+    """Return the floating-point operations of one DFlash step.
+
+    The context's products run on every token, the layers on every slot, the head on counted slots only.
+    """
     from spec_draft_dflash.blocks import BlockRule, Blocks
 
     case, target = problem.case, problem.target
@@ -45,7 +54,7 @@ def dflash_flops(problem: Problem) -> float:
 
 
 def bare_tflops(device: torch.device, dtype: torch.dtype, size: int) -> float:
-    """Of a product of two random square matrices: what the device can do, in the same process."""
+    """Return the TFLOP/s of a product of two random square matrices, the device's limit in the same process."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     module = torch.get_device_module(device)
 

@@ -52,7 +52,7 @@ PEERS: dict[str, dict[str, dict[str, float]]] = {
 
 
 def compared(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    """One of our rows beside the peers' of the same shape; ``fastest_ratio``: the fastest peer's time over ours."""
+    """Return ``row`` beside the peers' of the same shape; ``fastest_ratio``: the fastest peer's time over it."""
     peers = PEERS[name]
     fastest = min(peer["wall_ms"] for peer in peers.values())
     return {"row": row, "peers": peers, "fastest_ratio": fastest / row["wall_ms"]}

@@ -1,4 +1,4 @@
-"""Samples of random tokens as rows of a data file: ids by Zipf's law, the last part of each sample supervised."""
+"""Write samples of random tokens, distributed by Zipf's law, the last part of each supervised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def write_random_dataset(
     file: Path, num_samples: int, num_tokens: int, vocab_size: int, answer: float
 ) -> Path:
-    """``answer``: share of each sample, at its end, that is supervised."""
+    """Write the rows to ``file`` and return it; ``answer``: supervised share of each sample, at its end."""
     draw = np.random.default_rng(0)
     # The ranks spread over the ids: most supervised tokens have a row in a draft's smaller head.
     ids_by_rank = draw.permutation(vocab_size)

@@ -1,4 +1,4 @@
-"""A target folder with random weights, in the shape of a published model: speed does not depend on their values.
+"""Write a target folder with random weights in the shape of a published model: speed does not depend on them.
 
 python benchmarks/random_target.py qwen3-8b /dev/shm/qwen3-8b
 """
@@ -45,7 +45,7 @@ SHAPES: dict[str, dict[str, object]] = {
 
 
 def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16") -> Path:
-    """Writes config.json and sharded safetensors; a folder that is complete already is left alone."""
+    """Write config.json and sharded safetensors; leave a folder that is complete already as it is."""
     import torch
     import transformers
 
@@ -89,6 +89,7 @@ def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtyp
 
 
 def main() -> None:
+    """Write the folder that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("folder", type=Path)

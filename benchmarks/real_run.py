@@ -1,4 +1,4 @@
-"""A run of ``spec-trainer train`` on random data, and what its metrics say about its steady state."""
+"""Run ``spec-trainer train`` on random data and read its steady state from its metrics."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from trainer_step import Case
 
 SPEC_TRAINER = [sys.executable, "-c", "from spec_trainer.cli import main; main()"]
-"""The console script, also where our packages are only on the path."""
+"""The console script; works where the packages are only on PYTHONPATH, too."""
 SECTIONS = ("backend", "engine", "placement", "train")
-"""Of the resolved configuration, for the document."""
+"""Sections of the resolved configuration that the document repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Engines, trainer ranks, where they are, and how long they run."""
+    """A run to measure: engines, trainer ranks, their placement, and how long they run."""
 
     placement: str
     replicas: int
     ranks: int
     engine: str
     case: Case
-    """One step's work of one rank."""
+    """Work of one step of one rank."""
     steps: int
     warm_up: int
     """Steps before the ones that are timed."""
@@ -43,26 +43,28 @@ class Run:
     """Steps after them. The engine is ahead of the trainer by what fits the window, and done so much earlier."""
     profile_step: int | None
     words: tuple[str, ...]
-    """section.key=value, over what the benchmark sets."""
+    """section.key=value words that are added to what the benchmark sets."""
     target: Path
     folder: Path
     limit_s: float
 
     @property
     def samples_per_step(self) -> int:
+        """Samples of one step of all ranks."""
         return self.ranks * self.case.passes * self.case.sequences
 
     @property
     def output(self) -> Path:
+        """The run directory."""
         return self.folder / "run"
 
     def engine_words(self) -> list[str]:
-        """key=value: what ``words`` say about the engine."""
+        """Return the key=value words of section ``engine``."""
         return [word.removeprefix("engine.") for word in self.words if word.startswith("engine.")]
 
 
 def settings(run: Run, data: Path) -> dict[str, object]:
-    """The run's configuration: nothing but training between the first step and the last."""
+    """Return the run's configuration: nothing but training between the first step and the last."""
     case = run.case
     draft = {f"draft.{name}": value for name, value in case.draft_options().items()}
     profile = {} if run.profile_step is None else {"profile.steps": [run.profile_step]}
@@ -89,7 +91,7 @@ def settings(run: Run, data: Path) -> dict[str, object]:
 
 
 def measured(run: Run) -> dict[str, Any]:
-    """Trains, every sample once, and reads what the run has written."""
+    """Train on every sample once and return the figures that the run has written."""
     case = run.case
     data = write_random_dataset(
         run.folder / "data.jsonl",
@@ -113,8 +115,10 @@ def measured(run: Run) -> dict[str, Any]:
 
 
 def steady_state(records: Sequence[dict[str, Any]], warm_up: int, cool_down: int) -> dict[str, Any]:
-    """Of the records between the first ``warm_up`` (at least 1) and the last ``cool_down``, by the time between
-    their ends."""
+    """Return the figures of the steps after ``warm_up`` (at least 1) and before the last ``cool_down``.
+
+    Times go from the end of one step to the end of another.
+    """
     records = records[: len(records) - cool_down]
     timed, ends = records[warm_up:], [record["time_s"] for record in records[warm_up - 1 :]]
     elapsed = ends[-1] - ends[0]

@@ -1,5 +1,6 @@
-"""Settings in which whole runs are measured, and what a run of Qwen3-8B's shapes is to reach in each of them on one
-H200 (790 TFLOP/s in bfloat16).
+"""Settings in which whole runs are measured, with goals for Qwen3-8B's shapes on one H200.
+
+An H200 makes 790 TFLOP/s in bfloat16.
 
 ``SETTINGS`` are fields of ``trainer_step.Case``: one step's work of one trainer rank.
 """
@@ -36,30 +37,30 @@ GOALS: dict[str, dict[str, float]] = {
     "dflash": {"samples_per_s": 4.6, **SHARED},
     "specforge": {"samples_per_s": 11, **SHARED},
 }
-"""Per GPU, colocated. ``data_wait_share`` is a most, the others are least values."""
+"""Goals per GPU, colocated. ``data_wait_share`` is an upper bound, the others are lower bounds."""
 LIMITS: dict[str, dict[str, float]] = {
     "eagle3": {"tokens_per_s": 28_000},
     "dflash": {"samples_per_s": 8.0},
     "specforge": {"samples_per_s": 18.5},
 }
-"""Per GPU, colocated: what the matrix products that nobody can do without leave."""
+"""Limits per GPU, colocated, that necessary matrix products alone set."""
 PEERS: dict[str, dict[str, float]] = {
     "eagle3": {"TorchSpec colocated, 2 x H100: samples_per_s": 6.6},
     "dflash": {"TorchSpec colocated, 2 x H100: samples_per_s": 3.75},
     "specforge": {"SpecForge disaggregated, 8 x H200, Domino: samples_per_s": 6.3},
 }
-"""Published, per GPU."""
+"""Figures that other projects published, per GPU."""
 
 
 def case_fields(setting: str, shape: str) -> dict[str, Any]:
-    """Of ``trainer_step.Case``, for a target of ``shape``."""
+    """Return fields of ``trainer_step.Case`` for a target of ``shape``."""
     sizes = {name: SHAPES[shape][name] for name in ("hidden_size", "head_dim", "vocab_size")}
     small = TOY if shape == "toy" else {}
     return TARGET | SETTINGS[setting] | sizes | small
 
 
 def beside_goals(setting: str, figures: dict[str, float]) -> dict[str, Any]:
-    """``figures`` per device beside what they are to be."""
+    """Return ``figures`` per device beside goals, limits and the peers' figures."""
     rows = [
         {"figure": name, "value": figures[name], "goal": goal, "reached": _reached(name, figures[name], goal)}
         for name, goal in GOALS[setting].items()

@@ -1,4 +1,4 @@
-"""Kernels by time: of a profile, as rows; and of a Chrome trace that torch.profiler has written."""
+"""Sort kernels by time: rows of a profile, or a Chrome trace that torch.profiler has written."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 ROWS = 40
 NAME_LENGTH = 120
 DEVICE_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-"""Categories of events, as torch.profiler names them."""
+"""Categories of events on the device, as torch.profiler names them."""
 
 
 def longest_first(rows: Iterable[tuple[float, int, str]]) -> dict[str, Any]:
-    """``rows``: milliseconds in all, calls, name."""
+    """Return the longest of ``rows`` (milliseconds in all, calls, name) and the sums of all."""
     ordered = sorted(rows, reverse=True)
     return {
         "total_ms": sum(row[0] for row in ordered),
@@ -27,8 +27,10 @@ def longest_first(rows: Iterable[tuple[float, int, str]]) -> dict[str, Any]:
 
 
 def trace_table(file: Path) -> dict[str, Any]:
-    """Work of the device, the longest first; ``span_ms``: from its first to its last. Without a device: operators,
-    each with all that it calls."""
+    """Return the device's work, the longest first; ``span_ms``: from the first to the last.
+
+    Without a device: operators, each with all that it calls.
+    """
     events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("ph") == "X"]
     found = [event for event in events if event.get("cat") in DEVICE_WORK]
     found = found or [event for event in events if event.get("cat") == "cpu_op"]

@@ -1,4 +1,4 @@
-"""Time and memory of a draft's training step: forward, backward and AdamW through the real strategy.
+"""Measure time and memory of a draft's training step: forward, backward and AdamW through the real strategy.
 
     python benchmarks/trainer_step.py            # JSON on stdout, about three minutes on two idle cores
     python benchmarks/trainer_step.py --toy      # seconds, for the tests
@@ -52,7 +52,7 @@ TOY: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One process: what it runs and at which shapes."""
+    """Work and shapes of one process."""
 
     implementation: str = "strategy"
     draft: str = "eagle3"
@@ -65,27 +65,27 @@ class Case:
     block_size: int = 16
     num_layers: int = 5
     num_anchors: int = 512
-    """Per sequence; of DFlash, like the two before it."""
+    """Anchors per sequence; for DFlash, like the two before it."""
     answer: float | None = None
-    """Share of each sequence, at its end, that is supervised. None: a dialogue of short turns."""
+    """Supervised share of each sequence, at its end; None: a dialogue of short turns."""
     tokens: int = 1024
-    """Per sequence."""
+    """Tokens per sequence."""
     sequences: int = 1
-    """Of each pass."""
+    """Sequences of each pass."""
     passes: int = 1
-    """Forward and backward, before the one step of the optimizer."""
+    """Passes forward and backward before the one step of the optimizer."""
     dtype: str = "float32"
     threads: int = 1
-    """Of the processor. One: CPU time is then free of threads that spin while they wait."""
+    """CPU threads. One: CPU time is then free of threads that spin while they wait."""
     warmup: int = 1
     repeats: int = 5
     peak_tflops: float | None = None
-    """Of the device in ``dtype``: gives the model FLOP utilisation."""
+    """Peak of the device in ``dtype``, for the model FLOP utilisation."""
     profile: bool = False
-    """Adds the step's kernels by time, and where the host waits for the device."""
+    """Whether to add the step's kernels by time, and where the host waits for the device."""
 
     def draft_options(self) -> dict[str, int]:
-        """Section ``draft`` of a run, but for the name."""
+        """Return section ``draft`` of a run without its name."""
         if self.draft == "eagle3":
             return {"num_steps": self.num_steps, "vocab_size": self.draft_vocab_size}
         names = ("block_size", "num_layers", "num_anchors")
@@ -96,15 +96,17 @@ class Runner:
     """Runs each case once, however many parts of the document ask for it."""
 
     def __init__(self) -> None:
+        """Begin without results."""
         self._rows: dict[Case, dict[str, Any]] = {}
 
     def __call__(self, case: Case) -> dict[str, Any]:
+        """Return the row of ``case``."""
         if case not in self._rows:
             self._rows[case] = _run(case)
         return self._rows[case]
 
     def compare(self, case: Case) -> dict[str, Any]:
-        """The same steps by the plain dense implementation."""
+        """Return the row of the plain dense implementation, and its costs over those of ``case``."""
         ours, dense = self(case), self(replace(case, implementation="dense"))
         pairs = zip(ours["losses"], dense["losses"], strict=True)
         return {
@@ -116,7 +118,7 @@ class Runner:
         }
 
     def scale(self, case: Case, axis: str, sizes: Sequence[int]) -> dict[str, Any]:
-        """Exponents of growth along one axis. ``step_mib`` leaves out what is there before the first step."""
+        """Return how costs grow along one axis; ``step_mib`` leaves out what is there before the first step."""
         # Shorter sequences where there are many: attention must not hide what grows with their number.
         base = replace(case, tokens=case.tokens // 2) if axis == "sequences" else case
         rows = [self(replace(base, **{axis: size})) for size in sizes]
@@ -130,6 +132,7 @@ class Runner:
 
 
 def main() -> int:
+    """Measure what the command line asks for and print it; return 1 if a limit was missed."""
     started, options = time.monotonic(), _parse()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.case:
@@ -169,7 +172,7 @@ def _axes(toy: bool) -> dict[str, tuple[int, ...]]:
 
 
 def _checks(document: dict[str, Any], slopes: bool) -> list[dict[str, Any]]:
-    """Toy shapes are all overhead: there, slopes say nothing."""
+    """Return each limit beside its value; without slopes at toy shapes, which are all overhead."""
     found: list[tuple[str, float, float]] = []
     if "dense" in document:
         found.append(("loss difference from dense", document["dense"]["loss_difference"], LOSS_LIMIT))

@@ -1,4 +1,4 @@
-"""One row of ``trainer_step``: builds target, draft and batch in this process, and steps.
+"""Run one row of ``trainer_step``: build target, draft and batch in this process, and step.
 
 Shapes: T tokens of all sequences end to end (packed), N captured layers, H hidden size, V vocabulary.
 """
@@ -39,7 +39,7 @@ LR = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Everything that both implementations start from."""
+    """Inputs that both implementations start from."""
 
     case: Case
     draft: Draft
@@ -50,12 +50,14 @@ class Problem:
     denominators: Tensor
 
     def build(self, kernel: FindKernel) -> torch.nn.Module:
+        """Return the draft's module, equal for equal cases."""
         torch.manual_seed(1)
         with self.batch.input_ids_T.device:
             return self.draft.build(self.target, self.tensors, self.token_counts, kernel)
 
 
 def run_case(case: Case) -> dict[str, Any]:
+    """Return the row of ``case``, measured in this process."""
     torch.set_num_threads(case.threads)
     plugin = plugins.load_available(Backend, case.backend)
     backend = plugin(plugin.Config(name=case.backend))
@@ -70,7 +72,7 @@ def run_case(case: Case) -> dict[str, Any]:
 
 
 def _measure(case: Case, backend: Backend) -> dict[str, Any]:
-    """``peak_mib``: above what the imports take. ``step_mib``: above what is there before the first step."""
+    """Return the row; ``peak_mib`` leaves out the imports, ``step_mib`` what is there before the first step."""
     device = backend.device(0)
     imported, _ = _memory_mib(device)
     problem = make_problem(case, device)
@@ -106,7 +108,7 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
 
 
 def _memory_mib(device: torch.device) -> tuple[float, float]:
-    """(now, largest so far): the device allocator's numbers where there is one, else the process's."""
+    """Return memory now and its peak, of the device's allocator where there is one, else of the process."""
     module = torch.get_device_module(device)
     if hasattr(module, "max_memory_allocated"):
         return module.memory_allocated(device) / MIB, module.max_memory_allocated(device) / MIB
@@ -114,7 +116,7 @@ def _memory_mib(device: torch.device) -> tuple[float, float]:
 
 
 def _forget_peak(device: torch.device) -> None:
-    """Setting up takes more than steps do; a process's own peak cannot be forgotten."""
+    """Reset the device's peak, because setting up takes more than steps do; a process's own peak stays."""
     module = torch.get_device_module(device)
     if hasattr(module, "reset_peak_memory_stats"):
         module.reset_peak_memory_stats(device)
@@ -137,6 +139,7 @@ def _work(case: Case) -> dict[str, int]:
 
 
 def make_problem(case: Case, device: torch.device) -> Problem:
+    """Return target, draft and batch of ``case``, random but equal for equal cases."""
     target = make_target(case)
     plugin = plugins.load_available(Draft, case.draft)
     draft = plugin(plugin.Config.model_validate({"name": case.draft, **case.draft_options()}))
@@ -164,7 +167,7 @@ def make_problem(case: Case, device: torch.device) -> Problem:
 
 
 def make_target(case: Case) -> TargetSpec:
-    """Proportions of Qwen3-8B: four queries per key head, an MLP of three times the width."""
+    """Return a target in proportions of Qwen3-8B: four queries per key head, an MLP of three times the width."""
     heads = case.hidden_size // case.head_dim
     return TargetSpec(
         folder=Path("target"),
@@ -189,7 +192,7 @@ def make_target(case: Case) -> TargetSpec:
 
 
 def make_tensors(target: TargetSpec, generator: torch.Generator) -> TargetTensors:
-    """Head rows so long that a state made of one of them gives its token most of the probability."""
+    """Return tensors with head rows so long that a state made of one gives its token most of the probability."""
     shape, dtype = (target.vocab_size, target.hidden_size), getattr(torch, target.dtype)
     embedding_VH = _randn(shape, generator) * 0.02
     head_VH = _randn(shape, generator) * (16 / target.hidden_size)
@@ -202,7 +205,7 @@ def make_tensors(target: TargetSpec, generator: torch.Generator) -> TargetTensor
 def make_batch(
     case: Case, schema: FeatureSchema, tensors: TargetTensors, ids: Tensor, generator: torch.Generator
 ) -> DraftBatch:
-    """Random states, except that the final norm's input says the next of ``ids``, under as much noise."""
+    """Return random states, except that the final norm's input holds the next of ``ids``, under as much noise."""
     hidden_TNH = _randn(schema.shape(len(ids) - 1), generator)
     signal_TH = tensors.head_VH[ids[1:]].float()
     hidden_TNH[:, -1] += signal_TH / signal_TH.std()
@@ -229,7 +232,7 @@ def _mask(case: Case, generator: torch.Generator) -> Tensor:
 
 
 def _turns(num_tokens: int, generator: torch.Generator) -> Tensor:
-    """bool [T]: a dialogue of random turns, questions of up to 60 tokens, answers (supervised) of up to 140."""
+    """Return the mask [T] of a dialogue: questions of up to 60 tokens, answers (supervised) of up to 140."""
     device = generator.device
     longest = torch.tensor([60.0, 140.0], device=device) * min(1.0, num_tokens / 1000)
     mask = torch.zeros(num_tokens, dtype=torch.bool, device=device)
@@ -242,7 +245,7 @@ def _turns(num_tokens: int, generator: torch.Generator) -> Tensor:
 
 
 def strategy_step(problem: Problem, backend: Backend) -> Step:
-    """What the trainer runs."""
+    """Return the step that the trainer runs."""
     plugin = plugins.load_available(Strategy, "fsdp")
     strategy = plugin(plugin.Config(), OptimizerConfig(dtype=problem.case.dtype), backend.device(0))
     ops = strategy.vocabulary_ops(problem.target, problem.tensors)
@@ -252,7 +255,7 @@ def strategy_step(problem: Problem, backend: Backend) -> Step:
 
 
 def dense_step(problem: Problem, backend: Backend) -> Step:
-    """The same parameters, batch and optimizer around ``DenseEagle3``; the backend is the CPU."""
+    """Return a step with the same parameters, batch and optimizer around ``DenseEagle3``, on the CPU."""
     module, options = problem.build(no_kernel), OptimizerConfig()
     weights = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}
     dense = DenseEagle3(

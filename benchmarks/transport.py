@@ -1,5 +1,6 @@
-"""Feature transport between an engine's and a trainer's process, started as a run starts them: latency and bandwidth
-by size, and a soak.
+"""Measure the feature transport: latency and bandwidth by size, and a soak.
+
+An engine's and a trainer's process are started as a run starts them.
 
     python benchmarks/transport.py                                           # a minute on the CPU
     python benchmarks/transport.py --backend cuda --repeats 200 --soak 2000
@@ -49,23 +50,24 @@ WARM_UP = 3
 WINDOW_SAMPLES = 4
 SOAK_TOKENS = 64
 SHARE = 0.5
-"""Of the device, for either process: a run's default."""
+"""Share of the device for either process, which is a run's default."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What both processes are told."""
+    """Settings that both processes receive."""
 
     backend: str
     options: tuple[str, ...]
     placement: str
     sizes: tuple[int, ...]
-    """Bytes."""
+    """Sizes of the samples in bytes."""
     repeats: int
     soak: int
-    """Samples."""
+    """Samples of the soak; 0: no soak."""
 
     def load(self) -> Backend:
+        """Return the backend with its options."""
         plugin = plugins.load_available(Backend, self.backend)
         config = {"name": self.backend, **read_layers(None, {}, self.options)}
         return plugin(validate(plugin.Config, config, "backend"))
@@ -75,24 +77,26 @@ class Place:
     """A backend's device and transport in this process."""
 
     def __init__(self, setup: Setup) -> None:
+        """Take the backend's first visible device."""
         torch.set_num_threads(1)
         backend = setup.load()
         self.device = backend.device(0)
         self.transport = backend.transport(setup.placement)
 
     def sample(self, size_bytes: int) -> FeatureSample:
+        """Return a random sample of about that many bytes on the device."""
         num_tokens = max(1, round(size_bytes / (8 + SCHEMA.bytes_per_token())))
         hidden = torch.randn(SCHEMA.shape(num_tokens), device=self.device).to(SCHEMA.torch_dtype())
         ids = torch.arange(num_tokens, device=self.device)
         return FeatureSample(request_id=0, input_ids=ids, hidden_TNH=hidden)
 
     def wait(self) -> None:
-        """For the device, if there is one."""
+        """Wait for the device, if there is one."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def time(self, times: dict[str, list[float]], name: str, call: Callable[[], object]) -> None:
-        """Appends what ``call`` takes, and as NAME_device what it takes until the device is through."""
+        """Append the time of ``call``, and as NAME_device the time until the device is done."""
         self.wait()
         started = time.perf_counter()
         call()
@@ -101,8 +105,10 @@ class Place:
         times.setdefault(f"{name}_device", []).append(time.perf_counter() - started)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of this process's own memory and of the shared memory that it has touched; open descriptors; on a
-        device, the bytes that all processes together have of it."""
+        """Return this process's private bytes, touched shared bytes and open descriptors.
+
+        On a device, also the bytes that all processes together have of it.
+        """
         with open("/proc/self/status") as status:
             fields = dict(line.split(":", 1) for line in status)
         found = {
@@ -117,7 +123,7 @@ class Place:
 
 
 def engine(setup: Setup, trainer: Connection, results: Connection) -> None:
-    """The sender's process."""
+    """Run the sender's process."""
     place = Place(setup)
     send_sizes(setup, place, trainer, results)
     if setup.soak:
@@ -125,7 +131,7 @@ def engine(setup: Setup, trainer: Connection, results: Connection) -> None:
 
 
 def trainer(setup: Setup, engine: Connection, results: Connection) -> None:
-    """The receiver's process."""
+    """Run the receiver's process."""
     place = Place(setup)
     take_sizes(setup, place, engine, results)
     if setup.soak:
@@ -133,7 +139,7 @@ def trainer(setup: Setup, engine: Connection, results: Connection) -> None:
 
 
 def send_sizes(setup: Setup, place: Place, trainer: Connection, results: Connection) -> None:
-    """For every size, copies and sends in turn."""
+    """Copy and send in turn, for every size, and report the times."""
     with place.transport.connect(trainer.recv(), SCHEMA, TIMEOUT_S) as sender:
         for size in setup.sizes:
             sample = place.sample(size)
@@ -154,6 +160,7 @@ def send_sizes(setup: Setup, place: Place, trainer: Connection, results: Connect
 
 
 def take_sizes(setup: Setup, place: Place, engine: Connection, results: Connection) -> None:
+    """Take and release what ``send_sizes`` sends, and report the times."""
     window = WINDOW_SAMPLES * max(place.sample(size).num_bytes for size in setup.sizes)
     results.send(device_name(place.device))
     with place.transport.listen(SCHEMA, window) as receiver:
@@ -174,6 +181,7 @@ def take_sizes(setup: Setup, place: Place, engine: Connection, results: Connecti
 
 
 def send_soak(setup: Setup, place: Place, trainer: Connection, results: Connection) -> None:
+    """Send many small samples and report this process's memory on the way."""
     sample = place.sample(SOAK_TOKENS * SCHEMA.bytes_per_token())
     found: list[dict[str, int]] = []
     with place.transport.connect(trainer.recv(), SCHEMA, TIMEOUT_S) as sender:
@@ -188,6 +196,7 @@ def send_soak(setup: Setup, place: Place, trainer: Connection, results: Connecti
 
 
 def take_soak(setup: Setup, place: Place, engine: Connection, results: Connection) -> None:
+    """Take what ``send_soak`` sends and report this process's memory on the way."""
     found: list[dict[str, int]] = []
     window = WINDOW_SAMPLES * place.sample(SOAK_TOKENS * SCHEMA.bytes_per_token()).num_bytes
     started = time.perf_counter()
@@ -208,11 +217,12 @@ def take_soak(setup: Setup, place: Place, engine: Connection, results: Connectio
 
 
 def checkpoints(samples: int) -> tuple[int, int]:
-    """After a warm-up of a tenth, and half-way; the third look is at the end."""
+    """Return when to look at memory: after a warm-up of a tenth, and half-way; the third look is at the end."""
     return samples // 10, samples // 2
 
 
 def measured(setup: Setup) -> dict[str, Any]:
+    """Return the figures of all sizes and of the soak."""
     found: dict[str, Any]
     with running(setup) as (engine, trainer):
         found = {"device": receive(trainer)}
@@ -223,6 +233,7 @@ def measured(setup: Setup) -> dict[str, Any]:
 
 
 def row(num_bytes: int, sent: dict[str, list[float]], taken: dict[str, list[float]]) -> dict[str, float]:
+    """Return medians, best times and bandwidths of one size."""
     times = {name: values[WARM_UP:] for name, values in (sent | taken).items()}
     median = {name: statistics.median(values) for name, values in times.items()}
     best = {name: min(values) for name, values in times.items()}
@@ -241,7 +252,7 @@ def row(num_bytes: int, sent: dict[str, list[float]], taken: dict[str, list[floa
 
 @contextlib.contextmanager
 def running(setup: Setup) -> Iterator[tuple[Connection, Connection]]:
-    """Both processes, on a prepared host; gives the ends where their results come out."""
+    """Run both processes on a prepared host; give the connections that their results come from."""
     backend = setup.load()
     apart = setup.placement == "disaggregated" and backend.capabilities().num_devices > 1
     context = multiprocessing.get_context("spawn")
@@ -263,6 +274,7 @@ def running(setup: Setup) -> Iterator[tuple[Connection, Connection]]:
 
 
 def receive(line: Connection) -> Any:
+    """Return the next result; SystemExit if its process has died."""
     try:
         return line.recv()
     except EOFError:
@@ -270,6 +282,7 @@ def receive(line: Connection) -> Any:
 
 
 def main() -> int:
+    """Measure what the command line asks for and print it; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
