@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +15,6 @@ import torch
 import transformers
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import plugins
-from spec_core.draft import Draft
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
 from spec_core.targets.target_reader import read_target
@@ -39,7 +38,7 @@ VLLM_ARGS = {"distributed_executor_backend": "uni"}
 
 _SHAPE = {"hidden_size": 64, "head_dim": 32, "initializer_range": 0.25}
 """vLLM's attention on a processor takes heads of 32 and more."""
-_DRAFTS = {
+DRAFTS = {
     "eagle3": [
         "draft.vocab_size=80",
         "draft.num_steps=3",
@@ -54,7 +53,10 @@ _DRAFTS = {
         "train.lr=3e-3",
         "train.steps=120",
     ],
+    "medusa": ["draft.num_heads=3", "train.lr=8e-3", "train.steps=150"],
 }
+MEDUSA = Path(__file__).parents[1] / "plugins" / "spec-draft-medusa"
+"""A third party's draft; its distribution is not installed here."""
 
 
 class Transformer:
@@ -160,7 +162,25 @@ class Trained:
 
 
 @pytest.fixture(scope="session")
-def trained_draft(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+def medusa(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make the third party's draft found as if it were installed: sources and entry point on ``sys.path``."""
+    info = tmp_path_factory.mktemp("medusa") / "spec_draft_medusa-0.1.0.dist-info"
+    info.mkdir()
+    project = tomllib.loads((MEDUSA / "pyproject.toml").read_text())["project"]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.1.0\n")
+    points = project["entry-points"]["spec_core.drafts"]
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[spec_core.drafts]", *lines]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(MEDUSA / "src")
+        patch.syspath_prepend(info.parent)
+        yield
+
+
+@pytest.fixture(scope="session")
+def trained_draft(
+    llama: Path, medusa: None, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Trained]:
     """``trained_draft(name)``: a draft that has learned a little of the Llama target's own answers, exported."""
     prompts, rows = _answered_prompts(llama, tmp_path_factory.mktemp("answers") / "rows.jsonl")
     drafts: dict[str, Trained] = {}
@@ -168,17 +188,13 @@ def trained_draft(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
     def train(name: str) -> Trained:
         if name not in drafts:
             output = tmp_path_factory.mktemp(f"trained-{name}")
-            words = ["--target", llama, "--data", rows, "--draft", name, "--output", output, *_DRAFTS[name]]
+            words = ["--target", llama, "--data", rows, "--draft", name, "--output", output, *DRAFTS[name]]
             settings = ["train.warmup_steps=5", "train.global_batch_tokens=1024"]
             assert run([str(word) for word in [*words, *settings]]) == 0
             drafts[name] = Trained(name, output / "draft", prompts)
         return drafts[name]
 
     return train
-
-
-def installed_drafts() -> list[str]:
-    return sorted({record.name for record in plugins.installed(Draft)} & _DRAFTS.keys())
 
 
 def _answered_prompts(target: Path, file: Path) -> tuple[list[list[int]], Path]:

@@ -16,7 +16,7 @@ from spec_core.targets.target_reader import read_target
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_hf.proposers import load_draft
 
-from .conftest import NEW_TOKENS, NUM_DRAFT_TOKENS, Transformer, installed_drafts
+from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS, Transformer
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ DRAFTED = SamplingParams(max_new_tokens=NEW_TOKENS, num_draft_tokens=NUM_DRAFT_T
 PLAIN = SamplingParams(max_new_tokens=NEW_TOKENS, stop_at_eos=False)
 
 
-@pytest.fixture(params=installed_drafts())
+@pytest.fixture(params=sorted(DRAFTS))
 def trained(request, trained_draft) -> Trained:
     return trained_draft(request.param)
 

@@ -105,7 +105,7 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
 
         return DFlashKernels
 
-    def new_module(self, target: TargetSpec, kernels: DFlashKernels) -> nn.Module:
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: DFlashKernels) -> nn.Module:
         from spec_draft_dflash.model import DFlashModel
 
         return DFlashModel(self.shape(target), self.options, target.embedding_scale, kernels)

@@ -87,19 +87,18 @@ class DFlashShape(DecoderShape):
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return what has several places or forms in published drafts; the nested object comes first."""
-        fields = fields | own
-        depth = checked(Size, fields.get("num_hidden_layers"), folder, "num_hidden_layers")
-        types = fields.get("layer_types") or [FULL] * depth
+        both = fields | own
+        depth = checked(Size, both.get("num_hidden_layers"), folder, "num_hidden_layers")
+        types = both.get("layer_types") or [FULL] * depth
         types = checked(tuple[LayerType, ...], types, folder, "layer_types")
         # Base configurations carry a window that nobody uses.
-        window = fields.get("swa_window_size", fields.get("sliding_window")) if SLIDING in types else None
-        layers = read_layers(
-            (fields, "eagle_aux_hidden_state_layer_ids"), (fields, "target_layer_ids"), folder
-        )
+        window = both.get("swa_window_size", both.get("sliding_window")) if SLIDING in types else None
+        layers = read_layers((both, "eagle_aux_hidden_state_layer_ids"), (both, "target_layer_ids"), folder)
         if layers is None:  # as SGLang does: the default for as many features as layers
             key = "num_target_layers"
-            layers = default_layers(checked(Size, fields.get(key), folder, key), depth)
-        return {**own, "layer_types": types, "sliding_window": window, "layers": layers}
+            layers = default_layers(checked(Size, both.get(key), folder, key), depth)
+        found = {**own, "layer_types": types, "sliding_window": window, "layers": layers}
+        return super().read_own(fields, own, folder) | found
 
     def fixed_fields(self) -> Json:
         return {

@@ -108,7 +108,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
         return Eagle3Kernels
 
-    def new_module(self, target: TargetSpec, kernels: Eagle3Kernels) -> nn.Module:
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: Eagle3Kernels) -> nn.Module:
         from spec_draft_eagle3.model import Eagle3Model
 
         return Eagle3Model(self.shape(target), self.options, kernels)

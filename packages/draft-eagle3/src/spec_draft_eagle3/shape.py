@@ -72,7 +72,8 @@ class Eagle3Shape(DecoderShape):
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return the captured layers: ids at the top level are k, nested ones k − 1 (``to_json``)."""
-        return {"captured": read_layers((fields, _LAYERS), (own, _LAYERS), folder)}
+        layers = read_layers((fields, _LAYERS), (own, _LAYERS), folder)
+        return super().read_own(fields, own, folder) | {"captured": layers}
 
     def fixed_fields(self) -> Json:
         return {

@@ -8,9 +8,6 @@ from spec_core.drafting.decoder_shape import (
     DecoderShape,
     decoder_fields,
     end_fields,
-    head_fields,
-    layer_range_problem,
-    read_layers,
 )
 from spec_core.drafting.draft_checks import Flaw, ServedFolder, check_served
 from spec_core.drafting.draft_files import (
@@ -27,6 +24,7 @@ from spec_core.drafting.draft_files import (
     write_draft,
 )
 from spec_core.drafting.draft_folder import recognise
+from spec_core.drafting.draft_shape import DraftShape, head_fields, layer_range_problem, read_layers
 from spec_core.drafting.served_draft import EMBEDDING, DraftCheckpoint, ServedDraft, head_problem
 from spec_core.lazy import lazy_names
 
@@ -55,6 +53,7 @@ __all__ = [
     "DecoderShape",
     "Distribution",
     "DraftCheckpoint",
+    "DraftShape",
     "Flaw",
     "Json",
     "Mlp",

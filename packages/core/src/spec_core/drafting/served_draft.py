@@ -6,8 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
+from spec_core.config import DraftConfig
 from spec_core.draft import Draft
-from spec_core.drafting.decoder_shape import DecoderConfig, DecoderShape
 from spec_core.drafting.draft_files import (
     architectures,
     as_served,
@@ -16,6 +16,7 @@ from spec_core.drafting.draft_files import (
     read_config,
     read_shapes,
 )
+from spec_core.drafting.draft_shape import DraftShape
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_core.kernels import no_kernel
 
@@ -25,13 +26,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from spec_core.config import DraftConfig
     from spec_core.drafting.draft_files import Json
-    from spec_core.kernels import FindKernel, KernelSet
+    from spec_core.kernels import FindKernel
     from spec_core.target import TargetSpec, TargetTensors
 
-C = TypeVar("C", bound=DecoderConfig)
-S = TypeVar("S", bound=DecoderShape)
+C = TypeVar("C", bound=DraftConfig)
+S = TypeVar("S", bound=DraftShape)
 
 EMBEDDING = "embed_tokens.weight"
 """Name of a draft's own copy of the target's embedding."""
@@ -83,7 +83,7 @@ class ServedDraft(Draft, Generic[C, S]):
 
     architecture: ClassVar[str]
     """Name in ``architectures`` of the exported config.json."""
-    Shape: ClassVar[type[DecoderShape]]
+    Shape: ClassVar[type[DraftShape]]
 
     def __init__(self, config: DraftConfig) -> None:
         """Open ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a run starts."""
@@ -169,12 +169,6 @@ class ServedDraft(Draft, Generic[C, S]):
         """Return what a stored copy of the embedding is multiplied by."""
         return 1.0
 
-    @classmethod
-    def kernels(cls) -> type[KernelSet]:
-        from spec_core.drafting.plain_kernels import DecoderKernels
-
-        return DecoderKernels
-
     def build(
         self,
         target: TargetSpec,
@@ -183,7 +177,7 @@ class ServedDraft(Draft, Generic[C, S]):
         kernel: FindKernel = no_kernel,
     ) -> nn.Module:
         self.check_target(target)
-        module = self.new_module(target, self.kernels().of(kernel))
+        module = self.new_module(target, tensors, self.kernels().of(kernel))
         if self.checkpoint is None:
             self.initialize(module, target, tensors, token_counts)
         else:
@@ -191,7 +185,7 @@ class ServedDraft(Draft, Generic[C, S]):
         return module
 
     @abstractmethod
-    def new_module(self, target: TargetSpec, kernels: Any) -> nn.Module:
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: Any) -> nn.Module:
         """Return the network with weights drawn from torch's global generator. ``kernels``: of ``kernels()``."""
 
     @abstractmethod

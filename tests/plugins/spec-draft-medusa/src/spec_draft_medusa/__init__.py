@@ -1,0 +1,1 @@
+"""Medusa's heads as a draft."""
