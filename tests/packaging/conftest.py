@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
-ECHO = ROOT / "tests" / "plugins" / "spec-backend-echo"
+THIRD_PARTIES = sorted(file.parent for file in ROOT.glob("tests/plugins/*/pyproject.toml"))
 LIMIT_S = 120
 
 
@@ -33,13 +33,13 @@ def run_fixture() -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Distribution name -> wheel, of ours and of the stranger's."""
+    """Return distribution name -> wheel, for this project's and the third parties'."""
     folder = tmp_path_factory.mktemp("wheels")
     members = sorted(file.parent for file in ROOT.glob("*/*/pyproject.toml"))
     # The environment's own build backend where it has one: nothing to fetch then.
     own = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    run(*pip, *own, "--wheel-dir", folder, *members, ECHO)
+    run(*pip, *own, "--wheel-dir", folder, *members, *THIRD_PARTIES)
     return {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in folder.glob("*.whl")}
 
 

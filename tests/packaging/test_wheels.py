@@ -35,6 +35,7 @@ OURS = {
     "spec-trainer",
 }
 ROOT = Path(__file__).parents[2]
+THIRD_PARTIES = sorted(file.parent for file in ROOT.glob("tests/plugins/*/pyproject.toml"))
 
 
 def metadata_of(wheel: Path) -> Message:
@@ -71,7 +72,7 @@ def declared_entry_points(name: str) -> dict[str, dict[str, str]]:
 
 
 def test_distributions_are_of_one_version(wheels):
-    assert wheels.keys() == OURS | {"spec-backend-echo"}
+    assert wheels.keys() == OURS | {folder.name for folder in THIRD_PARTIES}
     assert len({metadata_of(wheels[name])["Version"] for name in OURS}) == 1
 
 
@@ -91,7 +92,7 @@ def test_entry_points_are_those_that_the_sources_declare(wheels, name):
     assert entry_points_of(wheels[name]) == declared_entry_points(name)
 
 
-def test_built_ins_take_the_same_road_as_a_stranger(wheels):
+def test_built_ins_take_the_same_road_as_third_parties(wheels):
     groups = {group: set(names) for name in OURS for group, names in entry_points_of(wheels[name]).items()}
     assert groups.keys() >= {
         "spec_core.backends",
@@ -100,8 +101,9 @@ def test_built_ins_take_the_same_road_as_a_stranger(wheels):
         "spec_core.launchers",
         "spec_core.strategies",
     }
-    assert entry_points_of(wheels["spec-backend-echo"]).keys() == {"spec_core.backends"}
-    assert requirements_of(wheels["spec-backend-echo"]) == {"spec-core"}
+    for folder in THIRD_PARTIES:
+        assert entry_points_of(wheels[folder.name]).keys() < groups.keys()
+        assert requirements_of(wheels[folder.name]) <= {"spec-core", "torch"}
 
 
 @pytest.mark.parametrize("name", ["spec-backend-ascend", "spec-backend-cuda"])
@@ -131,25 +133,43 @@ def test_torch_is_required_without_a_vendor(wheels, name):
     assert not [word for word in required if word.startswith(("nvidia", "torch-npu", "triton"))]
 
 
-def test_stranger_passes_the_suites_in_a_clean_environment(run, clean_python, tmp_path):
-    shutil.copytree(ROOT / "tests" / "plugins" / "spec-backend-echo" / "tests", tmp_path / "tests")
+@pytest.mark.parametrize("folder", THIRD_PARTIES, ids=lambda folder: folder.name)
+def test_a_third_party_passes_the_suites_in_a_clean_environment(run, clean_python, folder, tmp_path):
+    shutil.copytree(folder / "tests", tmp_path / "tests")
     pytest_options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", "-n", "2"]
     report = run(clean_python, "-m", "pytest", *pytest_options, tmp_path / "tests", cwd=tmp_path)
     assert " passed" in report
     assert str(ROOT) not in run(clean_python, "-c", "import spec_core; print(spec_core.__file__)")
 
 
-def test_command_of_a_clean_environment_lists_the_stranger(run, clean_python, tmp_path):
+def test_command_of_a_clean_environment_lists_the_third_parties(run, clean_python, tmp_path):
     command = clean_python.parent / "spec-trainer"
     rows = json.loads(run(command, "plugins", "--json", cwd=tmp_path))
-    found = {(row["kind"], row["name"], row["distribution"], row["status"]) for row in rows}
-    assert ("backend", "echo", "spec-backend-echo", "ok") in found
-    assert ("backend", "cpu", "spec-backend-cpu", "ok") in found
+    found = {row["distribution"]: row["status"] for row in rows}
+    assert {found[folder.name] for folder in THIRD_PARTIES} == {"ok"}
+    assert found["spec-backend-cpu"] == "ok"
     # Without a GPU, an NPU or an engine installed, what needs them says so; nothing is broken.
-    assert {status for *_, status in found} == {"ok", "unavailable"}
+    assert set(found.values()) == {"ok", "unavailable"}
     reasons = {row["name"]: row["reason"] for row in rows if row["status"] == "unavailable"}
     assert reasons.keys() <= {"cuda", "ascend", "vllm", "sglang"}
     assert all(reasons.values())
+
+
+def test_a_third_partys_draft_trains(run, clean_python, tiny_llama, tmp_path):
+    """Its options, losses, checkpoints and exports are a run's like any other's."""
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "run"
+    ids = [[(7 * row + 3 * token) % 97 for token in range(40)] for row in range(16)]
+    rows.write_text("".join(json.dumps({"input_ids": one, "loss_mask": [1] * 40}) + "\n" for one in ids))
+    command = clean_python.parent / "spec-trainer"
+    words = ["--target", tiny_llama, "--data", rows, "--draft", "medusa", "--output", output]
+    run(command, *words, "draft.num_heads=2", "train.steps=8", "train.lr=5e-3", cwd=tmp_path)
+    losses = [json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+    fields = json.loads((output / "draft" / "config.json").read_text())
+    assert (fields["architectures"], fields["num_heads"]) == (["MedusaModel"], 2)
+    words = ["--target", tiny_llama, "--draft-model", output / "draft", "--prompts", rows, "--json"]
+    measured = json.loads(run(command, "evaluate", *words, cwd=tmp_path))
+    assert "acceptance" in json.dumps(measured)
 
 
 def test_without_torch_npu_the_ascend_backend_says_what_to_install(run, clean_python, tmp_path):

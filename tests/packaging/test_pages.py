@@ -1,0 +1,60 @@
+"""The pages on writing a plugin: their code is a third party's code, all of it, and their commands work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("packaging")  # one worker: the environment is made once
+
+ROOT = Path(__file__).parents[2]
+PAGES = {page.stem: page.read_text(encoding="utf-8") for page in ROOT.glob("docs/write-a*.md")}
+
+
+def plugin_of(page: str) -> Path:
+    """Return the folder of the plugin that a page builds: the first that it links to."""
+    return ROOT / re.search(r"\(\.\./(tests/plugins/[\w-]+)\)", PAGES[page])[1]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_pages_are_found():
+    assert {"write-a-backend", "write-a-draft"} <= PAGES.keys()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_blocks_are_taken_from_the_plugin(page):
+    sources = [file.read_text(encoding="utf-8") for file in plugin_of(page).rglob("*.py")]
+    shown = blocks(page, "python")
+    assert len(shown) > 3
+    assert [block for block in shown if not any(block.strip("\n") in text for text in sources)] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_metadata_is_taken_from_the_plugin(page):
+    text = (plugin_of(page) / "pyproject.toml").read_text(encoding="utf-8")
+    (block,) = blocks(page, "toml")
+    assert [table for table in block.split("\n\n") if table.strip() not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_public_method_is_shown(page):
+    shown = "".join(blocks(page, "python"))
+    sources = "".join(file.read_text(encoding="utf-8") for file in plugin_of(page).glob("src/**/*.py"))
+    methods = re.findall(r"^    def ([a-z]\w*)\(", sources, re.MULTILINE)
+    assert len(methods) >= 7
+    assert [name for name in methods if f"def {name}(" not in shown] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_the_page_work(run, clean_python, page, tmp_path):
+    name = plugin_of(page).name
+    commands = [line.removeprefix("$ ") for line in "".join(blocks(page, "console")).splitlines()]
+    assert commands[0] == f"pip install ./{name}"
+    for words in commands[1:]:
+        program, *arguments = words.split()
+        assert name.rpartition("-")[2] in run(clean_python.with_name(program), *arguments, cwd=tmp_path)
