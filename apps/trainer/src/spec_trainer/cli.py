@@ -49,7 +49,7 @@ class RunFlags:
     draft: Annotated[str | None, Parameter(help="Drafting algorithm; a draft plugin (draft.name).")] = None
     target: Annotated[str | None, Parameter(help="Folder or hub id of the target (target).")] = None
     data: Annotated[str | None, Parameter(help="Training data: file, folder or hub id (data.path).")] = None
-    engine: Annotated[str | None, Parameter(help="What runs the target; an engine plugin (engine.name).")] = (
+    engine: Annotated[str | None, Parameter(help="Engine that runs the target; an engine plugin (engine.name).")] = (
         None
     )
     strategy: Annotated[
@@ -241,7 +241,7 @@ def quickstart(
     draft
         Drafting algorithm.
     engine
-        What runs the target; an engine plugin.
+        Engine that runs the target.
     backend
         Hardware; a backend plugin.
     output

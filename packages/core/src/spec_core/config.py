@@ -68,7 +68,7 @@ class EngineConfig(Config):
     """Section ``engine``; an engine's own options are fields of its subclass."""
 
     name: str = "hf"
-    """What runs the target; an engine plugin."""
+    """Engine that runs the target; an engine plugin."""
     replicas: int = pydantic.Field(1, ge=1)
     """Engines side by side, each with the whole target."""
     tensor_parallel: int = pydantic.Field(1, ge=1)

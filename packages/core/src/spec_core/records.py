@@ -240,7 +240,7 @@ class SamplingParams:
     max_new_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
-    """For ``temperature`` > 0: sample from the fewest most likely tokens that together have this probability."""
+    """Probability of the most likely tokens that are sampled from, where ``temperature`` > 0."""
     seed: int = 0
     num_draft_tokens: int = 0
     """Tokens that the loaded draft proposes per round; 0 decodes without a draft."""

@@ -25,7 +25,7 @@ drawing an epoch is worth."""
 
 
 class Sized(Protocol):
-    """What batching needs to know of a sample."""
+    """A sample, as far as batching needs to know it."""
 
     @property
     def sample_id(self) -> int:

@@ -27,7 +27,7 @@ class DataConfig(Config):
     packing: bool = True
     """Documents of a micro-batch touch; without it each is padded to the longest."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """What a malformed row does: stops the command, or is dropped and counted in the report."""
+    """Treatment of a malformed row: it stops the command, or is dropped and counted in the report."""
     shuffle: bool = True
     """A new order in every epoch; without it, the order of the files."""
 

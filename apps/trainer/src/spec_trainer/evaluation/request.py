@@ -18,7 +18,7 @@ class EvaluationRequest:
     prompts: Path
     """Data file; of each row, what comes before the last answer is the prompt."""
     engine: str = "hf"
-    """What runs the target; an engine plugin."""
+    """Engine that runs the target."""
     backend: str = "cpu"
     """Hardware."""
     num_draft_tokens: int | None = None

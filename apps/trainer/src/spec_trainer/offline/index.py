@@ -41,7 +41,7 @@ def _with_known_size(schema: FeatureSchema) -> FeatureSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureIdentity:
-    """What a folder holds. Features depend on token ids alone: masks and the held-out split may change."""
+    """Identity of a folder's features. They depend on token ids alone: masks and the held-out split may change."""
 
     __pydantic_config__ = _STRICT
 

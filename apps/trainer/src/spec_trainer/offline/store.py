@@ -27,7 +27,7 @@ class FeatureStore:
     """The features of every sample of a run."""
 
     schema: FeatureSchema
-    """What is stored; its layers may be more than the run's."""
+    """The stored features; their layers may be more than the run's."""
     places: Mapping[int, tuple[Shard, StoredSample]]
     """The shard of each sample and its place there, by the run's own sample id."""
 

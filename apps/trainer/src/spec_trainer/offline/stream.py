@@ -38,11 +38,14 @@ class StoredStream(Resource):
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read features")
 
     def prepare(self, item: GlobalBatch) -> None:
+        """Start to read this rank's part of ``item``."""
         self._ready = item, self._ahead.submit(self._read, item)
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """This rank's part of ``item``. Raises RunError for features that are damaged or not of the sample's
-        tokens."""
+        """Return this rank's part of ``item``.
+
+        Raise RunError for features that are damaged or were captured from other tokens.
+        """
         if self._ready is None or self._ready[0] != item:
             self.prepare(item)
         assert self._ready is not None
@@ -52,6 +55,7 @@ class StoredStream(Resource):
         """Do nothing: tokens were compared as they were read."""
 
     def close(self) -> None:
+        """End the threads."""
         self._ahead.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
 

@@ -20,7 +20,7 @@ class RegenerationRequest:
     output: Path
     """JSONL file to write; training takes it as data."""
     engine: str = "hf"
-    """What runs the target; an engine plugin."""
+    """Engine that runs the target."""
     backend: str = "cpu"
     """Hardware."""
     max_new_tokens: int = 1024

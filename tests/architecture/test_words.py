@@ -1,0 +1,165 @@
+"""Docstrings open with a sentence or a noun, words have one meaning, and no public name stands twice."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(ROOT.glob("*/*/src/**/*.py"))
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *ROOT.glob("*/*/README.md"),
+    *ROOT.glob("docs/**/*.md"),
+]
+
+FRAGMENT = re.compile(
+    r"(Of|For|By|What|Where|Until|With|While)\b|[A-Z]{1,2}\d+([,–-]\s*[A-Z]{0,2}\d+)*\.?$", re.MULTILINE
+)
+"""A beginning that needs the name above it to be understood, or a line of nothing but clause numbers."""
+
+DROPPED = {
+    "baton": "block event",
+    "buried": "reaped",
+    "bury": "reap",
+    "crowd": "processes per device",
+    "desk": "capture controller",
+    "farewell": "a clean close",
+    "guardian": "reaper",
+    "hear": "receive",
+    "heard": "received",
+    "hello": "handshake request",
+    "incarnation": "previous run",
+    "law": "distribution",
+    "lobby": "what it does: accept members",
+    "of ours": "this project's",
+    "outlet": "feature exporter",
+    "person": "user",
+    "processor": "CPU",
+    "remoteness": "whether an error is secondary",
+    "see off": "send",
+    "soundness": "what is checked",
+    "stranger": "third party",
+    "taker": "consumer",
+    "tally": "counters",
+    "tell": "send, or show",
+    "told": "sent, or shown",
+    "welcome": "handshake response",
+}
+"""Words that readers of the field had to guess, and what to write instead."""
+WORD = re.compile(rf"(?<![a-z])({'|'.join(DROPPED)})s?(?![a-z])", re.IGNORECASE)
+
+MAY_REPEAT = {"main"}
+"""The entry of a program has the same name in each."""
+
+
+def docstrings(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return line and text of every docstring, those of attributes too."""
+    return [
+        (statement.lineno, statement.value.value.strip())
+        for node in ast.walk(tree)
+        for statement in (
+            getattr(node, "body", None) if isinstance(getattr(node, "body", None), list) else ()
+        )
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    ]
+
+
+def fragments(tree: ast.Module) -> list[int]:
+    """Return the lines of docstrings whose first line cannot be read alone."""
+    return [line for line, text in docstrings(tree) if FRAGMENT.match(text)]
+
+
+def dropped_words(text: str) -> list[tuple[int, str]]:
+    """Return line and word of each dropped word, also within names."""
+    return [
+        (number, found[0].lower())
+        for number, line in enumerate(text.splitlines(), start=1)
+        for found in WORD.finditer(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", line))
+    ]
+
+
+def top_level_names(tree: ast.Module) -> list[str]:
+    """Return the public classes and functions that a module defines."""
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return [node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+
+
+@pytest.mark.xfail(reason="the areas are being rewritten", strict=False)
+def test_docstrings_can_be_read_alone():
+    found = [
+        f"{file.relative_to(ROOT)}:{line}"
+        for file in SOURCES
+        for line in fragments(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+
+
+@pytest.mark.xfail(reason="the areas are being rewritten", strict=False)
+def test_dropped_words_stay_away():
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {word!r}"
+        for file in [*SOURCES, *PAGES]
+        for line, word in dropped_words(file.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.xfail(reason="the areas are being rewritten", strict=False)
+def test_no_public_name_stands_twice():
+    places = defaultdict(list)
+    for file in SOURCES:
+        for name in top_level_names(ast.parse(file.read_text(encoding="utf-8"))):
+            places[name].append(str(file.relative_to(ROOT)))
+    repeated = {name: files for name, files in places.items() if len(files) > 1}
+    assert {name: files for name, files in repeated.items() if name not in MAY_REPEAT} == {}
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Of AdamW.",
+        "By any thread: the connection is over.",
+        "E5.",
+        "T2, T5, T6.",
+        "What has died.",
+        "W1–W3.",
+        "While both are so.",
+    ],
+)
+def test_planted_fragment_is_found(docstring):
+    assert fragments(ast.parse(f"def f():\n    '''{docstring}'''")) == [2]
+    assert fragments(ast.parse(f"x = 1\n'''{docstring}'''")) == [2]
+
+
+@pytest.mark.parametrize(
+    "docstring", ["Return the weights (E5).", "Bytes of a token.", "Offsets of tokens.", "E5 holds here."]
+)
+def test_whole_first_lines_pass(docstring):
+    assert fragments(ast.parse(f"def f():\n    '''{docstring}'''")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class CaptureDesk:",
+        "capture_desk = 1",
+        "# a stranger's plugin",
+        "vLLM for processors",
+        "Errors of ours pass.",
+        "Laws",
+    ],
+)
+def test_planted_word_is_found(text):
+    assert dropped_words(text)
+
+
+@pytest.mark.parametrize("text", ["personal", "lawful", "intelligible", "a tall order", "hearth"])
+def test_other_words_pass(text):
+    assert dropped_words(text) == []
