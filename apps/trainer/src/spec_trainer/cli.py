@@ -49,9 +49,9 @@ class RunFlags:
     draft: Annotated[str | None, Parameter(help="Drafting algorithm; a draft plugin (draft.name).")] = None
     target: Annotated[str | None, Parameter(help="Folder or hub id of the target (target).")] = None
     data: Annotated[str | None, Parameter(help="Training data: file, folder or hub id (data.path).")] = None
-    engine: Annotated[str | None, Parameter(help="Engine that runs the target; an engine plugin (engine.name).")] = (
-        None
-    )
+    engine: Annotated[
+        str | None, Parameter(help="Engine that runs the target; an engine plugin (engine.name).")
+    ] = None
     strategy: Annotated[
         str | None, Parameter(help="How the trainer is parallel; a strategy plugin (strategy.name).")
     ] = None
