@@ -1,4 +1,4 @@
-"""How a global batch is cut must not show in the loss (maths.md, One rule for losses): whole runs, one process."""
+"""How a global batch is cut must not show in the loss (one rule for all losses): whole runs, one process."""
 
 from __future__ import annotations
 

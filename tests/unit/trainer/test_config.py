@@ -32,7 +32,7 @@ DESIGN = {
     "track": "tensorboard wandb",
     "profile": "steps",
 }
-"""Keys that design.md §6 promises."""
+"""Keys that users rely on."""
 
 RunConfig = run_config_type(BackendConfig, Eagle3Config, StrategyConfig, HfConfig)
 

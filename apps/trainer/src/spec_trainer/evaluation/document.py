@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TIE = 0.1
-"""Gap of the two largest logits under which bf16 rounding may flip a greedy choice (maths: Decoding)."""
+"""Gap of the two largest logits under which bf16 rounding may flip a greedy choice."""
 _ENOUGH_TOKENS = 5000
 """Generated tokens under which an acceptance length is noise."""
 _MOST_LISTED = 20
