@@ -69,8 +69,8 @@ def test_strings_keep_the_layers():
         ("spec_engine_vllm.process", "module = 'spec_trainer.cli'", "spec_trainer.cli"),
         (
             "spec_core.processes.spawn",
-            "pkgutil.resolve_name('spec_core.hosting.host:answer')",
-            "spec_core.hosting.host",
+            "pkgutil.resolve_name('spec_core.hosting.modes:CaptureMode')",
+            "spec_core.hosting.modes",
         ),
     ],
 )

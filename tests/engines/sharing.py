@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from spec_core.hosting.modes import SpeculativeMode
-from spec_core.hosting.running import EngineSession
+from spec_core.hosting import SpeculativeMode
 from spec_core.records import AcceptanceCounters
 from spec_engine_vllm.engine import VllmEngine
 from spec_engine_vllm.process import VllmProcess
@@ -16,33 +14,24 @@ from spec_engine_vllm.process import VllmProcess
 if TYPE_CHECKING:
     from spec_core import TargetSpec
     from spec_core.engine import EngineContext
-    from spec_core.hosting.modes import Mode
+    from spec_core.hosting import Mode
     from spec_engine_vllm.config import VllmConfig
 
 
 class Lease:
     """A running vLLM for one engine: counts from where it was taken over, and runs on when it is closed."""
 
-    def __init__(self, running: EngineSession) -> None:
+    def __init__(self, running: VllmProcess) -> None:
         self._running = running
-        self._before = (
-            running.acceptance() if isinstance(running.mode, SpeculativeMode) else AcceptanceCounters()
-        )
+        self._before = AcceptanceCounters()
+        if isinstance(running.mode, SpeculativeMode):
+            self._before = running.acceptance()
 
     def __getattr__(self, name: str):
         return getattr(self._running, name)
 
     def acceptance(self) -> AcceptanceCounters:
-        now, before = self._running.acceptance(), self._before
-        positions = before.accepted_per_position or (0,) * len(now.accepted_per_position)
-        return AcceptanceCounters(
-            rounds=now.rounds - before.rounds,
-            drafted=now.drafted - before.drafted,
-            accepted=now.accepted - before.accepted,
-            accepted_per_position=tuple(
-                a - b for a, b in zip(now.accepted_per_position, positions, strict=True)
-            ),
-        )
+        return self._running.acceptance() - self._before
 
     def close(self) -> None:
         self._running.drain()
@@ -52,16 +41,15 @@ class Lease:
 class Pool:
     """One vLLM for each target and mode. A thread of its own starts them: each ends with the thread that did."""
 
-    running: dict[object, EngineSession] = field(default_factory=dict)
+    running: dict[object, VllmProcess] = field(default_factory=dict)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def lease(self, config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> Lease:
         key = (target.folder, config.model_dump_json(), mode)
         if key not in self.running:
-            process = partial(VllmProcess, config, target, context, mode)
-            started = self.thread.submit(EngineSession, mode, context, config.send_timeout_s, process)
-            self.running[key] = started.result()
-            self.running[key].wait_ready()
+            process = self.thread.submit(VllmProcess, config, target, context, mode).result()
+            process.wait_ready()
+            self.running[key] = process
         return Lease(self.running[key])
 
     def __enter__(self) -> Self:
@@ -69,7 +57,7 @@ class Pool:
 
     def __exit__(self, *exc: object) -> None:
         with ThreadPoolExecutor() as threads:
-            list(threads.map(EngineSession.close, self.running.values()))
+            list(threads.map(VllmProcess.close, self.running.values()))
         self.thread.shutdown()
 
 
@@ -78,6 +66,5 @@ class SharingEngine(VllmEngine):
 
     pool: Pool
 
-    def _start(self, mode: Mode):
-        self._session = self.pool.lease(self.config, self.target, self.context, mode)
-        return self._session
+    def start_program(self, mode: Mode):
+        return self.pool.lease(self.config, self.target, self.context, mode)

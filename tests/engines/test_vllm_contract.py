@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core.records import FeatureSchema
-from spec_core.streams.shared_memory_transport import SharedMemoryTransport
 from spec_core.testing import EngineSuite
 
 from .conftest import Transformer
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from spec_core import Engine, Transport
+    from spec_core import Engine
     from spec_core.engine import EngineContext
     from spec_core.testing.engine_suite import ReferenceTarget
 
@@ -28,9 +27,7 @@ pytestmark = needs_vllm
 
 
 class TestVllmEngine(EngineSuite):
-    @pytest.fixture
-    def transport(self) -> Transport:
-        return SharedMemoryTransport()
+    placement = "colocated"
 
     @pytest.fixture
     def context(self, vllm_context: EngineContext) -> EngineContext:

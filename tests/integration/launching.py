@@ -32,7 +32,7 @@ MAX_TOKENS = 20
 _STRANGER = """\
 [spec_core.engines]
 moody = stranger:MoodyEngine
-desked = desked:DeskedEngine
+exporting = exporting:ExportingEngine
 
 [spec_core.backends]
 limited = stranger:LimitedBackend

@@ -45,8 +45,8 @@ def largest(seen: dict[str, list[object]]) -> int:
 
 
 def test_a_run_ends_as_if_no_other_user_were_there(lab: Lab, uninterrupted: Path) -> None:
-    been_there = lab.folder / "intruder-at-the-desk"
-    keys = {"engine__name": "desked", "engine__worker_comes_with": been_there}
+    been_there = lab.folder / "intruder-at-the-controller"
+    keys = {"engine__name": "exporting", "engine__worker_comes_with": been_there}
     run = lab.start(lab.folder / "with-intruder", **lab.one_and_two, **keys)
     words = [sys.executable, "-I", str(Path(__file__).with_name("intruder.py")), str(NOBODY)]
     peak = 0

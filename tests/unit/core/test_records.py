@@ -107,3 +107,18 @@ def test_acceptance_length_counts_the_bonus_token():
 def test_nothing_decoded_is_an_acceptance_length_of_one():
     assert AcceptanceCounters().acceptance_length == 1.0
     assert AcceptanceCounters(accepted_per_position=(0, 0)).acceptance_per_position == [0.0, 0.0]
+
+
+def test_counters_of_rounds_and_positions_add_up():
+    counted = AcceptanceCounters()
+    for accepted, rounds in ((0, 5), (1, 2), (2, 1), (3, 0)):  # an answer of one token needs no round
+        counted += AcceptanceCounters.of_rounds(3, accepted, rounds)
+    assert counted == AcceptanceCounters(rounds=8, drafted=24, accepted=4, accepted_per_position=(3, 1, 0))
+
+
+def test_counters_of_rounds_with_fewer_tokens_count_where_they_reach():
+    one, two = AcceptanceCounters.of_rounds(1, 1), AcceptanceCounters.of_rounds(3, 2)
+    nothing_proposed = AcceptanceCounters.of_rounds(0, 0)
+    total = one + two + nothing_proposed
+    assert total == AcceptanceCounters(rounds=3, drafted=4, accepted=3, accepted_per_position=(2, 1, 0))
+    assert total - one == AcceptanceCounters(rounds=2, drafted=3, accepted=2, accepted_per_position=(1, 1, 0))

@@ -18,14 +18,14 @@ import pytest
 
 from spec_core.config import validate
 from spec_core.errors import ArtifactError, ConfigError
-from spec_core.hosting.modes import CaptureMode, PlainMode, SpeculativeMode
+from spec_core.hosting import CaptureMode, PlainMode, SpeculativeMode
 from spec_core.records import FeatureSchema
 from spec_core.targets.target_reader import read_target
 from spec_engine_sglang import hook, versions
 from spec_engine_sglang.arguments import server_arguments
 from spec_engine_sglang.config import RESERVED, SglangConfig
-from spec_engine_sglang.request_names import name_of, read_name
-from spec_engine_sglang.speculation import check_speculation
+from spec_engine_sglang.request_names import Assignment, name_of, read_name
+from spec_engine_sglang.serving_format import check_speculation
 
 SCHEMA = FeatureSchema(layers=(2,), hidden_size=32, dtype="float32")
 CHAIN = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 50}
@@ -154,29 +154,27 @@ def test_versions_outside_the_tested_range_are_not_available(monkeypatch, versio
     assert ok or f"sglang {version} is installed; this engine is tested with 0.5.16 to 0.5.23" in found.reason
 
 
-def test_names_carry_key_and_length():
-    assert read_name(name_of(12, 345)) == (12, 345)
+def test_names_carry_id_length_and_destinations():
+    assignment = Assignment(request_id=12, num_tokens=345, destinations=("3", "10"))
+    assert read_name(name_of(assignment)) == assignment
     assert read_name("spec-capture-12") is None
-    assert read_name("HEALTH_CHECK_spec-capture-1-2") is None
+    assert read_name("HEALTH_CHECK_spec-capture-1-2-3") is None
 
 
 def test_a_persons_list_of_plugins_is_extended():
-    assert "SGLANG_PLUGINS" not in hook.environment("desk:token", "norm", {})
-    assert (
-        hook.environment("desk:token", "norm", {"SGLANG_PLUGINS": "a,b"})["SGLANG_PLUGINS"]
-        == "a,b,spec-trainer"
-    )
+    assert "SGLANG_PLUGINS" not in hook.environment("norm", {})
+    assert hook.environment("norm", {"SGLANG_PLUGINS": "a,b"})["SGLANG_PLUGINS"] == "a,b,spec-trainer"
     (plugin,) = metadata.entry_points(group="sglang.srt.plugins", name=hook.PLUGIN)
     assert plugin.load() is hook.register
 
 
 def test_everybody_elses_sglang_is_left_alone():
-    """The entry point is called in every SGLang of the environment: without our order it must not even import."""
+    """The entry point is called in every SGLang of the environment: without our variable it must not even import."""
     code = (
         "import sys, spec_engine_sglang.hook as hook; hook.register();"
         "print([name for name in ('torch', 'sglang', 'spec_core') if name in sys.modules])"
     )
-    env = {name: value for name, value in os.environ.items() if name != hook.ORDER}
+    env = {name: value for name, value in os.environ.items() if name != hook.NORM_VARIABLE}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert done.stdout == "[]\n"
 

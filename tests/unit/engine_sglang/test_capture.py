@@ -10,7 +10,7 @@ from torch import nn
 
 from spec_core.errors import EngineError
 from spec_core.records import FeatureSchema
-from spec_engine_sglang.request_names import name_of
+from spec_engine_sglang.request_names import Assignment, name_of
 from spec_engine_sglang.state_capture import StateCapture, pieces_of
 
 WIDTH, LAYERS, TOKENS = 8, 3, 50
@@ -101,27 +101,29 @@ class Batch:
     residual: torch.Tensor | None = None
 
 
-class Delivered:
-    """An outlet that keeps what it is given."""
+class Exported:
+    """An exporter that keeps what it is given."""
 
     def __init__(self):
         self.states: dict[int, torch.Tensor] = {}
         self.ids: dict[int, list[int]] = {}
         self.errors: dict[int, str] = {}
 
-    def deliver(self, key, token_ids, hidden_TNH):
-        assert key not in self.states, "delivered twice"
-        self.ids[key], self.states[key] = list(token_ids), hidden_TNH
+    def export(self, request_id, destinations, token_ids, hidden_TNH):
+        assert request_id not in self.states, "exported twice"
+        assert destinations == ("0", "2")
+        assert not token_ids.is_inference()
+        self.ids[request_id], self.states[request_id] = token_ids.tolist(), hidden_TNH
 
-    def fail(self, key, error):
-        self.errors[key] = str(error)
+    def fail(self, request_id, error):
+        self.errors[request_id] = str(error)
 
 
 def batch_of(*parts, mode=None):
-    """``parts``: (key, ids of the whole request, first, stop)."""
+    """``parts``: (request id, ids of the whole request, first, stop)."""
     rows = [ids[first:stop] for _, ids, first, stop in parts]
     return Batch(
-        rids=[name_of(key, len(ids)) for key, ids, _, _ in parts],
+        rids=[name_of(Assignment(key, len(ids), ("0", "2"))) for key, ids, _, _ in parts],
         input_ids=torch.tensor([token for row in rows for token in row]),
         extend_seq_lens_cpu=[len(row) for row in rows],
         extend_prefix_lens_cpu=[first for _, _, first, _ in parts],
@@ -134,8 +136,8 @@ class Runner:
 
     def __init__(self, layer_type=Layer, schema=SCHEMA):
         torch.manual_seed(0)
-        self.model, self.outlet = Model(layer_type), Delivered()
-        self.capture = StateCapture(self.model, self.outlet, schema, "norm")
+        self.model, self.exporter = Model(layer_type), Exported()
+        self.capture = StateCapture(self.model, self.exporter, schema, "norm")
         self.forward = self.capture.around(self._forward)
         self.extra_rows = 0
 
@@ -153,7 +155,7 @@ class Runner:
             ids, positions = torch.cat([batch.input_ids, pad]), torch.cat([positions, pad])
             batch.input_ids.fill_(
                 0
-            )  # SGLang may give its memory away while our outlet has not read the ids yet
+            )  # SGLang may give its memory away while the exporter has not read the ids yet
             return self.model.model(ids, positions, batch)
 
 
@@ -179,9 +181,9 @@ def test_requests_of_a_batch_get_their_own_rows(layer_type):
     runner = Runner(layer_type)
     requests = {key: ids_of(key, length) for key, length in ((1, 5), (2, 1), (3, 4))}
     runner.forward(batch_of(*((key, ids, 0, len(ids)) for key, ids in requests.items())))
-    assert runner.outlet.ids == requests
+    assert runner.exporter.ids == requests
     for key, ids in requests.items():
-        torch.testing.assert_close(runner.outlet.states[key], expected(runner, ids))
+        torch.testing.assert_close(runner.exporter.states[key], expected(runner, ids))
 
 
 @pytest.mark.parametrize("layer_type", [Layer, NewLayer])
@@ -189,13 +191,13 @@ def test_a_chunked_prompt_is_put_together(layer_type):
     runner = Runner(layer_type)
     long, short, other = ids_of(1, 10), ids_of(2, 3), ids_of(3, 2)
     runner.forward(batch_of((2, short, 0, 3), (1, long, 0, 4)))
-    assert list(runner.outlet.states) == [2]
+    assert list(runner.exporter.states) == [2]
     runner.forward(batch_of((1, long, 4, 9)))
     runner.forward(batch_of((1, long, 9, 10), (3, other, 0, 2)))
-    assert runner.outlet.ids == {1: long, 2: short, 3: other}
-    for key, ids in runner.outlet.ids.items():
-        torch.testing.assert_close(runner.outlet.states[key], expected(runner, ids))
-    assert not runner.outlet.errors
+    assert runner.exporter.ids == {1: long, 2: short, 3: other}
+    for key, ids in runner.exporter.ids.items():
+        torch.testing.assert_close(runner.exporter.states[key], expected(runner, ids))
+    assert not runner.exporter.errors
 
 
 def test_states_are_ordinary_tensors_of_the_schemas_dtype():
@@ -203,7 +205,7 @@ def test_states_are_ordinary_tensors_of_the_schemas_dtype():
     schema = FeatureSchema(layers=(1,), hidden_size=WIDTH, dtype="bfloat16")
     runner = Runner(schema=schema)
     runner.forward(batch_of((1, ids_of(1, 3), 0, 3)))
-    states = runner.outlet.states[1]
+    states = runner.exporter.states[1]
     assert (states.dtype, states.shape) == (torch.bfloat16, (3, 1, WIDTH))
     assert not states.is_inference()
 
@@ -213,15 +215,15 @@ def test_rows_of_a_batch_that_are_padding_are_left_out():
     runner.extra_rows = 3
     ids = ids_of(1, 4)
     runner.forward(batch_of((1, ids, 0, 4)))
-    torch.testing.assert_close(runner.outlet.states[1], expected(runner, ids))
+    torch.testing.assert_close(runner.exporter.states[1], expected(runner, ids))
 
 
 def test_rows_that_come_from_a_cache_fail_the_request_alone():
     runner = Runner()
     cached, whole = ids_of(1, 6), ids_of(2, 3)
     runner.forward(batch_of((1, cached, 2, 6), (2, whole, 0, 3)))
-    assert runner.outlet.errors == {1: "SGLang did not compute tokens 0 to 1 of the prompt (a cache?)"}
-    assert list(runner.outlet.states) == [2]
+    assert runner.exporter.errors == {1: "SGLang did not compute tokens 0 to 1 of the prompt (a cache?)"}
+    assert list(runner.exporter.states) == [2]
 
 
 def test_a_gap_between_chunks_fails_the_request():
@@ -229,7 +231,7 @@ def test_a_gap_between_chunks_fails_the_request():
     ids = ids_of(1, 9)
     runner.forward(batch_of((1, ids, 0, 3)))
     runner.forward(batch_of((1, ids, 5, 9)))
-    assert runner.outlet.errors == {1: "SGLang did not compute tokens 3 to 4 of the prompt (a cache?)"}
+    assert runner.exporter.errors == {1: "SGLang did not compute tokens 3 to 4 of the prompt (a cache?)"}
 
 
 def test_a_request_that_is_started_anew_is_delivered_once():
@@ -237,7 +239,7 @@ def test_a_request_that_is_started_anew_is_delivered_once():
     ids = ids_of(1, 6)
     runner.forward(batch_of((1, ids, 0, 4)))
     runner.forward(batch_of((1, ids, 0, 6)))
-    torch.testing.assert_close(runner.outlet.states[1], expected(runner, ids))
+    torch.testing.assert_close(runner.exporter.states[1], expected(runner, ids))
 
 
 def test_a_pass_that_calls_no_layer_is_told():
@@ -245,9 +247,9 @@ def test_a_pass_that_calls_no_layer_is_told():
     runner = Runner()
     forward = runner.capture.around(lambda batch: None)
     forward(batch_of((1, ids_of(1, 3), 0, 3)))
-    assert "without calling layers [0, 1, 3]" in runner.outlet.errors[1]
+    assert "without calling layers [0, 1, 3]" in runner.exporter.errors[1]
     runner.forward(batch_of((2, ids_of(2, 3), 0, 3)))
-    assert list(runner.outlet.states) == [2]
+    assert list(runner.exporter.states) == [2]
 
 
 def test_partial_sums_of_tensor_parallel_ranks_are_told():
@@ -258,7 +260,7 @@ def test_partial_sums_of_tensor_parallel_ranks_are_told():
 
     runner.model.model.layers[1].register_forward_pre_hook(mark, prepend=True)
     runner.forward(batch_of((1, ids_of(1, 3), 0, 3)))
-    assert "partial sum" in runner.outlet.errors[1]
+    assert "partial sum" in runner.exporter.errors[1]
 
 
 def test_rows_that_are_spread_over_ranks_are_told():
@@ -267,7 +269,7 @@ def test_rows_that_are_spread_over_ranks_are_told():
         lambda module, args: (args[0][:2], args[1][:2], args[2], args[3][:2]), prepend=True
     )
     runner.forward(batch_of((1, ids_of(1, 3), 0, 3)))
-    assert "expected [3 or more, 8]" in runner.outlet.errors[1]
+    assert "expected [3 or more, 8]" in runner.exporter.errors[1]
 
 
 @pytest.mark.parametrize(
@@ -275,8 +277,10 @@ def test_rows_that_are_spread_over_ranks_are_told():
     [
         batch_of((1, ids_of(1, 3), 0, 3), mode=Mode(extend=False)),
         Batch(["warm-up"], torch.tensor([1, 2]), [2], [0]),
-        Batch([name_of(1, 4)], torch.tensor([9]), [1], [4]),  # decodes, in a mixed batch
-        Batch([name_of(1, 4)], torch.tensor([9]), None, None),
+        Batch(
+            [name_of(Assignment(1, 4, ("0", "2")))], torch.tensor([9]), [1], [4]
+        ),  # decodes, in a mixed batch
+        Batch([name_of(Assignment(1, 4, ("0", "2")))], torch.tensor([9]), None, None),
     ],
 )
 def test_other_passes_are_none_of_our_business(batch):
@@ -287,7 +291,7 @@ def test_rows_of_a_stranger_are_skipped():
     batch = batch_of((1, ids_of(1, 2), 0, 2), (2, ids_of(2, 3), 0, 3))
     batch.rids[0] = "warm-up"
     (piece,) = pieces_of(batch)
-    assert (piece.key, piece.start, piece.stop) == (2, 2, 5)
+    assert (piece.request.request_id, piece.start, piece.stop) == (2, 2, 5)
 
 
 def test_a_decoder_of_an_unknown_kind_is_refused():
@@ -298,9 +302,9 @@ def test_a_decoder_of_an_unknown_kind_is_refused():
     with pytest.raises(
         EngineError, match=r"layers of a kind that cannot be captured: Plain\(hidden_states\)"
     ):
-        StateCapture(Model(Plain), Delivered(), SCHEMA, "norm")
+        StateCapture(Model(Plain), Exported(), SCHEMA, "norm")
     with pytest.raises(EngineError, match="no decoder with 'layers' and 'ln_f'"):
-        StateCapture(Model(), Delivered(), SCHEMA, "ln_f")
+        StateCapture(Model(), Exported(), SCHEMA, "ln_f")
 
 
 def test_a_callback_of_sglangs_own_is_still_called():
@@ -315,4 +319,4 @@ def test_a_callback_of_sglangs_own_is_still_called():
     ids = ids_of(1, 3)
     runner.forward(batch_of((1, ids, 0, 3)))
     assert taken == [{"owned": True}]
-    torch.testing.assert_close(runner.outlet.states[1], expected(runner, ids))
+    torch.testing.assert_close(runner.exporter.states[1], expected(runner, ids))

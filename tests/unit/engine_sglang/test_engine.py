@@ -19,7 +19,7 @@ from spec_backend_cpu.backend import CpuBackend
 from spec_core.drafting import write_draft
 from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
-from spec_core.hosting import running
+from spec_core.hosting import engine_subprocess
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.streams.shared_memory_transport import SharedMemoryTransport
 from spec_core.targets.target_reader import read_target
@@ -161,7 +161,7 @@ def test_a_start_that_fails_says_why(open_engine):
 
 
 def test_an_sglang_without_the_plugin_is_told(open_engine, monkeypatch):
-    monkeypatch.setattr(running, "_CONNECTED_S", 0.2)
+    monkeypatch.setattr(engine_subprocess, "_CONNECTED_S", 0.2)
     engine = open_engine(args={"stand_in_without_plugins": True})
     with pytest.raises(EngineError, match="started without the plugin 'spec-trainer'"):
         engine.start(SCHEMA)

@@ -10,10 +10,10 @@ from spec_backend_cpu.backend import CpuBackend
 from spec_core.config import validate
 from spec_core.engine import EngineContext
 from spec_core.errors import ConfigError
-from spec_core.hosting.modes import CaptureMode, PlainMode, SpeculativeMode
+from spec_core.hosting import CaptureMode, PlainMode, SpeculativeMode
 from spec_core.records import Capabilities, FeatureSchema
 from spec_core.targets.target_reader import read_target
-from spec_engine_vllm.arguments import DESK_VARIABLE, engine_arguments, forced_environment
+from spec_engine_vllm.arguments import CAPTURE_ENVIRONMENT, engine_arguments
 from spec_engine_vllm.config import VllmConfig
 
 CAPTURING = CaptureMode(FeatureSchema(layers=(2, 4, 8), hidden_size=32, dtype="float32"))
@@ -64,7 +64,7 @@ def test_capturing_leaves_the_extractor_two_positions_after_the_longest_sample(t
     assert length(batch_tokens=64) == 64 + 2  # no sample is longer than a batch
     assert length(batch_tokens=8192) == target.max_positions + 2
     assert length(batch_tokens=64, max_model_len=100) == 100 + 2
-    assert forced_environment("desk:token")["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] == "1"
+    assert CAPTURE_ENVIRONMENT["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] == "1"
 
 
 def test_decoding_goes_as_far_as_the_target(target) -> None:
@@ -72,15 +72,6 @@ def test_decoding_goes_as_far_as_the_target(target) -> None:
         arguments = engine_arguments(VllmConfig(batch_tokens=64), target, context(), mode)
         assert arguments["max_model_len"] == target.max_positions
         assert "kv_transfer_config" not in arguments
-    assert forced_environment(None) == {}
-
-
-def test_the_desks_token_is_in_the_environment_only(target) -> None:
-    """vLLM writes its arguments into logs."""
-    assert forced_environment("desk:token")[DESK_VARIABLE] == "desk:token"
-    assert "token" not in str(
-        engine_arguments(VllmConfig(), target, context(), CAPTURING)["kv_transfer_config"]
-    )
 
 
 def test_drafting_names_folder_method_and_tokens(target) -> None:

@@ -83,7 +83,7 @@ def request_of(*token_ids: int) -> CaptureRequest:
 def test_a_sample_that_vllm_could_not_run_fails_before_anything_starts(engine, request_, problem) -> None:
     with pytest.raises(EngineError, match=problem):
         engine.capture([request_], SCHEMA).result(LIMIT_S)
-    assert engine._session is None
+    assert engine._process is None
 
 
 def test_features_that_the_target_does_not_have_are_refused(engine) -> None:
@@ -118,7 +118,7 @@ def test_draft_tokens_need_a_draft(engine) -> None:
 def test_what_is_no_draft_is_refused_before_anything_starts(engine, tmp_path) -> None:
     with pytest.raises(ArtifactError, match=tmp_path.name):
         engine.load_draft(tmp_path)
-    assert engine._session is None
+    assert engine._process is None
 
 
 def test_a_closed_engine_says_so(engine) -> None:

@@ -7,7 +7,7 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
-from spec_core.hosting.modes import PlainMode
+from spec_core.hosting import PlainMode
 from spec_core.targets.target_reader import read_target
 from spec_engine_vllm import process
 from spec_engine_vllm.config import VllmConfig
@@ -30,7 +30,7 @@ LOGGED = "(EngineCore pid=7) ERROR [core.py:1] ValueError: no memory for 40960 t
 )
 def test_a_start_that_fails_gives_vllms_own_reason(tiny_llama, tmp_path, monkeypatch, told, reason) -> None:
     """A script in vLLM's place logs an error, then one that only points there, and tells what is ``told``."""
-    (tmp_path / "fake_host.py").write_text(
+    (tmp_path / "fake_program.py").write_text(
         f"""
 import sys
 from spec_core.processes.spawn import channel_to_parent
@@ -39,10 +39,10 @@ channel_to_parent(*sys.argv[1:]).send("failed", message={told!r})
 """
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(VllmProcess, "module", "fake_host")
+    monkeypatch.setattr(VllmProcess, "module", "fake_program")
     context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
     with (
-        VllmProcess(VllmConfig(), read_target(tiny_llama), context, PlainMode(), None) as failing,
+        VllmProcess(VllmConfig(), read_target(tiny_llama), context, PlainMode()) as failing,
         pytest.raises(EngineError) as caught,
     ):
         failing.wait_ready()

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from spec_core import Draft, plugins
 from spec_core.errors import ArtifactError, RunError
 from spec_core.targets.target_reader import read_target
-from spec_engine_sglang.speculation import check_folder as check_for_sglang
-from spec_engine_vllm.speculation import check_folder as check_for_vllm
+from spec_engine_sglang.serving_format import check_folder as check_for_sglang
+from spec_engine_vllm.serving_format import check_folder as check_for_vllm
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.evaluation.command import export_untrained
 

@@ -75,6 +75,8 @@ class EngineConfig(Config):
     """Devices that one replica spreads over."""
     batch_tokens: int = pydantic.Field(8192, ge=1)
     """Most tokens that one forward pass of the target takes (padding included)."""
+    send_timeout_s: Seconds = 300.0
+    """Longest wait for a trainer to connect to, or to have room for a sample."""
 
 
 class LauncherConfig(Config):

@@ -100,6 +100,15 @@ class Engine(Resource):
         """Return an engine for ``target``; ``config`` is an instance of ``Config`` (E7)."""
         return cls(config, target, context)
 
+    def check_schema(self, schema: FeatureSchema) -> None:
+        """Raise EngineError if the target does not have the states that ``schema`` names."""
+        target = self.target
+        if schema.hidden_size != target.hidden_size or schema.layers[-1] > target.num_layers:
+            raise EngineError(
+                f"schema {schema} does not fit target {target.folder}: {target.num_layers} layers of width "
+                f"{target.hidden_size}"
+            )
+
     @classmethod
     def probe(cls) -> Availability:
         """Return whether this engine can run here. Never raises, and imports nothing heavy."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from spec_core.host_tensors import to_device_async
@@ -261,13 +262,23 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceCounters:
-    """Counters of speculative decoding since the draft was loaded; prefill does not count."""
+    """Counters of speculative decoding, which add and subtract; prefill does not count."""
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_per_position: tuple[int, ...] = ()
     """Rounds in which draft position k was accepted."""
+
+    @classmethod
+    def of_rounds(cls, drafted: int, accepted: int, rounds: int = 1) -> AcceptanceCounters:
+        """Return the counts of ``rounds`` verifications of ``drafted`` tokens with ``accepted`` of them accepted."""
+        return cls(
+            rounds=rounds,
+            drafted=rounds * drafted,
+            accepted=rounds * accepted,
+            accepted_per_position=(rounds,) * accepted + (0,) * (drafted - accepted),
+        )
 
     @property
     def acceptance_length(self) -> float:
@@ -278,3 +289,18 @@ class AcceptanceCounters:
     def acceptance_per_position(self) -> list[float]:
         """Share of the rounds in which each draft position was accepted."""
         return [count / self.rounds if self.rounds else 0.0 for count in self.accepted_per_position]
+
+    def __add__(self, other: AcceptanceCounters) -> AcceptanceCounters:
+        return self._combined(other, 1)
+
+    def __sub__(self, other: AcceptanceCounters) -> AcceptanceCounters:
+        return self._combined(other, -1)
+
+    def _combined(self, other: AcceptanceCounters, sign: int) -> AcceptanceCounters:
+        positions = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
+        return AcceptanceCounters(
+            rounds=self.rounds + sign * other.rounds,
+            drafted=self.drafted + sign * other.drafted,
+            accepted=self.accepted + sign * other.accepted,
+            accepted_per_position=tuple(one + sign * two for one, two in positions),
+        )

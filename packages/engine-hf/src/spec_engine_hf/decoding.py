@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.draft import Proposal
+from spec_core import Proposal
 from spec_core.errors import EngineError
-from spec_core.hosting.tally import Tally
-from spec_core.records import Generation
+from spec_core.records import AcceptanceCounters, Generation
 from spec_engine_hf.sampling import verify
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Generator, Tensor
 
-    from spec_core.draft import Proposer
-    from spec_core.records import AcceptanceCounters, SamplingParams
+    from spec_core import Proposer
+    from spec_core.records import SamplingParams
     from spec_engine_hf.hf_model import HfModel
 
 _NO_GUESS = Proposal(token_ids=())
@@ -44,10 +43,10 @@ class Decoder:
     def __init__(self, model: HfModel, drafting: DraftSource | None = None) -> None:
         self._model = model
         self._drafting = drafting
-        self._tally = Tally()
+        self._counted = AcceptanceCounters()
 
     def acceptance(self) -> AcceptanceCounters:
-        return self._tally.counters()
+        return self._counted
 
     def generate_all(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
         """Answers in the prompts' order; a sampled answer depends on ``sampling.seed`` and the prompt's index."""
@@ -82,7 +81,7 @@ class Decoder:
             hidden_TNH = hidden_TNH[: len(next_ids)]
             answer.take(next_ids, logits_RV)
             if proposer is not None:
-                self._tally.add(len(proposal.token_ids), verdict.accepted)
+                self._counted += AcceptanceCounters.of_rounds(len(proposal.token_ids), verdict.accepted)
         return answer.generation()
 
     def _drafting_for(self, sampling: SamplingParams) -> DraftSource | None:

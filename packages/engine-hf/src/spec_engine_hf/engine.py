@@ -8,19 +8,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
-from spec_core.engine import Engine
+from spec_core import Engine, EngineConfig
 from spec_core.errors import ConfigError, DeadlineExceeded, EngineError
-from spec_core.hosting.checks import check_schema
-from spec_core.hosting.config import SendingConfig
 from spec_core.records import Availability, FeatureSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from spec_core.config import EngineConfig
-    from spec_core.draft import Proposer
-    from spec_core.engine import EngineContext
+    from spec_core import EngineContext, FeatureSender, Proposer, TargetSpec, Transport
     from spec_core.records import (
         AcceptanceCounters,
         CaptureRequest,
@@ -28,15 +24,15 @@ if TYPE_CHECKING:
         Generation,
         SamplingParams,
     )
-    from spec_core.target import TargetSpec
-    from spec_core.transport import FeatureSender, Transport
 
 R = TypeVar("R")
 
 _SEND_SLICE_S = 1.0
 
 
-class HfConfig(SendingConfig):
+class HfConfig(EngineConfig):
+    """Section ``engine`` of a run with Transformers."""
+
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Compute dtype of the target; None: as its weights are stored."""
 
@@ -137,7 +133,7 @@ class HfEngine(Engine):
         """Return the way to the trainers. Raise EngineError where there is none, or no such states."""
         if self._transport is None:
             raise EngineError("this engine was created without a transport: it can generate, not capture")
-        check_schema(schema, self.target)
+        self.check_schema(schema)
         return self._transport
 
     def _sender(self, destination: str, schema: FeatureSchema) -> FeatureSender:

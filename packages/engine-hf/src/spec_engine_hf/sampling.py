@@ -17,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from spec_core.draft import Proposal
+    from spec_core import Proposal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What SGLang is told for what it is started for.
+"""Arguments and environment of an SGLang in one mode.
 
 The arguments are fields of SGLang's ``ServerArgs``, named as in every version from 0.5.16 to 0.5.23.
 """
@@ -7,28 +7,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_core.hosting.modes import CaptureMode, SpeculativeMode
-from spec_engine_sglang.speculation import speculative_arguments
+from spec_core.hosting import CaptureMode, SpeculativeMode
+from spec_engine_sglang.serving_format import speculative_arguments
 
 if TYPE_CHECKING:
-    from spec_core.hosting.modes import Mode
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
+    from spec_core.hosting import Mode
     from spec_engine_sglang.config import SglangConfig
 
 Arguments = dict[str, Any]
 
 SPARE_POSITIONS = 8
-"""SGLang refuses prompts within 7 tokens of its context length, so it is told a longer one. What may be asked for is
-checked before (``engine.py``): no position beyond the target's is ever run."""
+"""Positions added to SGLang's context length, because it refuses prompts within 7 tokens of that. The engine checks
+lengths itself: no position beyond the target's is ever run."""
 ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
 
 def server_arguments(
     config: SglangConfig, target: TargetSpec, memory_fraction: float | None, mode: Mode
 ) -> Arguments:
-    """``memory_fraction``: share of each device's memory that SGLang may take, None for all that it likes.
+    """Return the fields of SGLang's ``ServerArgs``; later entries win, so users cannot override what a mode needs.
 
-    Later entries win: what a mode needs, a person cannot take away.
+    ``memory_fraction`` is the share of each device's memory that SGLang may take; None sets no limit.
     """
     return {
         "random_seed": 0,
@@ -62,7 +62,7 @@ def _of_mode(mode: Mode) -> Arguments:
 
 
 def _memory(config: SglangConfig, memory_fraction: float | None) -> Arguments:
-    """SGLang's fraction is that of weights and KV cache together, of the memory that it finds free at its start."""
+    """Return SGLang's fraction: weights and KV cache together, of the memory that is free at its start."""
     if memory_fraction is None:
         return {}
     return {"mem_fraction_static": round(memory_fraction * (1 - config.headroom), 4)}

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from spec_core.hosting.config import SendingConfig
+from spec_core import EngineConfig
 
 RESERVED = frozenset(
     {
@@ -42,16 +42,18 @@ RESERVED = frozenset(
 """Arguments of SGLang that ``engine.args`` may not hold."""
 
 
-class SglangConfig(SendingConfig):
+class SglangConfig(EngineConfig):
+    """Section ``engine`` of a run with SGLang."""
+
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Compute dtype of the target; auto: as its weights are stored."""
     headroom: float = pydantic.Field(0.15, gt=0, lt=1)
     """Share of the engine's memory that is left to activations and captured states; the rest holds weights and the
     KV cache. Counts where the engine's memory is limited; without a limit SGLang decides."""
     gaps: bool = True
-    """Plain greedy answers tell the gap of the two largest logits, which costs a little speed."""
+    """Whether plain greedy answers have the gap of the two largest logits, which costs a little speed."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Of SGLang's processes; their output joins this one's log."""
+    """Log level of SGLang's processes; their output joins this one's log."""
     args: dict[str, Any] = pydantic.Field(default_factory=dict)
     """Further arguments of SGLang's ``ServerArgs``, by its own names (``attention_backend: triton``)."""
 

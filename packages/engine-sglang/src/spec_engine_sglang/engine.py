@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from spec_core.hosting.hosted_engine import SubprocessEngine
-from spec_core.hosting.modes import SpeculativeMode
+from spec_core.hosting import SpeculativeMode, SubprocessEngine
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
-from spec_engine_sglang.speculation import check_folder, check_speculation
+from spec_engine_sglang.serving_format import check_folder, check_speculation
 from spec_engine_sglang.versions import availability
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.config import EngineConfig
-    from spec_core.draft import Draft
-    from spec_core.hosting.modes import Mode
+    from spec_core import Draft, EngineConfig, TargetSpec
+    from spec_core.hosting import Mode
     from spec_core.records import Availability
-    from spec_core.target import TargetSpec
 
 
 class SglangEngine(SubprocessEngine):
-    """A sampling's ``seed`` has no effect: SGLang seeds itself at its start. ``max_new_tokens=0`` only prefills."""
+    """The engine ``sglang``: captures through SGLang's plugin entry point, and serves drafts.
+
+    A sampling's ``seed`` has no effect: SGLang seeds itself at its start. ``max_new_tokens=0`` only prefills.
+    """
 
     name: ClassVar[str] = "sglang"
     api_version: ClassVar[int] = 2
@@ -45,10 +45,10 @@ class SglangEngine(SubprocessEngine):
         if cls.name in draft.serving_methods:
             check_folder(folder, target)
 
-    def _process(self, mode: Mode, desk_address: str | None) -> SglangProcess:
-        return SglangProcess(cast("SglangConfig", self.config), self.target, self.context, mode, desk_address)
+    def start_program(self, mode: Mode) -> SglangProcess:
+        return SglangProcess(cast("SglangConfig", self.config), self.target, self.context, mode)
 
-    def _limit(self, mode: Mode) -> tuple[int, str]:
-        """A position that does not exist would end SGLang, also one of a draft token that is not kept."""
+    def limit(self, mode: Mode) -> tuple[int, str]:
+        # A position that does not exist would end SGLang, also that of a draft token that is not kept.
         drafted = mode.num_draft_tokens if isinstance(mode, SpeculativeMode) else 0
         return self.target.max_positions - drafted, f"max_position_embeddings of target {self.target.folder}"

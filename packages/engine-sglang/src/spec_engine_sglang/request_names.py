@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-_NAME = re.compile(r"spec-capture-(\d+)-(\d+)")
-
-
-def name_of(key: int, num_tokens: int) -> str:
-    return f"spec-capture-{key}-{num_tokens}"
+_NAME = re.compile(r"spec-capture-(\d+)-(\d+)-([\d.]+)")
 
 
-def read_name(name: str) -> tuple[int, int] | None:
-    """Key and number of tokens; None for a request that is not captured."""
+class Assignment(NamedTuple):
+    """What the forward pass must know of a request that is captured."""
+
+    request_id: int
+    num_tokens: int
+    destinations: tuple[str, ...]
+    """Short names of its destinations, which are numbers."""
+
+
+def name_of(assignment: Assignment) -> str:
+    """Return the request's name for SGLang."""
+    return f"spec-capture-{assignment.request_id}-{assignment.num_tokens}-{'.'.join(assignment.destinations)}"
+
+
+def read_name(name: str) -> Assignment | None:
+    """Return the assignment in a request's name; None for a request that is not captured."""
     found = _NAME.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
+    return Assignment(int(found[1]), int(found[2]), tuple(found[3].split("."))) if found else None

@@ -8,40 +8,39 @@ Shapes: R rows of a forward pass, T tokens of a request, N captured layers, H hi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spec_core.errors import EngineError
-from spec_engine_sglang.request_names import read_name
+from spec_engine_sglang.request_names import Assignment, read_name
 from spec_engine_sglang.stream_taps import StreamTaps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
     from typing import Protocol
 
     from torch import Tensor, nn
 
     from spec_core.records import FeatureSchema
 
-    class Outlet(Protocol):
-        """``CaptureOutlet``, as far as it is used here."""
+    class Exporter(Protocol):
+        """``FeatureExporter``, as far as it is used here."""
 
-        def deliver(self, key: int, token_ids: Sequence[int], hidden_TNH: Tensor) -> None: ...
+        def export(
+            self, request_id: int, destinations: Sequence[str], token_ids: Tensor, hidden_TNH: Tensor
+        ) -> None: ...
 
-        def fail(self, key: int, error: BaseException) -> None: ...
+        def fail(self, request_id: int, error: BaseException) -> None: ...
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``start`` to ``stop`` of a pass: tokens of request ``key`` from its token ``first`` on."""
+    """Rows ``start`` to ``stop`` of a pass: tokens of a request from its token ``first`` on."""
 
-    key: int
-    num_tokens: int
-    """Of the whole request."""
+    request: Assignment
     first: int
     start: int
     stop: int
@@ -61,38 +60,18 @@ class _Partial:
     filled: int = 0
 
 
-class DeviceIds(Sequence[int]):
-    """Token ids where SGLang has them. Reading them waits for the device, so the outlet's thread does it."""
-
-    def __init__(self, ids_T: Tensor) -> None:
-        self._ids_T = ids_T
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ids_T.tolist())
-
-    def __len__(self) -> int:
-        return len(self._ids_T)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        return self._ids_T.tolist()[index]
-
-
 class StateCapture:
-    """One per scheduler process that captures."""
+    """Capture in one scheduler process."""
 
-    def __init__(self, model: nn.Module, outlet: Outlet, schema: FeatureSchema, norm: str) -> None:
-        self._outlet = outlet
+    def __init__(self, model: nn.Module, exporter: Exporter, schema: FeatureSchema, norm: str) -> None:
+        self._exporter = exporter
         self._schema = schema
         self._taps = StreamTaps(model, schema, norm)
         self._partial: dict[int, _Partial] = {}
         self.description = self._taps.description
 
     def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """``ModelRunner.forward(forward_batch, …)``, watched."""
+        """Return ``ModelRunner.forward(forward_batch, …)`` with its states captured."""
 
         @wraps(forward)
         def watched(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +79,9 @@ class StateCapture:
             if not pieces:
                 return forward(forward_batch, *args, **kwargs)
             num_rows = sum(forward_batch.extend_seq_lens_cpu)
-            ids_R = forward_batch.input_ids[:num_rows].clone()
+            with torch.inference_mode(False):  # as in StreamTaps.open
+                ids_R = torch.empty(num_rows, dtype=torch.int64, device=forward_batch.input_ids.device)
+            ids_R.copy_(forward_batch.input_ids[:num_rows])
             self._taps.open(num_rows, ids_R.device)
             result = forward(forward_batch, *args, **kwargs)
             self._collect(pieces, ids_R)
@@ -123,26 +104,28 @@ class StateCapture:
                 self._fail(piece, error)
 
     def _add(self, piece: Piece, ids_T: Tensor, states_TNH: Tensor) -> None:
-        if piece.first == 0 and piece.end == piece.num_tokens:
-            self._outlet.deliver(piece.key, DeviceIds(ids_T), states_TNH)
+        request_id, num_tokens, destinations = piece.request
+        if piece.first == 0 and piece.end == num_tokens:
+            self._exporter.export(request_id, destinations, ids_T, states_TNH)
             return
         partial = self._begun(piece, ids_T.device)
         partial.ids_T[piece.first : piece.end].copy_(ids_T)
         partial.states_TNH[piece.first : piece.end].copy_(states_TNH)
         partial.filled = piece.end
-        if piece.end == piece.num_tokens:
-            del self._partial[piece.key]
-            self._outlet.deliver(piece.key, DeviceIds(partial.ids_T), partial.states_TNH)
+        if piece.end == num_tokens:
+            del self._partial[request_id]
+            self._exporter.export(request_id, destinations, partial.ids_T, partial.states_TNH)
 
     def _begun(self, piece: Piece, device: torch.device) -> _Partial:
+        request_id, num_tokens, _ = piece.request
         if piece.first == 0:
-            # Also a request that SGLang had to start anew.
+            # Also a request that SGLang had to start again.
             with torch.inference_mode(False):
-                ids_T = torch.empty(piece.num_tokens, dtype=torch.int64, device=device)
-                shape = self._schema.shape(piece.num_tokens)
+                ids_T = torch.empty(num_tokens, dtype=torch.int64, device=device)
+                shape = self._schema.shape(num_tokens)
                 states_TNH = torch.empty(shape, dtype=self._schema.torch_dtype(), device=device)
-            self._partial[piece.key] = _Partial(ids_T, states_TNH)
-        partial = self._partial.get(piece.key)
+            self._partial[request_id] = _Partial(ids_T, states_TNH)
+        partial = self._partial.get(request_id)
         if partial is None or partial.filled != piece.first:
             come = partial.filled if partial else 0
             raise EngineError(
@@ -151,21 +134,24 @@ class StateCapture:
         return partial
 
     def _fail(self, piece: Piece, error: BaseException) -> None:
-        self._partial.pop(piece.key, None)
-        self._outlet.fail(piece.key, error)
+        self._partial.pop(piece.request.request_id, None)
+        self._exporter.fail(piece.request.request_id, error)
 
 
 def pieces_of(forward_batch: Any) -> list[Piece]:
-    """What a pass computes of captured requests; nothing for one that decodes. From the batch's host-side fields
-    (``ForwardBatch`` of ``model_executor/forward_batch_info.py``), so that nothing waits for the device."""
+    """Return what a pass computes of captured requests; nothing for one that decodes.
+
+    It reads the batch's fields on the CPU (``ForwardBatch`` of ``model_executor/forward_batch_info.py``), so nothing
+    waits for the device.
+    """
     lengths, firsts = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
     if not forward_batch.forward_mode.is_extend() or lengths is None:
         return []
     pieces: list[Piece] = []
     start = 0
     for name, length, first in zip(forward_batch.rids, lengths, firsts, strict=True):
-        known = read_name(name)
-        if known is not None and first < known[1]:  # else a decoding request in a mixed batch
-            pieces.append(Piece(*known, first, start, start + length))
+        request = read_name(name)
+        if request is not None and first < request.num_tokens:  # else a decoding request in a mixed batch
+            pieces.append(Piece(request, first, start, start + length))
         start += length
     return pieces

@@ -1,4 +1,4 @@
-"""The arguments and environment of a vLLM that is started in a mode. Pure; imports no vLLM.
+"""Arguments and environment of a vLLM in one mode. Imports no vLLM.
 
 Capture and drafting both take vLLM's one speculation slot, so a process does either, or neither.
 """
@@ -7,32 +7,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_core.hosting.modes import CaptureMode, SpeculativeMode
+from spec_core.hosting import CaptureMode, SpeculativeMode
 
 if TYPE_CHECKING:
-    from spec_core.engine import EngineContext
-    from spec_core.hosting.modes import Mode
-    from spec_core.target import TargetSpec
+    from spec_core import EngineContext, TargetSpec
+    from spec_core.hosting import Mode
     from spec_engine_vllm.config import VllmConfig
 
 Arguments = dict[str, Any]
 
-DESK_VARIABLE = "SPEC_TRAINER_CAPTURE_DESK"
-"""Environment variable with the capture desk's address and token: vLLM writes its configuration into logs."""
-
 _CONNECTOR = "spec_engine_vllm.connector"
-_CHECKS = "spec_engine_vllm.soundness.WorkerChecks"
+_SAMPLER_CHECK = "spec_engine_vllm.sampler_check.SamplerCheck"
 _MOST_SEQUENCES = 256
-"""Running at once, by default."""
+"""Most sequences that run at once, by default."""
 _KV_BYTES = 1 << 30
-"""Where nothing limits memory; vLLM would take most of the host's."""
+"""Size of the key-value cache where nothing limits memory; vLLM would take most of the host's."""
 _DRAFTER_ROOM = 2
-"""Positions after a sample: vLLM stores no states of a batch in which a sequence, its one new token and the one that
+"""Positions after a sample. vLLM stores no states of a batch in which a sequence, its one new token and the one that
 the extractor 'drafts' exceed the model length."""
 
 
 def longest(config: VllmConfig, target: TargetSpec, mode: Mode) -> int:
-    """Most tokens of a sample, or of a prompt with its answer. No sample is longer than a batch."""
+    """Return the most tokens of a sample, or of a prompt with its answer. No sample is longer than a batch."""
     most = target.max_positions
     if isinstance(mode, CaptureMode):
         most = min(most, config.batch_tokens)
@@ -40,7 +36,7 @@ def longest(config: VllmConfig, target: TargetSpec, mode: Mode) -> int:
 
 
 def engine_arguments(config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> Arguments:
-    """Of vLLM's ``AsyncEngineArgs``; nested configurations as mappings."""
+    """Return the arguments of vLLM's ``AsyncEngineArgs``; nested configurations are mappings."""
     capabilities = context.backend.capabilities()
     eager = config.enforce_eager
     arguments: Arguments = {
@@ -92,7 +88,7 @@ def _of_mode(config: VllmConfig, mode: Mode) -> Arguments:
                 "model": str(mode.folder),
                 "num_speculative_tokens": mode.num_draft_tokens,
             },
-            "worker_extension_cls": _CHECKS,
+            "worker_extension_cls": _SAMPLER_CHECK,
         }
     return {}
 
@@ -103,12 +99,7 @@ DEFAULT_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled at the first start, for up to two minutes
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every process of a run is bound to the same cores
 }
-"""For the process and what it starts; the caller's environment wins."""
-
-
-def forced_environment(desk_address: str | None) -> dict[str, str]:
-    """What a capturing vLLM needs, whatever the caller's environment says."""
-    if desk_address is None:
-        return {}
-    # _DRAFTER_ROOM may exceed the target's positions; no token is ever run there.
-    return {DESK_VARIABLE: desk_address, "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+"""Environment of the process and what it starts; the caller's environment wins."""
+CAPTURE_ENVIRONMENT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+"""Environment of a capturing vLLM, whatever the caller's says: ``_DRAFTER_ROOM`` may exceed the target's positions,
+where no token is ever run."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from spec_core.hosting.config import SendingConfig
+from spec_core import EngineConfig
 
 RESERVED = frozenset(
     {
@@ -31,7 +31,7 @@ RESERVED = frozenset(
 )
 """Arguments of vLLM that the engine sets itself."""
 DRAFT_RESERVED = frozenset({"method", "model", "num_speculative_tokens", "draft_model_config"})
-"""Likewise of its ``speculative_config``."""
+"""Fields of vLLM's ``speculative_config`` that the engine sets itself."""
 
 
 def _free_of(reserved: frozenset[str]) -> AfterValidator:
@@ -43,7 +43,9 @@ def _free_of(reserved: frozenset[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-class VllmConfig(SendingConfig):
+class VllmConfig(EngineConfig):
+    """Section ``engine`` of a run with vLLM."""
+
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Compute dtype of the target; None: as its weights are stored."""
     max_model_len: PositiveInt | None = None

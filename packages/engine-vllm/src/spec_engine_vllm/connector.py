@@ -1,4 +1,4 @@
-"""CaptureConnector: takes captured states out of vLLM's cache and hands them to the CaptureOutlet.
+"""CaptureConnector: takes captured states out of vLLM's cache and hands them to the FeatureExporter.
 
 vLLM loads this module itself, by ``kv_connector_module_path``: one connector in its scheduler, which knows the
 requests, and one in each worker, which hold the states. The method ``extract_hidden_states`` writes the states of
@@ -32,52 +32,54 @@ from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionL
 from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
 
 from spec_core.errors import EngineError
-from spec_core.hosting.capture_outlet import CaptureOutlet
-from spec_engine_vllm.arguments import DESK_VARIABLE
+from spec_core.hosting import CAPTURE_VARIABLE, FeatureExporter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
 
-log = logging.getLogger(__name__)
+    from spec_core.records import FeatureSchema
 
-_CONNECT_S = 60.0
-"""The desk listens before vLLM is started."""
+log = logging.getLogger(__name__)
 
 
 @dataclass
 class Prompt:
-    """A request that is to be captured, while vLLM runs its prompt."""
+    """A request to be captured, while vLLM runs its prompt."""
 
-    key: int
+    request_id: int
+    destinations: list[str]
     token_ids: list[int]
     block_ids: list[int]
 
 
 @dataclass
 class Captures(KVConnectorMetadata):
-    """What the scheduler tells the workers in one step."""
+    """The scheduler's message to the workers in one step."""
 
     complete: list[Prompt] = field(default_factory=list)
+    """Prompts whose last chunk runs in this step."""
     lost: list[int] = field(default_factory=list)
-    """Keys of requests that ended before their prompt did."""
+    """Ids of requests that ended before their prompt was run."""
 
 
 class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
+    """A KV connector of vLLM that captures, and transfers no keys and values."""
+
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._group = _states_group(kv_cache_config)
         self._block_size: int = kv_cache_config.kv_cache_groups[self._group].kv_cache_spec.block_size
         self._prompts: dict[str, Prompt] = {}
         self._lost: list[int] = []
-        self._outlet: CaptureOutlet | None = None
+        self._exporter: FeatureExporter | None = None
         self._cache: Tensor | None = None
 
     # In the scheduler.
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Runs once a step, after it was planned."""
+        """Return the captures of the step that was just planned."""
         captures = Captures(lost=self._lost)
         self._lost = []
         for request_id, num_computed in self._planned(scheduler_output):
@@ -88,12 +90,13 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return captures
 
     def _planned(self, scheduler_output: Any) -> Iterable[tuple[str, int]]:
-        """(request, tokens that it ran before this step) of every prompt in this step, its blocks noted."""
+        """Note the blocks of every prompt in this step; yield its name and the tokens that it ran before."""
         for new in scheduler_output.scheduled_new_reqs:
-            key = _key(new.sampling_params)
-            if key is not None:
+            if (assignment := _assignment(new.sampling_params)) is not None:
                 self._prompts[new.req_id] = Prompt(
-                    key, list(new.prompt_token_ids), self._of_group(new.block_ids)
+                    **assignment,
+                    token_ids=list(new.prompt_token_ids),
+                    block_ids=self._of_group(new.block_ids),
                 )
                 yield new.req_id, new.num_computed_tokens
         cached = scheduler_output.scheduled_cached_reqs
@@ -110,9 +113,9 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return list(block_ids[self._group]) if block_ids else []
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """False: the blocks may be freed at once. A request that was aborted will never be complete."""
+        """Return that the blocks may be freed at once. A request that was aborted will never be complete."""
         if (prompt := self._prompts.pop(request.request_id, None)) is not None:
-            self._lost.append(prompt.key)
+            self._lost.append(prompt.request_id)
         return False, None
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
@@ -127,42 +130,43 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
     # In a worker.
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        """Every rank of a tensor-parallel group holds whole states; the first one sends them."""
+        """Connect the exporter. Every rank of a tensor-parallel group holds whole states; the first sends them."""
         if get_tensor_model_parallel_rank() != 0:
             return
         layers = get_layers_from_vllm_config(self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches))
         (name,) = layers
         self._cache = kv_caches[name]
-        if self._outlet is None:
-            self._outlet = CaptureOutlet(os.environ[DESK_VARIABLE], _CONNECT_S)
+        if self._exporter is None:
+            self._exporter = FeatureExporter(os.environ[CAPTURE_VARIABLE])
 
     def wait_for_save(self) -> None:
-        """Runs after all forward passes of a step, the extractor's included."""
-        if self._outlet is None or not self.has_connector_metadata():
+        """Export the states of a step. vLLM calls it after all of its forward passes, the extractor's included."""
+        if self._exporter is None or not self.has_connector_metadata():
             return
         captures = self._get_connector_metadata()
         if not isinstance(captures, Captures):
             return
-        for key in captures.lost:
-            self._outlet.fail(key, EngineError("vLLM ended the request before its prompt was run"))
+        for request_id in captures.lost:
+            self._exporter.fail(request_id, EngineError("vLLM ended the request before its prompt was run"))
         for prompt in captures.complete:
             try:
-                self._outlet.deliver(prompt.key, prompt.token_ids, self._gather(prompt, self._outlet))
+                hidden_TNH = self._gather(prompt, self._exporter.schema)
+                self._exporter.export(prompt.request_id, prompt.destinations, prompt.token_ids, hidden_TNH)
             except RuntimeError as error:  # torch's: out of memory for one
-                log.exception("states of request %d could not be gathered", prompt.key)
-                self._outlet.fail(prompt.key, error)
+                log.exception("states of request %d could not be gathered", prompt.request_id)
+                self._exporter.fail(prompt.request_id, error)
 
-    def _gather(self, prompt: Prompt, outlet: CaptureOutlet) -> Tensor:
-        """[T, N, H] in memory of its own, without waiting for the device."""
+    def _gather(self, prompt: Prompt, schema: FeatureSchema) -> Tensor:
+        """Return the states [T, N, H] in memory of their own, without waiting for the device."""
         assert self._cache is not None
         num_tokens = len(prompt.token_ids)
         starts = torch.tensor(prompt.block_ids, dtype=torch.int64) * self._block_size
         slots_T = (starts[:, None] + torch.arange(self._block_size)).flatten()[:num_tokens]
         slots_T = slots_T.to(self._cache.device, non_blocking=True)
         hidden_TNH = extract_from_kv_cache(self._cache, slots_T, num_tokens)
-        if tuple(hidden_TNH.shape) != outlet.schema.shape(num_tokens):
-            raise RuntimeError(f"vLLM holds states of shape {list(hidden_TNH.shape)}, not {outlet.schema}")
-        return hidden_TNH.to(outlet.schema.torch_dtype()).contiguous()
+        if tuple(hidden_TNH.shape) != schema.shape(num_tokens):
+            raise RuntimeError(f"vLLM holds states of shape {list(hidden_TNH.shape)}, not {schema}")
+        return hidden_TNH.to(schema.torch_dtype()).contiguous()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         pass
@@ -174,12 +178,12 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         pass
 
     def shutdown(self) -> None:
-        if self._outlet is not None:
-            self._outlet.close()
+        if self._exporter is not None:
+            self._exporter.close()
 
 
 def _states_group(kv_cache_config: Any) -> int:
-    """Index of the group of caches that holds the states."""
+    """Return the index of the group of caches that holds the states."""
     groups = kv_cache_config.kv_cache_groups
     found = [i for i, group in enumerate(groups) if isinstance(group.kv_cache_spec, HiddenStateCacheSpec)]
     if not found and len(groups) == 1:  # shared with the target's own layers: one table of blocks for all
@@ -192,7 +196,7 @@ def _states_group(kv_cache_config: Any) -> int:
     return found[0]
 
 
-def _key(sampling_params: Any) -> int | None:
-    """What the desk calls the request; None: it is not to be captured."""
+def _assignment(sampling_params: Any) -> dict[str, Any] | None:
+    """Return request id and destinations of a request to be captured; None for others."""
     extra = getattr(sampling_params, "extra_args", None) or {}
-    return extra.get("kv_transfer_params", {}).get("capture_key")
+    return extra.get("kv_transfer_params")

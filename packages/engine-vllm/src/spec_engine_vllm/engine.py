@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from spec_core.hosting.hosted_engine import SubprocessEngine
+from spec_core.hosting import SubprocessEngine
 from spec_engine_vllm import versions
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
-from spec_engine_vllm.speculation import check_folder
+from spec_engine_vllm.serving_format import check_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.config import EngineConfig
-    from spec_core.draft import Draft
-    from spec_core.hosting.modes import Mode
+    from spec_core import Draft, EngineConfig, TargetSpec
+    from spec_core.hosting import Mode
     from spec_core.records import Availability
-    from spec_core.target import TargetSpec
 
 
 class VllmEngine(SubprocessEngine):
+    """The engine ``vllm``: captures through a KV connector, and serves drafts."""
+
     name: ClassVar[str] = "vllm"
     api_version: ClassVar[int] = 2
     Config: ClassVar[type[EngineConfig]] = VllmConfig
@@ -46,8 +46,8 @@ class VllmEngine(SubprocessEngine):
     def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
         return cast("VllmConfig", config).draft_method or super().serving_method(config, draft, folder)
 
-    def _process(self, mode: Mode, desk_address: str | None) -> VllmProcess:
-        return VllmProcess(cast("VllmConfig", self.config), self.target, self.context, mode, desk_address)
+    def start_program(self, mode: Mode) -> VllmProcess:
+        return VllmProcess(cast("VllmConfig", self.config), self.target, self.context, mode)
 
-    def _limit(self, mode: Mode) -> tuple[int, str]:
+    def limit(self, mode: Mode) -> tuple[int, str]:
         return longest(cast("VllmConfig", self.config), self.target, mode), "engine.max_model_len"

@@ -1,4 +1,4 @@
-"""VllmProcess: vLLM as its engine asks it; ``host.py`` is what it talks to."""
+"""VllmProcess: the engine's end of vLLM's process; ``subprocess_main`` is the other end."""
 
 from __future__ import annotations
 
@@ -8,69 +8,64 @@ import tempfile
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import DeadlineExceeded
-from spec_core.hosting.host_process import EngineSubprocess
+from spec_core.hosting import CaptureMode, EngineSubprocess
 from spec_core.records import AcceptanceCounters
-from spec_engine_vllm.arguments import DEFAULT_ENVIRONMENT, engine_arguments, forced_environment
+from spec_engine_vllm.arguments import CAPTURE_ENVIRONMENT, DEFAULT_ENVIRONMENT, engine_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
-    from spec_core.engine import EngineContext
-    from spec_core.hosting.modes import Mode
-    from spec_core.processes.control import Record
+    from spec_core import EngineContext, TargetSpec
+    from spec_core.hosting import Fields, Mode
     from spec_core.records import CaptureRequest, SamplingParams
-    from spec_core.target import TargetSpec
     from spec_engine_vllm.config import VllmConfig
 
 _LONGEST_FOLDER = 107 - len("/") - 36
-"""A socket's path has 107 characters at most, and vLLM's sockets are called by a UUID."""
+"""Characters of a folder for vLLM's sockets: a path has 107 at most, and their names are UUIDs."""
 _POINTER = re.compile("Engine core initialization failed|EngineCore encountered an issue|exit code")
-"""What says that something has failed, but not of what; vLLM's engine core has logged that before."""
+"""Messages that say that something failed, but not why; vLLM's engine core has logged that before."""
 
 
 class VllmProcess(EngineSubprocess):
+    """vLLM's frontend and what it starts."""
+
     program: ClassVar[str] = "vLLM"
-    module: ClassVar[str] = "spec_engine_vllm.host"
+    module: ClassVar[str] = "spec_engine_vllm.subprocess_main"
     our_part: ClassVar[str] = "the connector of spec-trainer; its log says why"
     grace_s: ClassVar[float] = 10.0
 
-    def __init__(
-        self,
-        config: VllmConfig,
-        target: TargetSpec,
-        context: EngineContext,
-        mode: Mode,
-        desk_address: str | None,
-    ) -> None:
+    def __init__(self, config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> None:
         self._target = target
         self._peer_s = context.peer_s
         self._sockets = _socket_folder()
-        env = {
-            **DEFAULT_ENVIRONMENT,
-            **os.environ,
-            **forced_environment(desk_address),
-            "VLLM_RPC_BASE_PATH": self._sockets.name,
-        }
-        super().__init__(engine_arguments(config, target, context, mode), env, context)
+        env = {**DEFAULT_ENVIRONMENT, **os.environ, "VLLM_RPC_BASE_PATH": self._sockets.name}
+        if isinstance(mode, CaptureMode):
+            env |= CAPTURE_ENVIRONMENT
+        super().__init__(config, context, mode, engine_arguments(config, target, context, mode), env)
 
     def wait_ready(self) -> None:
         super().wait_ready()
         # Every socket is connected by now; gone here, its file does not outlive a process that is killed.
         self._sockets.cleanup()
 
-    def prefill(self, keys: Sequence[int], requests: Sequence[CaptureRequest]) -> Future[Record]:
+    def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
         samplings = (
             {
                 "max_tokens": 1,
                 "temperature": 0.0,
-                "extra_args": {"kv_transfer_params": {"capture_key": key}},
+                "extra_args": {
+                    "kv_transfer_params": {
+                        "request_id": request.request_id,
+                        "destinations": request.destinations,
+                    }
+                },
             }
-            for key in keys
+            for request in requests
         )
         return self._run([request.input_ids for request in requests], samplings)
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Record]:
+    def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
         samplings = (self._sampling(sampling, index) for index in range(len(prompts)))
         return self._run(prompts, samplings).result()["answers"]
 
@@ -79,7 +74,7 @@ class VllmProcess(EngineSubprocess):
             counted = self.ask("counters").result(self._peer_s)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"vLLM told no counters within timeouts.peer_s={self._peer_s} s"
+                f"vLLM sent no counters within timeouts.peer_s={self._peer_s} s"
             ) from error
         return AcceptanceCounters(
             rounds=counted["rounds"],
@@ -92,14 +87,14 @@ class VllmProcess(EngineSubprocess):
         super().close()
         self._sockets.cleanup()
 
-    def _run(self, prompts: Sequence[Sequence[int]], samplings: Iterable[dict[str, Any]]) -> Future[Record]:
+    def _run(self, prompts: Sequence[Sequence[int]], samplings: Iterable[dict[str, Any]]) -> Future[Fields]:
         requests = [
             {"ids": list(ids), "sampling": sampling} for ids, sampling in zip(prompts, samplings, strict=True)
         ]
         return self.ask("run", requests=requests)
 
     def _sampling(self, sampling: SamplingParams, index: int) -> dict[str, Any]:
-        """vLLM's, for prompt ``index``: a sampled answer depends on the seed and the prompt's place alone."""
+        """Return vLLM's parameters for prompt ``index``: its answer depends on the seed and the index alone."""
         greedy_plain = sampling.temperature == 0 and sampling.num_draft_tokens == 0
         return {
             "max_tokens": sampling.max_new_tokens,
@@ -110,9 +105,9 @@ class VllmProcess(EngineSubprocess):
             "logprobs": 2 if greedy_plain and sampling.with_gaps else None,
         }
 
-    def _explained(self, message: str) -> str:
-        """With the last error that vLLM's processes have logged, where the message only points there."""
-        causes = [cause for cause in self._logged_errors() if not _POINTER.search(cause)]
+    def explain(self, message: str) -> str:
+        """Return ``message`` with the last error that vLLM's processes have logged, if it only points there."""
+        causes = [cause for cause in self.logged_errors() if not _POINTER.search(cause)]
         if not causes or not _POINTER.search(message):
             return message
         return f"{message}: {causes[-1]}" if "exit code" in message else causes[-1]

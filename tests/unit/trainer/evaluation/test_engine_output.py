@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from spec_core.errors import ConfigError, EngineError
-from spec_core.hosting.hosted_engine import SubprocessEngine
+from spec_core.hosting import SubprocessEngine
 from spec_trainer.evaluation.engine_output import engine_output_kept
 
-ENGINE = logging.getLogger("spec_core.hosting.host_process")
+ENGINE = logging.getLogger("spec_core.hosting.engine_subprocess")
 THIRD_PARTY = logging.getLogger("acme_engine.http")
 
 

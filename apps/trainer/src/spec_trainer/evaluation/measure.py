@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from spec_core.records import AcceptanceCounters
@@ -85,7 +84,7 @@ def decode(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> Pass:
     answers = engine.generate(prompts, sampling)
     seconds = time.perf_counter() - start
     after = engine.acceptance() if sampling.num_draft_tokens else before
-    return Pass(answers=answers, seconds=seconds, counters=_difference(after, before))
+    return Pass(answers=answers, seconds=seconds, counters=after - before)
 
 
 def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:
@@ -112,13 +111,3 @@ def _tokens_per_s(engine: Engine, groups: list[Prompts], sampling: SamplingParam
 def _warm_up(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> None:
     few = min(sampling.max_new_tokens, _WARM_UP_ROUNDS * (1 + sampling.num_draft_tokens))
     engine.generate(prompts, replace(sampling, max_new_tokens=few))
-
-
-def _difference(after: AcceptanceCounters, before: AcceptanceCounters) -> AcceptanceCounters:
-    pairs = zip_longest(after.accepted_per_position, before.accepted_per_position, fillvalue=0)
-    return AcceptanceCounters(
-        rounds=after.rounds - before.rounds,
-        drafted=after.drafted - before.drafted,
-        accepted=after.accepted - before.accepted,
-        accepted_per_position=tuple(new - old for new, old in pairs),
-    )

@@ -1,1 +1,21 @@
-"""For engines whose program runs the target in processes of its own."""
+"""For engines whose program runs the target in processes of its own. docs/libraries/hosting.md shows it."""
+
+from spec_core.hosting.capture_controller import CAPTURE_VARIABLE
+from spec_core.hosting.engine_subprocess import EngineSubprocess
+from spec_core.hosting.feature_exporter import FeatureExporter
+from spec_core.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
+from spec_core.hosting.subprocess_engine import SubprocessEngine
+from spec_core.hosting.subprocess_main import EngineLink
+
+__all__ = [
+    "CAPTURE_VARIABLE",
+    "CaptureMode",
+    "EngineLink",
+    "EngineSubprocess",
+    "FeatureExporter",
+    "Fields",
+    "Mode",
+    "PlainMode",
+    "SpeculativeMode",
+    "SubprocessEngine",
+]

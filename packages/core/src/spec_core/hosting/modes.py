@@ -1,9 +1,9 @@
-"""The modes of an engine's program. A program is in one mode from its start to its end."""
+"""The modes of an engine's program, and the messages to it. A program is in one mode from its start to its end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,9 @@ class SpeculativeMode:
     """The program's own name for how the draft proposes."""
     num_draft_tokens: int
     load: int
-    """Number of the ``load_draft``: the same folder may hold another draft by now."""
+    """Number of the ``load_draft`` call: the same folder may hold another draft by now."""
 
 
 Mode = CaptureMode | PlainMode | SpeculativeMode
+Fields = dict[str, Any]
+"""Fields of a message between an EngineSubprocess and its EngineLink."""

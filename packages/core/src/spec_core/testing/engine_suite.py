@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import pytest
 import torch
@@ -30,7 +30,6 @@ from spec_core.draft import Draft
 from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
-from spec_core.streams.inline_transport import InlineTransport
 from spec_core.testing.conformance import ConformanceSuite
 from spec_core.testing.reference import reference_backend
 
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from spec_core.backend import Placement
     from spec_core.engine import Engine
     from spec_core.records import FeatureSample, Generation
     from spec_core.transport import FeatureReceiver, Transport
@@ -66,10 +66,13 @@ class ReferenceTarget(Protocol):
 
 
 class EngineSuite(ConformanceSuite):
-    """Needs the fixtures ``new_engine`` and ``reference``, and ``draft_folder`` where the engine speculates.
+    """Check an engine by the fixtures ``new_engine``, ``reference`` and, where it speculates, ``draft_folder``.
 
-    The engine computes in float32.
+    The engine computes in float32. An engine with processes of its own sets ``placement`` to ``colocated``.
     """
+
+    placement: ClassVar[Placement] = "inline"
+    """How features reach the test process."""
 
     @pytest.fixture
     def new_engine(self) -> Callable[[EngineContext], Engine]:
@@ -87,12 +90,13 @@ class EngineSuite(ConformanceSuite):
     @pytest.fixture
     def transport(self) -> Transport:
         """The transport that the test process listens on."""
-        return InlineTransport()
+        return reference_backend().transport(self.placement)
 
     @pytest.fixture
     def context(self, transport: Transport) -> EngineContext:
-        """The engine's surroundings. An engine with processes of its own needs a placement that crosses processes."""
-        return EngineContext(backend=reference_backend(), placement="inline", transport=transport)
+        """The engine's surroundings."""
+        own = transport if self.placement == "inline" else None
+        return EngineContext(backend=reference_backend(), placement=self.placement, transport=own)
 
     @pytest.fixture
     def engine(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from spec_core import TargetSpec
     from spec_core.drafting import ServedFolder
-    from spec_core.hosting.modes import SpeculativeMode
+    from spec_core.hosting import SpeculativeMode
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _CHAIN = "LlamaForCausalLMEagle3"

