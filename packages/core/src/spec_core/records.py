@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from spec_core.host_tensors import to_device_async
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import torch
     from torch import Tensor
@@ -215,6 +215,23 @@ class StepOutput:
             counts={name: value + other.counts[name] for name, value in self.counts.items()},
         )
 
+    def combined(self, combine: Callable[[Tensor], Tensor]) -> StepOutput:
+        """Return the output with ``combine`` applied to all its values, as one float64 vector.
+
+        So one collective does for everything.
+        """
+        import torch
+
+        own = [self.loss, *self.sums.values(), *self.counts.values()]
+        flat = combine(torch.cat([value.reshape(-1).double() for value in own]))
+        pieces = flat.split([value.numel() for value in own])
+        loss, *others = [piece.view(value.shape) for piece, value in zip(pieces, own, strict=True)]
+        return StepOutput(
+            loss=loss,
+            sums=dict(zip(self.sums, others, strict=False)),
+            counts=dict(zip(self.counts, others[len(self.sums) :], strict=True)),
+        )
+
     def detached(self) -> StepOutput:
         """Return the output with a loss that holds no graph."""
         return StepOutput(loss=self.loss.detach(), sums=self.sums, counts=self.counts)
@@ -229,9 +246,16 @@ class StepOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardHints:
-    """Hints for sharding a draft: module names to wrap as units of their own, innermost first."""
+    """Hints for sharding a draft's module. A strategy follows those that it knows and ignores the others.
+
+    A draft names submodules as ``module.get_submodule`` takes them. A draft without hints is trained, too: its
+    parameters are then gathered all at once. Further kinds of hints, such as linear layers that tensor-parallel
+    ranks may split by columns or rows, are further fields with an empty default: older drafts stay valid.
+    """
 
     blocks: tuple[str, ...] = ()
+    """Submodules whose parameters are gathered and freed together, innermost first: FSDP wraps each by itself. Each
+    must use its own parameters in its own forward only."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError, RunError
-from spec_core.foreign import foreign_errors, read_bytes, read_json_object
+from spec_core.foreign import foreign_errors, parse_json_object, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,6 +73,7 @@ class StateFolder:
         """Return an open safetensors file (``safetensors.safe_open``), to be used in a ``with`` statement."""
         from safetensors import safe_open
 
+        self._check_there(name)
         with foreign_errors(ArtifactError, f"{self.path / name} cannot be read"):
             return safe_open(self.path / name, framework="pt")
 
@@ -83,11 +84,18 @@ class StateFolder:
 
     def read_bytes(self, name: str) -> bytes:
         """Return the content of a file of at most 64 MiB."""
+        self._check_there(name)
         return read_bytes(self.path / name, ArtifactError)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the object of a JSON file."""
-        return read_json_object(self.path / name, ArtifactError)
+        return parse_json_object(self.read_bytes(name), self.path / name, ArtifactError)
+
+    def _check_there(self, name: str) -> None:
+        if not self.has(name):
+            raise ArtifactError(
+                f"{self.path / name} is missing; if another strategy wrote this checkpoint, set strategy.name to it"
+            )
 
 
 def _dtype_name(tensor: Tensor) -> str:

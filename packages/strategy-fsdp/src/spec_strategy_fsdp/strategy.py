@@ -156,25 +156,20 @@ class FsdpStrategy(Strategy):
         return optimizer
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
-        """One collective for everything: loss, sums and counts flattened to float64."""
-        import torch
-        import torch.distributed as dist
-        from torch.utils import _pytree
-
         total = outputs[0]
         for output in outputs[1:]:
             total = total + output
-        leaves, structure = _pytree.tree_flatten(total)
-        flat = torch.cat([leaf.reshape(-1).double() for leaf in leaves])
-        # Gathered and added up here, in rank order: not every vendor's all-reduce takes float64.
-        everyones = flat.new_empty(self._mesh.size() * flat.numel())
+        return total.combined(self._sum)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        """Return the sum over ranks, added up here and in rank order: not every vendor's all-reduce takes float64."""
+        import torch.distributed as dist
+
+        everyones = values.new_empty(self._mesh.size() * values.numel())
         # torch 2.13 has renamed it, and warns at the old name.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(everyones, flat, group=self._mesh.get_group())
-        pieces = everyones.view(-1, flat.numel()).sum(0).split([leaf.numel() for leaf in leaves])
-        return _pytree.tree_unflatten(
-            [piece.view(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)], structure
-        )
+        gather(everyones, values, group=self._mesh.get_group())
+        return everyones.view(-1, values.numel()).sum(0)
 
 
 def _register_step_output() -> None:

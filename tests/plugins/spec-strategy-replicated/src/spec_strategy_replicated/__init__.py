@@ -1,0 +1,1 @@
+"""Strategy replicated: every process holds the whole draft."""
