@@ -220,7 +220,7 @@ def test_config_file_that_cannot_be_read(command_line, place, name, why):
         (["data.eval_samples=3", "data.eval_path=x.jsonl"], "remove one of them"),
         (["placement.window_bytes=1000"], "raise it to"),
         (["engine.batch_tokens=5"], "or lower data.max_length"),
-        (["train.push_every=5"], "remove it"),
+        (["train.push_every=5"], "Input should be 0"),
     ],
 )
 def test_illegal_combination_names_the_remedy(refused, words, remedy):

@@ -80,8 +80,8 @@ class TrainConfig(OptimizerConfig):
     be damaged) or step-N."""
     eval_every: NonNegativeInt = 0
     """Steps between held-out evaluations; 0 evaluates only at the end."""
-    push_every: NonNegativeInt = 0
-    """Steps between pushes into a live engine. Not part of this version."""
+    push_every: Literal[0] = 0
+    """Steps between pushes into a live engine; this version has none."""
 
 
 class PlacementConfig(Config):
@@ -236,11 +236,6 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
         (
             _changed(train, "epochs") and train.steps is not None,
             f"train.steps={train.steps} and train.epochs={train.epochs}: both say how long; remove one",
-        ),
-        (
-            train.push_every > 0,
-            f"train.push_every={train.push_every}: pushing weights into a live engine is not part of this "
-            "version; remove it",
         ),
     ]
     return [message for wrong, message in checks if wrong]
