@@ -4,7 +4,7 @@ An engine's and a trainer's process are started as a run starts them.
 
     python benchmarks/transport.py                                           # a minute on the CPU
     python benchmarks/transport.py --backend cuda --repeats 200 --soak 2000
-    python benchmarks/transport.py --backend cuda --repeats 200 mps=off      # options of the backend
+    python benchmarks/transport.py --backend cuda --repeats 200 mps=never      # options of the backend
     python benchmarks/transport.py --backend cuda --placement disaggregated  # two GPUs
 
 Prints one JSON document. Samples lie on the backend's device.
@@ -291,7 +291,7 @@ def main() -> int:
     parser.add_argument("--sizes-mb", type=float, nargs="+", default=[0.25, 1, 4, 16, 64, 160])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--soak", type=int, default=0, metavar="SAMPLES")
-    parser.add_argument("options", nargs="*", help="of the backend: mps=off …")
+    parser.add_argument("options", nargs="*", help="of the backend: mps=never …")
     found = parser.parse_args()
     sizes = tuple(round(size * 1e6) for size in found.sizes_mb)
     setup = Setup(found.backend, tuple(found.options), found.placement, sizes, found.repeats, found.soak)

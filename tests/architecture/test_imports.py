@@ -117,7 +117,7 @@ def test_plugins_import_public_names_only():
     [
         ("from spec_core.streams.holes import Holes", "spec_core.streams.holes.Holes"),
         ("def f():\n    from spec_core.plugins import installed", "spec_core.plugins.installed"),
-        ("from spec_core import lobby", "spec_core.lobby"),
+        ("from spec_core import peer_admission", "spec_core.peer_admission"),
         ("from spec_core.errors import annotations", "spec_core.errors.annotations"),
         ("import spec_core.rendezvous_relay", "spec_core.rendezvous_relay"),
     ],

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
+from spec_core.collectives.gloo_process_group import GlooProcessGroup
 from spec_core.errors import PeerLost
-from spec_core.streams.gloo_process_group import GlooProcessGroup
 from spec_core.testing import ProcessGroupSuite
 from spec_core.testing.process_group_suite import LONG_S, joined
 from spec_core.testing.processes import Fault, Rank, watch_ranks

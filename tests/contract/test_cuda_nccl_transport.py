@@ -105,11 +105,11 @@ def device_is_idle(limit_s: float = 5.0) -> None:
 def leave_a_receive_waiting(me: Rank) -> str | None:
     """The sender announces its second sample, and dies before its GPU sends it."""
     if me.rank == 1:
-        from spec_backend_cuda.nccl_line import NcclLine
+        from spec_backend_cuda.nccl_link import NcclLink
 
         sender = OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S)
         sender.send(sample(0), LONG_S).result(LONG_S)
-        NcclLine.start = say_only
+        NcclLink.start = say_only
         sender.send(sample(1), LONG_S)
         time.sleep(1.0)
         me.reach("fault")
@@ -122,8 +122,8 @@ def leave_a_receive_waiting(me: Rank) -> str | None:
         return "lost"
 
 
-def say_only(line: object, parts: Sequence[Tensor]) -> None:
-    """Instead of ``NcclLine.start``."""
+def say_only(link: object, parts: Sequence[Tensor]) -> None:
+    """Instead of ``NcclLink.start``."""
 
 
 @multi_gpu
@@ -136,11 +136,11 @@ def test_a_sender_killed_while_the_receivers_gpu_waits_for_it_is_lost_and_the_gp
 def leave_a_send_waiting(me: Rank) -> list[str] | None:
     """The receiver dies before its GPU receives what the sender's GPU already sends."""
     if me.rank == 0:
-        from spec_backend_cuda.nccl_line import NcclLine
+        from spec_backend_cuda.nccl_link import NcclLink
 
         with listening(me, 4 * SAMPLE_BYTES) as receiver:
             take(receiver, 0)
-            NcclLine.start = never
+            NcclLink.start = never
             me.publish("deaf")
             me.receive()
             time.sleep(1.0)
@@ -159,8 +159,8 @@ def leave_a_send_waiting(me: Rank) -> list[str] | None:
     return found
 
 
-def never(line: object, parts: Sequence[Tensor]) -> None:
-    """Instead of ``NcclLine.start``."""
+def never(link: object, parts: Sequence[Tensor]) -> None:
+    """Instead of ``NcclLink.start``."""
     time.sleep(1000)
 
 

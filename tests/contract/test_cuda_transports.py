@@ -40,7 +40,7 @@ def over_the_device() -> Transport:
 
 
 def over_the_host() -> Transport:
-    return CudaBackend(CudaConfig(name="cuda", ipc="off")).transport("colocated")
+    return CudaBackend(CudaConfig(name="cuda", ipc="never")).transport("colocated")
 
 
 class TestIpcTransport(TransportSuite):

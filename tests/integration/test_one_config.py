@@ -21,7 +21,6 @@ def all_hardware(monkeypatch):
     """A host with four cards of each vendor, as far as anybody asks before a process is started."""
     offered = Capabilities(
         device_ipc=True,
-        shared_device=True,
         memory_limit=True,
         dtypes=frozenset({"float32", "bfloat16"}),
         num_devices=4,

@@ -19,11 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "packages/core/src/spec_core"
 
-GLOO, INLINE = "streams/gloo_process_group.py", "streams/inline_transport.py"
-SENDER, RECEIVER = "streams/shared_memory_transport.py", "streams/shared_memory_receiver.py"
-HOST_MEMORY = "streams/host_memory.py"
-ARENA, WIRE = "streams/shared_memory.py", "streams/shared_memory_wire.py"
-RENDEZVOUS, RELAY = "rendezvous.py", "rendezvous_relay.py"
+GLOO, GROUP = "collectives/gloo_process_group.py", "collectives/library_process_group.py"
+SENDER, RECEIVER = "streams/sender.py", "streams/receiver.py"
+INLINE, HOST_POOL, ARENA = "streams/inline_transport.py", "streams/host_pool.py", "streams/shared_memory.py"
+RENDEZVOUS, SERVER = "rendezvous.py", "rendezvous_server.py"
 
 GROUP_TEST = "tests/contract/test_cpu_process_group.py::TestGlooProcessGroup::test_"
 SHM_TEST = "tests/contract/test_cpu_transports.py::TestSharedMemoryTransport::test_"
@@ -54,7 +53,7 @@ MUTATIONS = [
     # Process group
     Mutation(
         "P1",
-        GLOO,
+        GROUP,
         "return tensor.view(-1).view(torch.uint8)",
         "return tensor.view(-1)",
         GROUP_TEST + "every_dtype_and_shape_arrives_bit_for_bit",
@@ -69,34 +68,34 @@ MUTATIONS = [
     Mutation(
         "P2",
         GLOO,
-        "gloo.allreduce([tensor]).wait()",
-        "gloo.allreduce([tensor.clone()]).wait()",
+        "self._gloo.allreduce([tensor]).wait()",
+        "self._gloo.allreduce([tensor.clone()]).wait()",
         GROUP_TEST + "all_reduce_sums_in_place",
     ),
     Mutation(
         "P2",
-        GLOO,
-        "if tensor.dtype not in SUMMABLE:",
+        GROUP,
+        "if tensor.dtype not in self.summable:",
         "if False:",
         GROUP_TEST + "all_reduce_refuses_what_it_cannot_sum",
     ),
     Mutation(
         "P3",
         GLOO,
-        "gloo.allreduce([tensor]).wait()",
-        "self._work = gloo.allreduce([tensor])",
+        "self._gloo.allreduce([tensor]).wait()",
+        "KEPT.append(self._gloo.allreduce([tensor]))",
         GROUP_TEST + "calls_follow_the_work_before_and_precede_the_work_after",
     ),
     Mutation(
         "P4",
-        GLOO,
+        GROUP,
         "if tensor.device != self.device or not tensor.is_contiguous():",
         "if tensor.device != self.device:",
         GROUP_TEST + "a_tensor_that_cannot_travel_is_refused_before_anything_is_sent",
     ),
     Mutation(
         "P4",
-        GLOO,
+        GROUP,
         "if tensor.device != self.device or not tensor.is_contiguous():",
         "if not tensor.is_contiguous():",
         GROUP_TEST + "a_tensor_that_cannot_travel_is_refused_before_anything_is_sent",
@@ -142,7 +141,7 @@ MUTATIONS = [
         "P8",
         GLOO,
         "        if gloo is None:\n            raise PeerLost(",
-        "        if gloo is None:\n            yield None\n            return\n            raise PeerLost(",
+        "        if gloo is None:\n            yield None, 0.0\n            return\n            raise PeerLost(",
         GROUP_TEST + "no_call_works_after_the_end",
     ),
     Mutation(
@@ -163,7 +162,7 @@ MUTATIONS = [
     Mutation(
         "T1",
         RECEIVER,
-        "        if hello.schema != self._schema:\n",
+        "        if request.schema != self._schema:\n",
         "        if False:\n",
         SHM_TEST + "a_schema_mismatch_fails_at_connect",
     ),
@@ -176,7 +175,7 @@ MUTATIONS = [
     ),
     Mutation(
         "T2",
-        HOST_MEMORY,
+        HOST_POOL,
         "        hidden.copy_(sample.hidden_TNH)\n",
         "        import threading\n"
         "        threading.Timer(0.05, lambda: hidden.copy_(sample.hidden_TNH)).start()\n",
@@ -208,7 +207,7 @@ MUTATIONS = [
         RECEIVER,
         "            self._held[id(sample)] = (sample, arrival)\n",
         "            self._held[id(sample)] = (sample, arrival)\n"
-        "            self._reclaim(arrival.memory, arrival.block)\n",
+        "            self._reclaim(arrival.peer.pool, arrival.block)\n",
         SHM_TEST + "a_held_sample_stays_as_it_is",
     ),
     Mutation(
@@ -249,22 +248,22 @@ MUTATIONS = [
     Mutation(
         "T6",
         SENDER,
-        "                self._tell(Record(Kind.WITHDRAW, self._number), time.monotonic())\n",
+        "                self._send_packet(Packet(PacketKind.WITHDRAW, self._number), time.monotonic())\n",
         "                pass\n",
         SHM_TEST + "a_send_beyond_the_window_waits_for_a_release",
     ),
     Mutation(
         "T6",
         SENDER,
-        "            if grant.kind is Kind.GRANT and grant.number == self._number:\n",
-        "            if grant.kind is Kind.GRANT:\n",
+        "            if grant.kind is PacketKind.GRANT and grant.number == self._number:\n",
+        "            if grant.kind is PacketKind.GRANT:\n",
         "tests/unit/core/streams/test_shared_memory_transport.py::test_a_grant_that_came_too_late_is_not_used",
     ),
     Mutation(
         "T6",
         RECEIVER,
-        "wait_for(self._something_to_say, timeout_s)",
-        "wait_for(self._something_to_say, 4 * timeout_s + 4)",
+        "wait_for(self._has_news, timeout_s)",
+        "wait_for(self._has_news, 4 * timeout_s + 4)",
         SHM_TEST + "a_receive_that_timed_out_loses_nothing",
     ),
     Mutation(
@@ -305,8 +304,8 @@ MUTATIONS = [
     Mutation(
         "T9",
         RECEIVER,
-        "            memory.close()\n",
-        "            KEPT.append(memory)\n",
+        "            pool.close()\n",
+        "            KEPT.append(pool)\n",
         SHM_TEST + "close_twice_leaves_nothing_behind",
     ),
     Mutation(
@@ -326,16 +325,16 @@ MUTATIONS = [
     ),
     Mutation(
         "R2",
-        RELAY,
-        "        if not same_token(hello.token, self._token):\n",
+        SERVER,
+        "        if not same_token(request.token, self._token):\n",
         "        if False:\n",
         RENDEZVOUS_TEST + "who_does_not_belong_is_told_why",
     ),
     Mutation(
         "R3",
-        RELAY,
-        "        if objection := self._objection(hello):\n",
-        '        if objection := "":\n',
+        SERVER,
+        "                if objection := self._objection(request):\n",
+        '                if objection := "":\n',
         RENDEZVOUS_TEST + "who_does_not_belong_is_told_why",
     ),
     Mutation(
@@ -348,15 +347,15 @@ MUTATIONS = [
     Mutation(
         "R5",
         RENDEZVOUS,
-        "                self._socket.settimeout(_left(deadline))\n                chunk",
-        "                self._socket.settimeout(60)\n                chunk",
+        "self._channel.receive(deadline)",
+        "self._channel.receive(deadline + 60)",
         RENDEZVOUS_TEST + "the_deadline_names_who_did_not_join",
     ),
     Mutation(
         "R6",
-        RELAY,
-        "            self._pass_on(rank, Frame(LOST, 0, rank))\n",
-        "            pass\n",
+        SERVER,
+        "                self._send_to_all(rank, Frame(LOST, 0, rank))\n",
+        "                pass\n",
         RENDEZVOUS_TEST + "a_rank_that_closes_is_lost_to_the_others_after_what_it_took_part_in",
     ),
     Mutation(
@@ -369,7 +368,7 @@ MUTATIONS = [
     Mutation(
         "R8",
         RENDEZVOUS,
-        "            self._relay.close()\n",
+        "            self._server.close()\n",
         "            pass\n",
         RENDEZVOUS_TEST + "close_leaves_no_socket_and_no_thread",
     ),

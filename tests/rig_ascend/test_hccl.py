@@ -24,7 +24,7 @@ def slow_issue(monkeypatch):
 
 def alone():
     torch.npu.set_device(0)
-    return hccl.Communicator(hccl.root_info(), 0, 1)
+    return hccl.HcclCommunicator(hccl.root_info(), 0, 1)
 
 
 def in_threads(function):
@@ -43,8 +43,8 @@ def in_threads(function):
 def test_communicators_are_made_one_after_the_other(slow_issue):
     torch.npu.set_device(0)
     roots = [hccl.root_info() for _ in range(THREADS)]
-    for communicator in in_threads(lambda: hccl.Communicator(roots.pop(), 0, 1)):
-        communicator.destroy()
+    for communicator in in_threads(lambda: hccl.HcclCommunicator(roots.pop(), 0, 1)):
+        communicator.abort()
 
 
 def test_root_infos_are_made_one_after_the_other(slow_issue):
@@ -56,7 +56,7 @@ def test_a_communicator_is_not_destroyed_while_another_thread_issues(slow_issue)
     communicators = [alone() for _ in range(THREADS)]
 
     def end():
-        communicators.pop().destroy()
+        communicators.pop().abort()
 
     in_threads(end)
 
@@ -66,12 +66,11 @@ def test_calls_of_several_threads_are_issued_one_after_the_other(slow_issue):
     value = torch.ones(4, device="npu")
 
     def issue():
-        stream = torch.npu.current_stream().npu_stream
-        communicator.broadcast(value.data_ptr(), value.nbytes, 0, stream)
+        communicator.broadcast(value, 0)
 
     in_threads(issue)
     torch.npu.synchronize()
-    communicator.destroy()
+    communicator.abort()
 
 
 @pytest.mark.parametrize(("code", "error"), [(9, DeadlineExceeded), (13, PeerLost), (1, ProtocolError)])
@@ -79,5 +78,5 @@ def test_errors_of_hccl_are_ours_and_say_what_it_said(code, error):
     communicator = alone()
     fake_cann.fail("HcclSend", code)
     with pytest.raises(error, match=f"HcclSend: HCCL error {code}"):
-        communicator.send(0, 4, 0, torch.npu.current_stream().npu_stream)
-    communicator.destroy()
+        communicator.send(torch.ones(1, device="npu"), 0)
+    communicator.abort()

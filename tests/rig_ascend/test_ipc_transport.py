@@ -9,11 +9,14 @@ import fake_cann
 import pytest
 import torch
 
-from spec_backend_ascend import announcing_sender
 from spec_backend_ascend.backend import AscendBackend
-from spec_backend_ascend.npu_memory import NpuMemory, NpuView
+from spec_backend_ascend.npu_sharing import NpuBuffer, NpuSharing
+from spec_core.errors import ConfigError
 from spec_core.records import FeatureSample
-from spec_core.streams.shared_memory_wire import Kind, Layout, Record
+from spec_core.streams import async_sender
+from spec_core.streams.device_pool import DevicePool
+from spec_core.streams.ipc_transport import IpcTransport
+from spec_core.streams.wire import Packet, PacketKind, SampleLayout
 from spec_core.testing import TransportSuite
 from spec_core.testing.processes import run_ranks
 from spec_core.testing.transport_stage import LONG_S, SCHEMA, UNIT, UNIT_BYTES, Stage
@@ -200,7 +203,8 @@ def test_a_sender_on_another_card_goes_through_the_host():
 
 @pytest.mark.parametrize("code", [fake_cann.NOT_SUPPORTED])
 def test_a_card_that_shares_no_memory_is_a_warning_and_the_host_carries_features(code, caplog):
-    transport = over_the_card()
+    over_the_card()  # chooses the card
+    transport = IpcTransport(NpuSharing, share_device=True)
     fake_cann.fail("aclrtIpcMemGetExportKey", code)
     with (
         caplog.at_level(logging.WARNING),
@@ -211,6 +215,13 @@ def test_a_card_that_shares_no_memory_is_a_warning_and_the_host_carries_features
         sender.send(sample, LONG_S)
         assert torch.equal(receiver.receive(LONG_S).input_ids, sample.input_ids)
     assert "features go through the host" in caplog.text
+
+
+def test_a_card_that_shares_no_memory_is_an_error_where_that_is_required():
+    transport = over_the_card()
+    fake_cann.fail("aclrtIpcMemGetExportKey", fake_cann.NOT_SUPPORTED)
+    with pytest.raises(ConfigError, match=r"backend\.ipc=required, but npu:0"):
+        transport.listen(SCHEMA, 4 * UNIT_BYTES)
 
 
 def test_an_arena_that_does_not_fit_the_card_is_out_of_memory():
@@ -232,17 +243,19 @@ def test_a_copy_that_fails_fails_its_ticket():
 
 
 def lend(me, stage):
-    """An arena without the conversation: rank 1 writes to it by hand."""
-    layout, device = Layout(SCHEMA), torch.device("npu", 0)
+    """A pool without a stream: rank 1 writes to it by hand."""
+    layout, device = SampleLayout(SCHEMA), torch.device("npu", 0)
     stage.build()
-    memory = NpuMemory(layout, 4 * UNIT_BYTES, device)
-    blocks = [memory.allocate(UNIT) for _ in range(2)]
-    me.publish((os.getpid(), memory.descriptor, [(block.offset, memory.note(block)) for block in blocks]))
+    pool = DevicePool(layout, 4 * UNIT_BYTES, NpuSharing(device))
+    blocks = [pool.allocate(UNIT) for _ in range(2)]
+    me.publish(
+        (os.getpid(), pool.descriptor, [(block.offset, pool.grant_payload(block)) for block in blocks])
+    )
     for request_id, block in enumerate(blocks):
         assert me.receive() == "settled"
-        ids, hidden = memory.read(block)
+        ids, hidden = pool.read(block)
         stage.check(FeatureSample(request_id=request_id, input_ids=ids, hidden_TNH=hidden), request_id)
-    memory.close()
+    pool.close()
 
 
 def write_by_hand(me, stage):
@@ -252,12 +265,12 @@ def write_by_hand(me, stage):
     stage.build()
     pid, number, grants = me.receive()
     descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
-    view = NpuView(Layout(SCHEMA), descriptor, torch.device("npu", 0))
+    view = NpuBuffer(descriptor, torch.device("npu", 0))
     os.close(descriptor)
     for request_id, (grant, end) in enumerate(zip(grants, (view.settle, view.close), strict=True)):
         sample = stage.sample(request_id)
         fake_cann.stall(torch.npu.current_stream(), STALL_S)
-        view.write(Record(Kind.GRANT, request_id, *grant), sample)
+        view.write(Packet(PacketKind.GRANT, request_id, *grant), sample)
         end()
         me.publish("settled")
 
@@ -271,7 +284,7 @@ def test_close_lets_a_copy_come_to_its_end():
     with transport.listen(SCHEMA, 4 * UNIT_BYTES) as receiver:
         sender = transport.connect(receiver.address, SCHEMA, LONG_S)
         sample = Stage(over_the_card, "npu").sample(1)
-        fake_cann.stall(torch.npu.current_stream(), 2 * announcing_sender.SETTLE_S)
+        fake_cann.stall(torch.npu.current_stream(), 2 * async_sender.SETTLE_S)
         sender.send(sample, LONG_S)
         sender.close()
         assert torch.equal(receiver.receive(LONG_S).input_ids, sample.input_ids)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spec_backend_ascend.backend import AscendBackend
-from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
+from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.testing import ProcessGroupSuite
 from spec_core.testing.process_group_suite import joined
 from spec_core.testing.processes import run_ranks
@@ -30,7 +30,7 @@ class TestHcclProcessGroup(ProcessGroupSuite):
 
 def on_one_card(me):
     backend = AscendBackend(AscendBackend.Config(name="ascend"))
-    with joined(me) as rendezvous, pytest.raises(ProtocolError, match="card of its own"):
+    with joined(me) as rendezvous, pytest.raises(ConfigError, match="device of its own"):
         backend.process_group(rendezvous, backend.device(0))
 
 

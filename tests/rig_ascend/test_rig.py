@@ -156,7 +156,7 @@ def test_an_event_of_another_process_is_waited_for():
 
 def issue_at_once():
     torch.npu.set_device(0)
-    communicator = hccl.Communicator(hccl.root_info(), 0, 1)
+    communicator = hccl.HcclCommunicator(hccl.root_info(), 0, 1)
     stream = torch.npu.current_stream().npu_stream
     value = torch.ones(4, device="npu")
     raw, codes = hccl.library(), []

@@ -51,23 +51,20 @@ def theirs(group):
 def ours(group):
     from vllm_ascend.distributed.device_communicators.pyhccl_wrapper import hcclUniqueId
 
-    device, stream = torch.device("npu", group.rank), torch.npu.current_stream().npu_stream
+    device = torch.device("npu", group.rank)
     root = hcclUniqueId()
     if group.rank == 0:
         root.internal[:] = hccl.root_info()
     root = bytes(group.broadcast_obj(root, src=0).internal)
-    communicator = hccl.Communicator(root, group.rank, 2)
+    communicator = hccl.HcclCommunicator(root, group.rank, 2)
 
-    def add(value):
-        communicator.all_reduce(value.data_ptr(), value.numel(), hccl.SUMMABLE["float32"], stream)
-
-    add(torch.zeros(1, device=device))  # their communicator begins with this
+    communicator.all_reduce(torch.zeros(1, device=device))  # their communicator begins with this
     value = as_bytes(SENT if group.rank == 0 else torch.zeros_like(SENT)).to(device)
-    communicator.broadcast(value.data_ptr(), value.nbytes, 0, stream)
+    communicator.broadcast(value, 0)
     total = torch.full((3,), group.rank + 1.0, device=device)
-    add(total)
+    communicator.all_reduce(total)
     torch.npu.synchronize()
-    communicator.destroy()
+    communicator.abort()
     return value.tolist(), total.tolist()
 
 

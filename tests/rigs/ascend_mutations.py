@@ -18,10 +18,14 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "packages/backend-ascend/src/spec_backend_ascend", ROOT / "packages/core/src/spec_core")
-ARENA, RECEIVER = "spec_core/streams/device_arena.py", "spec_core/streams/shared_memory_receiver.py"
-MEMORY, ANNOUNCER, HCCL_MEMORY, GROUP, NOTICES, HCCL = (
-    f"spec_backend_ascend/{name}.py"
-    for name in ("npu_memory", "announcing_sender", "hccl_memory", "hccl_process_group", "notices", "hccl")
+ARENA, POOL, RECEIVER, SENDER = (
+    f"spec_core/streams/{name}.py" for name in ("device_arena", "device_pool", "receiver", "async_sender")
+)
+GROUP, AGREED = (
+    f"spec_core/collectives/{name}.py" for name in ("library_process_group", "agreed_process_group")
+)
+SHARING, HCCL_POOL, HCCL_GROUP, HCCL = (
+    f"spec_backend_ascend/{name}.py" for name in ("npu_sharing", "hccl_pool", "hccl_process_group", "hccl")
 )
 IPC_TEST = "tests/rig_ascend/test_ipc_transport.py::"
 HCCL_TEST = "tests/rig_ascend/test_hccl_transport.py::"
@@ -54,126 +58,120 @@ class Mutation(NamedTuple):
 
 MUTATIONS = [
     # The card's memory
-    Mutation(MEMORY, "stream.wait_event(self._baton(note.baton))", "pass", RELEASED),
-    Mutation(MEMORY, "self._stream.wait_event(read)", "pass", RELEASED),
-    Mutation(MEMORY, "_own_events[baton].record(self._stream)", "pass", RELEASED),
+    Mutation(SHARING, "stream.wait_event(self._events.open(info.event))", "pass", RELEASED),
+    Mutation(POOL, "self._stream.wait_event(read)", "pass", RELEASED),
+    Mutation(POOL, "_own_events[event].record(self._stream)", "pass", RELEASED),
     Mutation(
-        MEMORY,
-        "acl.drained(self._stream)",
+        SHARING,
+        "acl.drain(stream)",
         "pass",
         IPC_TEST + "test_an_event_that_still_lies_in_torch_npus_queue_is_waited_for",
     ),
-    Mutation(MEMORY, "read.record(torch.npu.current_stream(self._device))", "pass", RELEASED),
-    Mutation(
-        MEMORY,
-        "self._copied.record(stream)",
-        "pass",
-        IPC_TEST + REUSED + "[over_the_card]",
-    ),
+    Mutation(POOL, "read.record(self._device_module.current_stream(self._sharing.device))", "pass", RELEASED),
+    Mutation(SHARING, "self._copied.record(stream)", "pass", IPC_TEST + REUSED + "[over_the_card]"),
     Mutation(ARENA, "if read is not None:", "if False:", RELEASED),
-    Mutation(ARENA, "if any(_overlap(given, piece) for piece in pieces)", "if False", RELEASED),
-    Mutation(MEMORY, "ids.contiguous()", "ids", STRIDED),
-    Mutation(MEMORY, "hidden.contiguous()", "hidden", STRIDED),
+    Mutation(ARENA, "if any(_overlap(piece, other) for other in pieces)", "if False", RELEASED),
+    Mutation(SHARING, "ids.contiguous()", "ids", STRIDED),
+    Mutation(SHARING, "hidden.contiguous()", "hidden", STRIDED),
     Mutation(
-        MEMORY,
+        SHARING,
         "def settle(self) -> None:\n        self._copied.synchronize()",
         "def settle(self) -> None:\n        pass",
         SETTLED,
     ),
     Mutation(
-        MEMORY, "        self.settle()\n        if self._imported", "        if self._imported", SETTLED
+        SHARING, "        self.settle()\n        if self._imported", "        if self._imported", SETTLED
     ),
     Mutation(
-        MEMORY,
-        "return place == place_of(self._device)",
+        POOL,
+        "return device_id == self._sharing.device_id",
         "return True",
         IPC_TEST + "test_a_sender_on_another_card_goes_through_the_host",
     ),
-    # What a sender says, and when a ticket is done
+    # What a sender announces, and when a ticket is done
     Mutation(
         RECEIVER,
-        "if not peer.dead or arrival.memory.is_written(arrival.block):",
+        "if not peer.dead or peer.pool.is_written(arrival.block):",
         "if True:",
         HCCL_TEST + "test_a_sample_that_died_with_its_sender_is_not_waited_for",
     ),
-    Mutation(ANNOUNCER, "copy.copied.synchronize()", "pass", IPC_TEST + FOLLOWS + "[over_the_card]"),
-    Mutation(ANNOUNCER, "while not copy.safe.query():", "while False:", HCCL_SUITE + KILLED),
     Mutation(
-        ANNOUNCER,
-        "copy.safe.synchronize()",
+        SHARING,
+        "def wait_sendable(self) -> None:\n        self._copied.synchronize()",
+        "def wait_sendable(self) -> None:\n        pass",
+        IPC_TEST + FOLLOWS + "[over_the_card]",
+    ),
+    Mutation(
+        HCCL_POOL,
+        "while self._buffer.num_taken < self._number or not self._sent.query():",
+        "while False:",
+        HCCL_SUITE + KILLED,
+    ),
+    Mutation(
+        HCCL_POOL,
+        "self._sent.synchronize()",
         "pass",
         HCCL_TEST + "test_a_transfer_that_fails_fails_its_ticket_and_no_later_sender",
     ),
     Mutation(
-        ANNOUNCER,
-        "elif hangup.poll(LOOK_MS) and not self._closed:",
-        "elif hangup.poll(LOOK_MS) and False:",
+        HCCL_POOL,
+        "self._abandoned.set()",
+        "pass",
         HCCL_SUITE + "a_closed_receiver_completes_tickets_and_unblocks_senders",
     ),
     Mutation(
-        ANNOUNCER,
-        "late = wait(list(self._open), max(0.0, deadline - time.monotonic())).not_done",
+        SENDER,
+        "late = wait(list(self._open_tickets), max(0.0, deadline - time.monotonic())).not_done",
         "late = ()",
         HCCL_SUITE + "flush_returns_when_every_ticket_is_done",
     ),
     Mutation(
-        ANNOUNCER,
-        "        self._announcer.join(CLOSE_S)\n",
-        "",
+        SENDER,
+        "            announcing.join(CLOSE_S)\n            if",
+        "            if",
         IPC_TEST + "test_close_lets_a_copy_come_to_its_end",
     ),
     Mutation(
-        ANNOUNCER,
-        "        self._keeper.join(SETTLE_S)\n",
-        "",
+        SENDER,
+        "                thread.join(SETTLE_S)\n",
+        "                pass\n",
         HCCL_TEST + "test_close_settles_the_tickets_of_what_was_taken",
     ),
     # HCCL between cards
-    Mutation(HCCL_MEMORY, "self._stream.wait_event(self._copied)", "pass", HCCL_TEST + FOLLOWS),
+    Mutation(HCCL_POOL, "self._stream.wait_event(copied)", "pass", HCCL_TEST + FOLLOWS),
+    Mutation(HCCL_POOL, "copied.record(torch.npu.current_stream(self._device))", "pass", HCCL_TEST + FOLLOWS),
+    Mutation(HCCL_POOL, "copied, staged\n", "copied, staged[:0].clone()\n", LINGERS),
+    Mutation(HCCL_POOL, "sent.record(self._stream)", "pass", LINGERS),
+    Mutation(SENDER, "if any(thread.is_alive() for thread in self._threads[2:]):", "if False:", LINGERS),
+    Mutation(SENDER, "completing.join(LINGER_S)\n        self._buffer", "self._buffer", LINGERS),
+    Mutation(HCCL_POOL, "self._buffer.num_taken < self._number or ", "", HCCL_SUITE + KILLED),
     Mutation(
-        HCCL_MEMORY,
-        "self._copied.record(torch.npu.current_stream(self._device))",
-        "pass",
-        HCCL_TEST + FOLLOWS,
-    ),
-    Mutation(HCCL_MEMORY, " + [(sent, staged)]", " + [(sent, staged[:0].clone())]", LINGERS),
-    Mutation(HCCL_MEMORY, "sent.record(self._stream)", "pass", LINGERS),
-    Mutation(HCCL_MEMORY, "if self.deserted or self._is_sent():", "if True:", LINGERS),
-    Mutation(HCCL_MEMORY, "while not self._is_sent() and", "while False and", LINGERS),
-    Mutation(HCCL_MEMORY, "self.taken[0] >= self.number and ", "", HCCL_SUITE + KILLED),
-    Mutation(
-        HCCL_MEMORY,
-        " and self.sent.query()",
+        HCCL_POOL,
+        " or not self._sent.query()",
         "",
         HCCL_TEST + "test_a_ticket_ends_with_its_receiver_whatever_the_device_does",
     ),
     Mutation(
-        HCCL_MEMORY,
-        "        self.sent.synchronize()\n",
-        "        pass\n",
-        HCCL_TEST + "test_a_transfer_that_fails_fails_its_ticket_and_no_later_sender",
-    ),
-    Mutation(
-        HCCL_MEMORY,
+        HCCL_POOL,
         "self._stream.synchronize()",
         "pass",
         HCCL_TEST + "test_a_transfer_that_fails_fails_its_ticket_and_no_later_sender",
     ),
     Mutation(
-        HCCL_MEMORY,
+        HCCL_POOL,
         "return not block.num_tokens",
         "return True",
         HCCL_TEST + "test_a_sample_that_died_with_its_sender_is_not_waited_for",
     ),
     Mutation(
-        HCCL_MEMORY,
+        HCCL_POOL,
         "        communicator.check()\n",
         "",
         HCCL_TEST + "test_what_hccl_notices_later_fails_the_next_receive",
     ),
     Mutation(
-        HCCL_MEMORY,
-        " and where != place_of(self._device)",
+        HCCL_POOL,
+        " and card != card_id(self._device)",
         "",
         HCCL_TEST + "test_two_ends_on_one_card_go_through_the_host",
     ),
@@ -192,71 +190,57 @@ MUTATIONS = [
     ),
     Mutation(
         GROUP,
-        "if name not in SUMMABLE:",
+        "if tensor.dtype not in self.summable:",
         "if False:",
         SUITE_TEST + "all_reduce_refuses_what_it_cannot_sum",
     ),
     Mutation(
-        GROUP,
-        "        self._notices.meet(peers, channels, call, self._timeout_s)\n",
-        "",
+        AGREED,
+        "                    self._agree_with_all(hosts, name, size)\n",
+        "                    pass\n",
         SUITE_TEST + "a_killed_peer_is_lost",
     ),
     Mutation(
-        GROUP, "communicator.check()", "pass", GROUP_TEST + "test_what_hccl_notices_later_ends_the_group"
+        AGREED,
+        "            communicator.check()\n        except",
+        "            pass\n        except",
+        GROUP_TEST + "test_what_hccl_notices_later_ends_the_group",
     ),
+    Mutation(AGREED, "self._queued.record()", "pass", GROUP_TEST + "test_close_lets_what_was_issued_arrive"),
     Mutation(
-        GROUP,
-        "self._issued.record(stream)",
-        "pass",
+        AGREED,
+        "while self._is_busy() and",
+        "while False and",
         GROUP_TEST + "test_close_lets_what_was_issued_arrive",
     ),
     Mutation(
-        GROUP,
-        "not self._issued.query()",
-        "False",
-        GROUP_TEST + "test_close_lets_what_was_issued_arrive",
-    ),
-    Mutation(
-        GROUP,
+        HCCL_GROUP,
         "            total = value.item()\n",
         "            total = self.world_size\n",
         GROUP_TEST + "test_a_group_that_cannot_work_fails_to_build",
     ),
     Mutation(
-        GROUP,
-        "        self._refuse_shared_card(rendezvous)\n",
+        AGREED,
+        "        self._refuse_shared_devices(rendezvous)\n",
         "",
         GROUP_TEST + "test_two_ranks_on_one_card_are_refused",
     ),
     Mutation(
-        GROUP,
+        HCCL_GROUP,
         "        self.all_reduce(value)\n",
         "        value *= self.world_size\n",
         GROUP_TEST + "test_a_group_that_cannot_work_fails_to_build",
     ),
     Mutation(
-        NOTICES,
-        "            self._expect(peer, theirs, call, deadline)\n",
+        AGREED,
+        "            self._hosts.abort()\n",
         "            pass\n",
-        SUITE_TEST + "a_killed_peer_is_lost",
-    ),
-    Mutation(
-        NOTICES,
-        "max(0.0, deadline - time.monotonic())",
-        "None",
-        SUITE_TEST + "a_stopped_peer_exceeds_the_deadline",
-    ),
-    Mutation(
-        NOTICES,
-        "peer.shutdown(socket.SHUT_RDWR)",
-        "pass",
         SUITE_TEST + "abort_from_another_thread_unblocks_everybody",
     ),
     Mutation(
-        NOTICES,
-        "if (name.rstrip",
-        "if False and (name.rstrip",
+        AGREED,
+        "            if not torch.equal(mine, theirs):",
+        "            if False:",
         GROUP_TEST + "test_ranks_that_make_different_calls_learn_of_it_before_anything_is_sent",
     ),
     # HCCL's rules
@@ -268,8 +252,8 @@ MUTATIONS = [
     ),
     Mutation(
         HCCL,
-        '        with ISSUE:\n            _call("HcclCommDestroy"',
-        '        if True:\n            _call("HcclCommDestroy"',
+        '            with ISSUE:\n                _call("HcclCommDestroy"',
+        '            if True:\n                _call("HcclCommDestroy"',
         BINDING_TEST + "test_a_communicator_is_not_destroyed_while_another_thread_issues",
     ),
     Mutation(

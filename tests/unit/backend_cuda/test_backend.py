@@ -178,7 +178,7 @@ def test_without_mps_colocated_processes_take_turns_or_the_run_is_refused(monkey
 
 
 @pytest.mark.parametrize(
-    ("placement", "mps"), [("inline", "required"), ("disaggregated", "required"), ("colocated", "off")]
+    ("placement", "mps"), [("inline", "required"), ("disaggregated", "required"), ("colocated", "never")]
 )
 def test_mps_is_for_colocated_runs_that_want_it(placement, mps, monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")
@@ -187,13 +187,14 @@ def test_mps_is_for_colocated_runs_that_want_it(placement, mps, monkeypatch, cap
     assert caplog.text == ""
 
 
-def test_off_is_a_word_also_where_yaml_reads_it_as_false():
-    given = read_configuration(None, {}, ["mps=off", "ipc=off"])
-    assert (given["mps"], given["ipc"]) == (False, False)
-    backend = cuda(**given)
-    assert (backend.config.mps, backend.config.ipc) == ("off", "off")
-    with pytest.raises(ConfigError, match="mps_threads"):
-        cuda(mps_threads=False)
+@pytest.mark.parametrize("option", ["mps=off", "ipc=off", "mps='off'", "ipc='off'"])
+def test_the_former_word_off_ends_in_one_line_that_names_the_word_for_it(option):
+    """YAML reads it as false, unless it is quoted."""
+    key = option.partition("=")[0]
+    with pytest.raises(
+        ConfigError, match=f"{key}: off is called never now: expected auto, required or never"
+    ):
+        cuda(**read_configuration(None, {}, [option]))
 
 
 @pytest.mark.parametrize("everywhere", ["0.0.0.0:0", "[::]:4711"])

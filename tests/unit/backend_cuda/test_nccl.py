@@ -1,4 +1,4 @@
-"""Communicator without a GPU, on a library that answers as NCCL's nonblocking communicators do."""
+"""NcclCommunicator without a GPU, on a library that answers as NCCL's nonblocking communicators do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spec_backend_cuda import nccl
-from spec_backend_cuda.nccl import Communicator, NcclError
+from spec_backend_cuda.nccl import NcclCommunicator, NcclError
 from spec_core.errors import DeadlineExceeded, PeerLost
 
 SUCCESS, INVALID, REMOTE, IN_PROGRESS = 0, 4, 6, 7
@@ -72,7 +72,7 @@ def library(monkeypatch):
 
 @pytest.fixture
 def joined(library):
-    communicator = Communicator()
+    communicator = NcclCommunicator()
     communicator.join(NAME, 1, 2, soon(), 8)
     return communicator
 
@@ -112,7 +112,7 @@ def test_a_call_whose_peer_does_not_come_ends_at_its_deadline(library, joined):
 
 def test_an_abort_ends_a_call_of_another_thread_and_comes_after_it(library):
     library.status = IN_PROGRESS
-    communicator = Communicator()
+    communicator = NcclCommunicator()
     errors: list[BaseException] = []
 
     def join() -> None:

@@ -162,7 +162,7 @@ def _default_group(spec: RunSpec, rank: int, store: Store) -> Iterator[None]:
     """torch's default group, among the trainer's ranks only; no engine ever joins it."""
     import torch.distributed as dist
 
-    from spec_core.streams.gloo_members import closed_afterwards, prove_default_group
+    from spec_core.collectives.gloo_members import closed_afterwards, prove_default_group
 
     with closed_afterwards():
         dist.init_process_group(

@@ -77,9 +77,9 @@ def copy_on_stream(target: int, source: int, size: int, stream: int) -> None:
     )
 
 
-def drained(stream: torch.npu.Stream) -> int:
-    """Its handle. Asking for that drains torch_npu's queue: what was recorded so far is on the device."""
-    return stream.npu_stream
+def drain(stream: torch.npu.Stream) -> None:
+    """Return when what was recorded so far is on the device: asking for the handle drains torch_npu's queue."""
+    _ = stream.npu_stream
 
 
 def _call(name: str, *args: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from spec_backend_ascend import host
-from spec_backend_ascend.place import child_devices
+from spec_backend_ascend.visible_devices import visible_to_child
 from spec_core.backend import Backend, Placement, Role
 from spec_core.config import BackendConfig
 from spec_core.errors import ConfigError, PluginUnavailable
@@ -36,7 +36,8 @@ class AscendConfig(BackendConfig):
 
     ipc: Literal["auto", "required", "never"] = "auto"
     """Whether processes of one card hand features over in its memory. ``auto``: where driver and CANN are new enough;
-    otherwise, or with ``never``, through memory of the host. ``required`` does not ask for versions."""
+    otherwise, or with ``never``, through memory of the host. ``required`` does not ask for versions, and refuses to
+    run where the card does not share its memory."""
     allocator: str = "expandable_segments:False"
     """PYTORCH_NPU_ALLOC_CONF. vllm-ascend turns expandable segments on where nothing is said about them."""
     task_queue: Literal[0, 1, 2] = 1
@@ -69,7 +70,6 @@ class AscendBackend(Backend):
         """There is no daemon that shares a card, as MPS does: processes of a card take turns by themselves."""
         return Capabilities(
             device_ipc=host.shares_memory(host.versions()),
-            shared_device=True,
             memory_limit=True,
             dtypes=frozenset({"float32", "bfloat16"}),
             num_devices=host.num_devices(),
@@ -94,7 +94,7 @@ class AscendBackend(Backend):
         unsaid = {name: value for name, value in wanted.items() if name not in os.environ}
         if ALLOCATOR in os.environ:
             unsaid[ALLOCATOR] = _without_segments(os.environ[ALLOCATOR])
-        return child_devices(os.environ, host.num_devices(), local_rank, num_devices) | unsaid
+        return visible_to_child(os.environ, host.num_devices(), local_rank, num_devices) | unsaid
 
     def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
         return nullcontext()
@@ -128,14 +128,12 @@ class AscendBackend(Backend):
             from spec_backend_ascend.hccl_transport import HcclTransport
 
             return HcclTransport()
-        from spec_backend_ascend.ipc_transport import IpcTransport
+        from spec_backend_ascend.npu_sharing import NpuSharing
+        from spec_core.streams.ipc_transport import IpcTransport
 
-        return IpcTransport(share_device=self._shares_device())
-
-    def _shares_device(self) -> bool:
-        if self.config.ipc == "auto":
-            return self.capabilities().device_ipc
-        return self.config.ipc == "required"
+        required = self.config.ipc == "required"
+        shares = required or (self.config.ipc == "auto" and self.capabilities().device_ipc)
+        return IpcTransport(NpuSharing, share_device=shares, required=required)
 
 
 def _without_segments(settings: str) -> str:

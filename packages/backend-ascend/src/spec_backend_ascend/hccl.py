@@ -1,8 +1,8 @@
-"""Communicator: the public HCCL API by ctypes, for groups that are not torch's.
+"""HcclCommunicator: the public HCCL API by ctypes, for groups that are not torch's.
 
 Signatures and values: hccl.h and hccl_types.h,
 https://www.hiascend.com/document/detail/en/canncommercial/850/API/hcclapiref/. HCCL wants the communicators of a
-process made one after the other and its calls issued by one thread at a time: ``ISSUE`` sees to both, for ours.
+process made one after the other and its calls issued by one thread at a time: ``ISSUE`` sees to both here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LIBRARY = "libhccl.so"
 ROOT_INFO_BYTES = 4108
@@ -43,32 +46,37 @@ def root_info() -> bytes:
     return raw.raw
 
 
-class Communicator:
-    """Its calls take addresses on the device that was current when it was made, and are ordered on ``stream``."""
+class HcclCommunicator:
+    """A communicator of all ranks on the device that was current when it was made.
+
+    Calls take tensors of that device and are queued on the current stream; ``deadline`` is not needed: HCCL returns
+    as soon as a call is queued.
+    """
 
     def __init__(self, root: bytes, rank: int, world_size: int) -> None:
-        """Collective; waits for the other ranks for as long as HCCL_CONNECT_TIMEOUT says."""
+        """Join the other ranks, which do the same; wait for them for as long as HCCL_CONNECT_TIMEOUT says."""
         self._handle = ctypes.c_void_p()
+        self._aborted = threading.Lock()
+        """Taken for good by the first ``abort``."""
         raw = ctypes.create_string_buffer(root, ROOT_INFO_BYTES)
         with ISSUE:
             _call("HcclCommInitRootInfo", *(world_size, raw, rank), ctypes.byref(self._handle))
 
-    def broadcast(self, address: int, size: int, root: int, stream: int) -> None:
-        self._issue("HcclBroadcast", *(_at(address), _count(size), UINT8, root), stream=stream)
+    def broadcast(self, raw: Tensor, src: int, deadline: float = 0.0) -> None:
+        self._issue("HcclBroadcast", *(_at(raw), _count(raw.nbytes), UINT8, src))
 
-    def send(self, address: int, size: int, peer: int, stream: int) -> None:
-        self._issue("HcclSend", *(_at(address), _count(size), UINT8, peer), stream=stream)
+    def send(self, raw: Tensor, dst: int, deadline: float = 0.0) -> None:
+        self._issue("HcclSend", *(_at(raw), _count(raw.nbytes), UINT8, dst))
 
-    def receive(self, address: int, size: int, peer: int, stream: int) -> None:
-        self._issue("HcclRecv", *(_at(address), _count(size), UINT8, peer), stream=stream)
+    def recv(self, raw: Tensor, src: int, deadline: float = 0.0) -> None:
+        self._issue("HcclRecv", *(_at(raw), _count(raw.nbytes), UINT8, src))
 
-    def all_gather(self, source: int, target: int, size: int, stream: int) -> None:
-        """``size`` bytes of each rank, in rank order."""
-        self._issue("HcclAllGather", *(_at(source), _at(target), _count(size), UINT8), stream=stream)
+    def all_gather(self, raw: Tensor, gathered: Tensor, deadline: float = 0.0) -> None:
+        self._issue("HcclAllGather", *(_at(raw), _at(gathered), _count(raw.nbytes), UINT8))
 
-    def all_reduce(self, address: int, count: int, dtype: int, stream: int) -> None:
-        where = _at(address)
-        self._issue("HcclAllReduce", *(where, where, _count(count), dtype, SUM), stream=stream)
+    def all_reduce(self, tensor: Tensor, deadline: float = 0.0) -> None:
+        where, dtype = _at(tensor), SUMMABLE[str(tensor.dtype).removeprefix("torch.")]
+        self._issue("HcclAllReduce", *(where, where, _count(tensor.numel()), dtype, SUM))
 
     def check(self) -> None:
         """Raises what HCCL has noticed since, PeerLost for one."""
@@ -77,12 +85,16 @@ class Communicator:
         if code.value:
             raise _error("a call that was under way", code.value)
 
-    def destroy(self) -> None:
-        """Once; what is still under way fails."""
-        with ISSUE:
-            _call("HcclCommDestroy", self._handle)
+    def abort(self) -> None:
+        """Free the communicator; what is still queued fails. Idempotent."""
+        if self._aborted.acquire(blocking=False):
+            with ISSUE:
+                _call("HcclCommDestroy", self._handle)
 
-    def _issue(self, name: str, *args: Any, stream: int) -> None:
+    def _issue(self, name: str, *args: Any) -> None:
+        import torch
+
+        stream = torch.npu.current_stream().npu_stream
         with ISSUE:
             _call(name, *args, self._handle, ctypes.c_void_p(stream))
 
@@ -100,8 +112,8 @@ def _error(call: str, code: int) -> RunError:
     return ProtocolError(words) if code in _MISUSE else PeerLost(words)
 
 
-def _at(address: int) -> ctypes.c_void_p:
-    return ctypes.c_void_p(address)
+def _at(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
 
 
 def _count(size: int) -> ctypes.c_uint64:

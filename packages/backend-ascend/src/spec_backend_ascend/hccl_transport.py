@@ -1,7 +1,4 @@
-"""HcclTransport: features between the cards of a host, over HCCL; within one card through the host's memory.
-
-The conversation is that of ``SharedMemoryTransport``: one host, a Unix socket.
-"""
+"""HcclTransport: features between the cards of a host, over HCCL; within one card through host memory."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_backend_ascend.announcing_sender import AnnouncingSender
-from spec_backend_ascend.hccl_memory import HcclEnd, OtherCards
-from spec_core.streams.host_memory import StagedMemory
-from spec_core.streams.shared_memory_receiver import SharedMemoryReceiver
-from spec_core.streams.shared_memory_wire import Layout
+from spec_backend_ascend.hccl_pool import HcclConnector, HcclPoolFactory
+from spec_core.streams.async_sender import AsyncSender
+from spec_core.streams.host_pool import HostPool
+from spec_core.streams.receiver import StreamReceiver
+from spec_core.streams.wire import SampleLayout
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 
 if TYPE_CHECKING:
@@ -25,10 +22,10 @@ class HcclTransport(Transport):
 
     def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
         device = torch.device("npu", torch.npu.current_device())
-        layout = Layout(schema)
-        memories = [OtherCards(layout, device), StagedMemory(layout, window_bytes, device)]
-        return SharedMemoryReceiver(schema, window_bytes, memories)
+        layout = SampleLayout(schema)
+        pools = [HcclPoolFactory(layout, device), HostPool(layout, window_bytes, device)]
+        return StreamReceiver(schema, window_bytes, pools)
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
         device = torch.device("npu", torch.npu.current_device())
-        return AnnouncingSender(address, schema, timeout_s, HcclEnd(device))
+        return AsyncSender(address, schema, timeout_s, HcclConnector(device))

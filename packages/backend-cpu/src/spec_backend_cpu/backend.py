@@ -40,7 +40,7 @@ class CpuBackend(Backend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        return Capabilities(shared_device=True, dtypes=frozenset({"float32", "bfloat16"}))
+        return Capabilities(dtypes=frozenset({"float32", "bfloat16"}))
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         """Processes of one host share its cores: each gets its share as OpenMP threads, at least one."""
@@ -58,7 +58,7 @@ class CpuBackend(Backend):
         return torch.device("cpu")
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
-        from spec_core.streams.gloo_process_group import GlooProcessGroup
+        from spec_core.collectives.gloo_process_group import GlooProcessGroup
 
         return GlooProcessGroup(rendezvous)
 

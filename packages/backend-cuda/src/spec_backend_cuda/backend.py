@@ -20,7 +20,7 @@ from spec_backend_cuda.mps import MpsUnavailable, mps_daemon, thread_percentage
 from spec_backend_cuda.mps_guard import forget_events
 from spec_backend_cuda.nccl_settings import nccl_settings
 from spec_backend_cuda.nvml import DriverMissing, inventory
-from spec_backend_cuda.visible_devices import child_devices, gpu_of, visible
+from spec_backend_cuda.visible_devices import gpu_of, visible, visible_to_child
 from spec_core.backend import Backend, Placement, Role
 from spec_core.config import BackendConfig
 from spec_core.errors import ConfigError, RunError
@@ -51,16 +51,25 @@ vLLM 0.26 and a trainer before its first step had 2.0 GiB together beside what t
 class CudaConfig(BackendConfig):
     """Section ``backend`` of a run on NVIDIA GPUs."""
 
-    mps: Literal["auto", "required", "off"] = "auto"
+    mps: Literal["auto", "required", "never"] = "auto"
     """Whether colocated processes compute at the same time under a daemon of this run (MPS) or take turns. ``auto``
     takes turns, with a warning, where MPS does not work; ``required`` refuses to run then."""
     mps_threads: Literal["split", "shared"] = "shared"
     """Under MPS: all processes use all of the GPU's multiprocessors, or each its share of them."""
-    ipc: Literal["auto", "off"] = "auto"
-    """Whether processes of one GPU hand features over in its memory; ``off``: through memory of the host."""
+    ipc: Literal["auto", "required", "never"] = "auto"
+    """Whether processes of one GPU hand features over in its memory. ``auto``: where the driver allows it; otherwise,
+    or with ``never``, through memory of the host. ``required`` refuses to run then."""
     listen: str = Field(default="", pattern=r"^(\S+:\d+)?$")
     """``host:port`` of this host where engines on other hosts reach its trainers (``disaggregated``); port 0: a free
     one each. Empty: engines of this host only."""
+
+    @field_validator("mps", "ipc", mode="before")
+    @classmethod
+    def _off_is_never(cls, value: object) -> object:
+        """Refuse the former word ``off``, which YAML reads as false."""
+        if value in ("off", False):
+            raise ValueError("off is called never now: expected auto, required or never")
+        return value
 
     @field_validator("listen")
     @classmethod
@@ -115,7 +124,6 @@ class CudaBackend(Backend):
         modern = first is None or first.compute_capability >= BFLOAT16_SINCE
         return Capabilities(
             device_ipc=True,
-            shared_device=True,
             memory_limit=True,
             graph_capture=True,
             dtypes=frozenset({"float32", "bfloat16"} if modern else {"float32"}),
@@ -129,7 +137,7 @@ class CudaBackend(Backend):
         gpus = inventory().gpus
         cores = len(os.sched_getaffinity(0)) / max(1, len(visible(os.environ, gpus)))
         env = {
-            **child_devices(os.environ, gpus, local_rank, num_devices),
+            **visible_to_child(os.environ, gpus, local_rank, num_devices),
             **allocator_settings(os.environ),
             **nccl_settings(os.environ),
             "OMP_NUM_THREADS": str(max(1, int(share * num_devices * cores))),
@@ -144,7 +152,7 @@ class CudaBackend(Backend):
         started_s = time.time()
         with ExitStack() as stack:
             stack.callback(forget_events, started_s)  # also where no guard is there to do it
-            if placement == "colocated" and self.config.mps != "off":
+            if placement == "colocated" and self.config.mps != "never":
                 self._mps = self._share_devices(stack)
             try:
                 yield
@@ -191,9 +199,11 @@ class CudaBackend(Backend):
             from spec_backend_cuda.nccl_transport import NcclTransport
 
             return NcclTransport(self.config.listen)
-        from spec_backend_cuda.ipc_transport import IpcTransport
+        from spec_backend_cuda.device_sharing import CudaSharing
+        from spec_core.streams.ipc_transport import IpcTransport
 
-        return IpcTransport(share_device=self.config.ipc == "auto")
+        ipc = self.config.ipc
+        return IpcTransport(CudaSharing, share_device=ipc != "never", required=ipc == "required")
 
     def kernel(self, name: str) -> Kernel | None:
         return self._kernels.get(name)

@@ -66,7 +66,7 @@ def unique_id() -> bytes:
     return bytes(name)
 
 
-class Communicator:
+class NcclCommunicator:
     """Calls are queued on the current stream; ``deadline`` is when the host's part of a call must be over."""
 
     def __init__(self) -> None:
@@ -92,15 +92,15 @@ class Communicator:
             )
             self._finish("ncclCommInitRankConfig", status, deadline)
 
-    def broadcast(self, tensor: torch.Tensor, src: int, deadline: float) -> None:
-        address = _address(tensor)
-        self._call("ncclBroadcast", deadline, address, address, _count(tensor), BYTE, src)
+    def broadcast(self, raw: torch.Tensor, src: int, deadline: float) -> None:
+        address = _address(raw)
+        self._call("ncclBroadcast", deadline, address, address, _count(raw), BYTE, src)
 
-    def send(self, tensor: torch.Tensor, dst: int, deadline: float) -> None:
-        self._call("ncclSend", deadline, _address(tensor), _count(tensor), BYTE, dst)
+    def send(self, raw: torch.Tensor, dst: int, deadline: float) -> None:
+        self._call("ncclSend", deadline, _address(raw), _count(raw), BYTE, dst)
 
-    def recv(self, tensor: torch.Tensor, src: int, deadline: float) -> None:
-        self._call("ncclRecv", deadline, _address(tensor), _count(tensor), BYTE, src)
+    def recv(self, raw: torch.Tensor, src: int, deadline: float) -> None:
+        self._call("ncclRecv", deadline, _address(raw), _count(raw), BYTE, src)
 
     def send_parts(self, parts: Sequence[torch.Tensor], dst: int, deadline: float) -> None:
         """Of the peer's ``recv_parts`` with parts of the same sizes."""
@@ -109,8 +109,8 @@ class Communicator:
     def recv_parts(self, parts: Sequence[torch.Tensor], src: int, deadline: float) -> None:
         self._grouped("ncclRecv", parts, src, deadline)
 
-    def all_gather(self, tensor: torch.Tensor, gathered: torch.Tensor, deadline: float) -> None:
-        self._call("ncclAllGather", deadline, _address(tensor), _address(gathered), _count(tensor), BYTE)
+    def all_gather(self, raw: torch.Tensor, gathered: torch.Tensor, deadline: float) -> None:
+        self._call("ncclAllGather", deadline, _address(raw), _address(gathered), _count(raw), BYTE)
 
     def all_reduce(self, tensor: torch.Tensor, deadline: float) -> None:
         address, kind = _address(tensor), SUMMABLE[tensor.dtype]
@@ -140,6 +140,11 @@ class Communicator:
         finally:
             self._in_use.release()
         return "" if status in (_SUCCESS, _IN_PROGRESS) else _reason(status)
+
+    def check(self) -> None:
+        """Raise PeerLost for what has gone wrong since the last call."""
+        if reason := self.error():
+            raise PeerLost(reason)
 
     def _call(self, name: str, deadline: float, *arguments: object) -> None:
         with self._in_use:

@@ -1,41 +1,38 @@
 """NcclTransport: features from the GPU of an engine to another one of a trainer, over NCCL.
 
-The conversation is that of ``SharedMemoryTransport``, over a Unix socket, or TCP between hosts.
-Samples go from GPU to GPU (``pushed_memory``); where both ends are on one GPU, or the sender is on the host, through
-memory of the host.
+Samples go from GPU to GPU (``push_pool``); where both ends are on one GPU, or the sender is on the host, through
+host memory.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
-from spec_backend_cuda.device_memory import place_of
 from spec_backend_cuda.device_segment import DeviceSegment
+from spec_backend_cuda.device_sharing import gpu_id
 from spec_backend_cuda.driver import UNSUPPORTED, CudaError
-from spec_backend_cuda.nccl_line import NcclLine, offer
-from spec_backend_cuda.pushed_memory import PushedMemory
-from spec_backend_cuda.pushing_view import PushingView
-from spec_core.streams.announcing_sender import AnnouncingSender
-from spec_core.streams.block_memory import SenderEnd, SenderMemory
+from spec_backend_cuda.nccl_link import NcclLink, new_link_name
+from spec_backend_cuda.push_buffer import PushBuffer
+from spec_backend_cuda.push_pool import PushPool
+from spec_core.streams.async_sender import AsyncSender
+from spec_core.streams.buffer_pool import SenderBuffer, SenderConnector
 from spec_core.streams.device_arena import DeviceArena, arena_bytes
-from spec_core.streams.host_memory import HostEnd, StagedMemory
-from spec_core.streams.packet_relay import ReachableReceiver, address_from_here
-from spec_core.streams.shared_memory_receiver import SharedMemoryReceiver
-from spec_core.streams.shared_memory_wire import Layout
+from spec_core.streams.host_pool import HostConnector, HostPool
+from spec_core.streams.receiver import StreamReceiver, open_port
+from spec_core.streams.wire import SampleLayout
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import FeatureSchema
-    from spec_core.streams.block_memory import MemoryProvider
-    from spec_core.streams.shared_memory_wire import Welcome
+    from spec_core.streams.buffer_pool import BufferPoolFactory
+    from spec_core.streams.wire import ConnectReply
 
-_PLACE = "nccl|"
+_PREFIX = "nccl|"
 """Before the GPU of a sender that can send over NCCL."""
 
 
@@ -43,59 +40,59 @@ class NcclTransport(Transport):
     """Receives on, and sends from, the device that is current when an end is made."""
 
     def __init__(self, listen: str = "") -> None:
-        """``listen``: ``host:port`` where senders of other hosts reach a receiver; empty: this host's only."""
+        """Let senders of other hosts reach a receiver at ``listen``, ``host:port``; empty: this host's only."""
         self._listen = listen
 
     def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
         device = torch.device("cuda", torch.cuda.current_device())
-        layout = Layout(schema)
-        memories: list[MemoryProvider] = [
-            NcclMemory(layout, window_bytes, device),
-            StagedMemory(layout, window_bytes, device),
+        layout = SampleLayout(schema)
+        port = open_port(self._listen) if self._listen else None
+        pools: list[BufferPoolFactory] = [
+            NcclPool(layout, window_bytes, device),
+            HostPool(layout, window_bytes, device),
         ]
-        receiver = SharedMemoryReceiver(schema, window_bytes, memories)
-        return ReachableReceiver(receiver, self._listen) if self._listen else receiver
+        return StreamReceiver(schema, window_bytes, pools, port)
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
         device = torch.device("cuda", torch.cuda.current_device())
-        deadline = time.monotonic() + timeout_s
-        here = address_from_here(address, timeout_s)
-        return AnnouncingSender(here, schema, deadline - time.monotonic(), NcclEnd(device))
+        return AsyncSender(address, schema, timeout_s, NcclConnector(device))
 
 
-class NcclMemory(PushedMemory):
-    def __init__(self, layout: Layout, window_bytes: int, device: torch.device) -> None:
+class NcclPool(PushPool):
+    """For senders of other GPUs."""
+
+    def __init__(self, layout: SampleLayout, window_bytes: int, device: torch.device) -> None:
         arena = DeviceArena(_memory(arena_bytes(layout, window_bytes), device), layout)
-        super().__init__(arena, device, self._line)
+        super().__init__(arena, device, self._new_nccl_link)
 
-    def serves(self, place: str) -> bool:
-        return place.startswith(_PLACE) and is_elsewhere(place, place_of(self.device))
+    def serves(self, device_id: str) -> bool:
+        return device_id.startswith(_PREFIX) and is_elsewhere(device_id, gpu_id(self.device))
 
-    def _line(self) -> tuple[str, NcclLine]:
-        name = offer()
-        return name, NcclLine(name, self.device, receives=True)
+    def _new_nccl_link(self) -> tuple[str, NcclLink]:
+        name = new_link_name()
+        return name, NcclLink(name, self.device, receives=True)
 
 
-class NcclEnd(SenderEnd):
+class NcclConnector(SenderConnector):
     """A sender whose tensors are on ``device``."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.place = _PLACE + place_of(device)
+        self.device_id = _PREFIX + gpu_id(device)
 
-    def attach(self, welcome: Welcome, descriptor: int | None, layout: Layout) -> SenderMemory:
-        if welcome.memory != NcclMemory.kind:
-            return HostEnd().attach(welcome, descriptor, layout)
-        return PushingView(layout, NcclLine(welcome.offer, self._device, receives=False), self._device)
+    def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
+        if reply.pool != NcclPool.kind:
+            return HostConnector().attach(reply, descriptor, layout)
+        return PushBuffer(layout, NcclLink(reply.offer, self._device, receives=False), self._device)
 
 
-def is_elsewhere(place: str, gpu: str) -> bool:
-    """Whether a sender is on another GPU than ``gpu``: NCCL has no communicator of two on one."""
-    return place.removeprefix(_PLACE) != gpu
+def is_elsewhere(device_id: str, gpu: str) -> bool:
+    """Return whether a sender is on another GPU than ``gpu``: NCCL has no communicator of two on one."""
+    return device_id.removeprefix(_PREFIX) != gpu
 
 
 def _memory(size: int, device: torch.device) -> Tensor:
-    """Beside what torch's allocator may take, as the window of ``IpcTransport``, where the driver lets us."""
+    """Return memory that torch's allocator does not count, as ``CudaSharing`` does, where the driver lets us."""
     try:
         segment, descriptor = DeviceSegment.create(size, device)
     except CudaError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core.errors import ConfigError
+from spec_core.visible_devices import child_devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,23 +36,17 @@ def gpu_of(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
     return next((gpu for gpu in gpus if gpu.uuid == entry), None)
 
 
-def child_devices(
+def visible_to_child(
     environ: Mapping[str, str], gpus: Sequence[Gpu], local_rank: int, num_devices: int
 ) -> dict[str, str]:
-    """Variables that let a child see ``num_devices`` of this process's devices from ``local_rank`` on, and no other.
-    ConfigError if there are fewer."""
-    entries = visible(environ, gpus)
-    chosen = entries[local_rank : local_rank + num_devices]
-    if len(chosen) < num_devices:
-        asked = f"device {local_rank}" if num_devices == 1 else f"{num_devices} devices from {local_rank} on"
-        raise ConfigError(
-            f"a process was to get {asked}, but this host shows {len(entries)} "
-            f"({NAME}={environ.get(NAME, 'not set')}); lower train.ranks, engine.replicas or "
-            "engine.tensor_parallel, or set the variable"
-        )
+    """Return variables that let a child see ``num_devices`` devices from ``local_rank`` on, and no other.
+
+    Raise ConfigError if there are fewer.
+    """
+    chosen = child_devices(NAME, environ, visible(environ, gpus), local_rank, num_devices)
     # Indices without a list are the driver's, in PCI order; CUDA by itself counts the fastest first.
     order = {} if NAME in environ or ORDER in environ else {ORDER: "PCI_BUS_ID"}
-    return {NAME: ",".join(chosen), **order}
+    return {**chosen, **order}
 
 
 def _in_full(entry: str, gpus: Sequence[Gpu]) -> str | None:

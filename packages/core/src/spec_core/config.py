@@ -7,7 +7,7 @@ import io
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 
 import pydantic
 import yaml
@@ -122,7 +122,7 @@ def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
     """Check ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
     with foreign_errors(ConfigError, source):
         # JSON mode is strict where YAML has the type, and still takes "a/b" for a path and [1] for a tuple.
-        text = json.dumps(_with_off(model, values), default=str)
+        text = json.dumps(values, default=str)
     try:
         return model.model_validate_json(text)
     except pydantic.ValidationError as error:
@@ -217,24 +217,6 @@ def _assign(layer: DictConfig, key: str, value: object, word: str) -> None:
         raise ConfigError(f"override {shown(word)} is nested in more than {_LEVELS} levels")
     with foreign_errors(ConfigError, f"override {shown(word)} cannot be applied"):
         OmegaConf.update(layer, key, value, force_add=True)
-
-
-def _with_off(model: type[pydantic.BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with the word "off" where a key knows it and has false: YAML 1.1 reads the one as the other."""
-
-    def word(key: str, value: object) -> object:
-        field = model.model_fields.get(key)
-        annotation = None if field is None else field.annotation
-        if isinstance(value, dict) and (nested := _model_in(annotation)) is not None:
-            return _with_off(nested, cast("dict[str, Any]", value))
-        return "off" if value is False and _knows_off(annotation) else value
-
-    return {key: word(key, value) for key, value in values.items()}
-
-
-def _knows_off(annotation: object) -> bool:
-    parts = get_args(annotation)
-    return "off" in parts if get_origin(annotation) is Literal else any(map(_knows_off, parts))
 
 
 def _explain(model: type[Config], error: pydantic.ValidationError) -> str:

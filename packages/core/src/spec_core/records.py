@@ -35,8 +35,6 @@ class Capabilities:
 
     device_ipc: bool = False
     """Tensors can be handed to another process of the same device without a host copy."""
-    shared_device: bool = False
-    """Several processes may compute on one device at the same time."""
     memory_limit: bool = False
     """``limit_memory`` is enforced."""
     graph_capture: bool = False

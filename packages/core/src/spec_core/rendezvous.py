@@ -20,7 +20,7 @@ R7  ``store`` gives torch's own groups a store that only processes of this user 
 R8  ``close`` is idempotent, needs no other rank and leaves no socket and no thread.
 
 Threat model: the token keeps out strangers and stale processes of other runs; a connection that has not shown it is
-bounded as in a ``Lobby``. Token and records travel in clear: use loopback or a network that is private.
+bounded by an ``AcceptLimiter``. Token and records travel in clear: use loopback or a network that is private.
 
 Why not torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout, when the process
 of the store is stopped; it cannot tell that a member has died; and it has no authentication, so that any user of the
@@ -44,10 +44,23 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
-from spec_core.rendezvous_relay import JOIN, LOST, MAX_RECORD_BYTES, REFUSED, VERSION, Frame, Hello, Relay
+from spec_core.framed_socket import FramedSocket
+from spec_core.rendezvous_server import (
+    JOIN,
+    LOST,
+    MAX_PACKET_BYTES,
+    MAX_RECORD_BYTES,
+    REFUSED,
+    VERSION,
+    Frame,
+    JoinRequest,
+    RendezvousServer,
+)
 from spec_core.resource import Resource
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     import torch
 
 
@@ -102,8 +115,8 @@ class Rendezvous(Resource):
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
         self._token = token
         self._host, self._port = parse_address(address)
-        self._relay: Relay | None = None
-        self._socket: socket.socket | None = None
+        self._server: RendezvousServer | None = None
+        self._channel: FramedSocket | None = None
         self._received: dict[int, dict[int, Frame]] = {}
         self._calls = 0
         self._broken: Exception | None = None
@@ -119,19 +132,19 @@ class Rendezvous(Resource):
     @property
     def interface(self) -> str:
         """This process's own address on the network that the members share; known once it has joined."""
-        if self._socket is None:
+        if self._channel is None:
             raise ProtocolError("join the rendezvous first")
-        return self._socket.getsockname()[0]
+        return self._channel.end.getsockname()[0]
 
     def join(self, timeout_s: float | None = None) -> Self:
         """R3. The first call on every rank."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         with self._lock:
-            if self._socket is not None:
+            if self._channel is not None:
                 raise ProtocolError("join was called twice")
-            self._socket = self._connect(deadline)
-            hello = Hello(VERSION, self._token, self.rank, self.world_size)
-            self._collect(Frame(JOIN, 0, self.rank, hello.encode()), deadline)
+            self._channel = self._connect(deadline)
+            request = JoinRequest(VERSION, self._token, self.rank, self.world_size)
+            self._collect(Frame(JOIN, 0, self.rank, request.encode()), deadline)
         return self
 
     def barrier(self, timeout_s: float | None = None) -> None:
@@ -173,33 +186,37 @@ class Rendezvous(Resource):
         """R8."""
         if self._broken is None:
             self._broken = ProtocolError("the rendezvous was closed")
-        if self._socket is not None:
-            _shut(self._socket)
-        if self._relay is not None:
-            self._relay.close()
-        self._relay = None
+        if self._channel is not None:
+            self._channel.shutdown()
+            with self._lock:  # a call of another thread ends first
+                self._channel.close()
+        if self._server is not None:
+            self._server.close()
+        self._server = None
 
     def _listen(self) -> None:
         listener = bind(self._host, self._port)
         self._port = listener.getsockname()[1]
-        self._relay = Relay(listener, self._token, self.world_size)
+        self._server = RendezvousServer(listener, self._token, self.world_size)
 
-    def _connect(self, deadline: float) -> socket.socket:
+    def _connect(self, deadline: float) -> FramedSocket:
         try:
-            connection = socket.create_connection((self._host, self._port), _left(deadline))
+            connection = socket.create_connection(
+                (self._host, self._port), max(1e-3, deadline - time.monotonic())
+            )
         except TimeoutError as error:
             raise DeadlineExceeded(f"rank 0 at {self.address} does not accept rank {self.rank}") from error
         except OSError as error:
             raise PeerLost(f"rank {self.rank}: nobody listens at {self.address}: {error}") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
+        return FramedSocket(connection, MAX_PACKET_BYTES)
 
     def _exchange(self, call: str, payload: bytes, timeout_s: float | None) -> list[bytes]:
         if len(payload) > MAX_RECORD_BYTES:
             raise ProtocolError(f"{call} of {len(payload)} bytes; at most {MAX_RECORD_BYTES} are allowed")
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         with self._lock:
-            if self._socket is None:
+            if self._channel is None:
                 raise ProtocolError("join the rendezvous first")
             return self._collect(Frame(call, self._calls, self.rank, payload), deadline)
 
@@ -236,51 +253,27 @@ class Rendezvous(Resource):
             raise ProtocolError(f"ranks made different calls: {dict(sorted(calls.items()))}")
 
     def _send(self, frame: Frame, deadline: float) -> None:
-        assert self._socket is not None
+        assert self._channel is not None
+        with self._mapped():
+            self._channel.send(frame.encode(), deadline)
+
+    def _receive(self, deadline: float) -> Frame:
+        assert self._channel is not None
+        with self._mapped():
+            return Frame.decode(self._channel.receive(deadline))
+
+    @contextlib.contextmanager
+    def _mapped(self) -> Generator[None]:
         try:
-            self._socket.settimeout(_left(deadline))
-            self._socket.sendall(frame.encode())
+            yield
         except TimeoutError as error:
             raise self._late() from error
         except OSError as error:
-            raise PeerLost(self._no_answer()) from error
-
-    def _receive(self, deadline: float) -> Frame:
-        size, frame = Frame.decode(self._read(Frame.HEADER.size, deadline))
-        return frame.holding(self._read(size, deadline))
-
-    def _read(self, size: int, deadline: float) -> bytes:
-        assert self._socket is not None
-        chunks = bytearray()
-        while len(chunks) < size:
-            try:
-                self._socket.settimeout(_left(deadline))
-                chunk = self._socket.recv(size - len(chunks))
-            except TimeoutError as error:
-                raise self._late() from error
-            except OSError as error:
-                raise PeerLost(self._no_answer()) from error
-            if not chunk:
-                raise PeerLost(self._no_answer())
-            chunks += chunk
-        return bytes(chunks)
-
-    def _no_answer(self) -> str:
-        return f"rank {self.rank} lost rank 0, which serves the rendezvous at {self.address}"
+            raise PeerLost(
+                f"rank {self.rank} lost rank 0, which serves the rendezvous at {self.address}"
+            ) from error
 
     def _late(self) -> DeadlineExceeded:
         others = set(range(self.world_size)) - {self.rank}
         missing = sorted(others - set(self._received.get(self._calls, {})))
         return DeadlineExceeded(f"rank {self.rank} waited in vain for ranks {missing} at {self.address}")
-
-
-def _left(deadline: float) -> float:
-    """Seconds until the deadline; never 0, which would make a socket non-blocking."""
-    return max(1e-3, deadline - time.monotonic())
-
-
-def _shut(connection: socket.socket) -> None:
-    """Closes it and wakes a thread that waits in it."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()

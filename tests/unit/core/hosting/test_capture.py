@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import lobby
+from spec_core import peer_admission
 from spec_core.engine import EngineContext
 from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.hosting import FeatureExporter
@@ -193,7 +193,7 @@ def framed(payload: bytes) -> bytes:
     ids=["nothing", "no JSON", "no record", "too deep", "no ASCII", "surrogate", "4 GiB"],
 )
 def test_a_stranger_that_came_first_keeps_nobody_out(controller, monkeypatch, said) -> None:
-    monkeypatch.setattr("spec_core.lobby.HELLO_S", 0.2)
+    monkeypatch.setattr("spec_core.peer_admission.FIRST_PACKET_S", 0.2)
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect("\0" + controller.address.partition(":")[0])
         stranger.sendall(said)
@@ -206,7 +206,7 @@ def test_a_stranger_that_says_nothing_delays_nobody(controller) -> None:
         stranger.connect("\0" + controller.address.partition(":")[0])
         started = time.monotonic()
         with FeatureExporter(controller.address, LIMIT_S):
-            assert time.monotonic() - started < lobby.HELLO_S / 2
+            assert time.monotonic() - started < peer_admission.FIRST_PACKET_S / 2
 
 
 def test_a_closed_controller_ends_what_is_pending(controller, exporter) -> None:

@@ -8,16 +8,16 @@ import torch
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_core.streams.device_arena import (
     MAX_PIECES,
-    BatonNote,
     DeviceArena,
+    GrantInfo,
     arena_bytes,
-    copied_aside,
     copy_sample,
+    staged_copy,
 )
-from spec_core.streams.shared_memory_wire import Layout
+from spec_core.streams.wire import SampleLayout
 
 SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=4, dtype="float32")
-LAYOUT = Layout(SCHEMA)
+LAYOUT = SampleLayout(SCHEMA)
 
 
 class Reader:
@@ -44,7 +44,7 @@ def sample(num_tokens: int) -> FeatureSample:
 
 
 def write(arena: DeviceArena, pieces, sent: FeatureSample) -> None:
-    aside = copied_aside(sent, LAYOUT, torch.device("cpu"))
+    aside = staged_copy(sent, LAYOUT, torch.device("cpu"))
     for part, source in zip(arena.parts(pieces), aside.split([b - a for a, b in pieces]), strict=True):
         part.copy_(source)
 
@@ -53,15 +53,15 @@ def test_a_window_of_samples_of_any_length_has_room():
     for num_tokens in (1, 3, 17, 100):
         window = 100 * LAYOUT.sample_bytes(num_tokens)
         arena = DeviceArena(torch.empty(arena_bytes(LAYOUT, window), dtype=torch.uint8), LAYOUT)
-        assert all(arena.take(num_tokens) is not None for _ in range(100))
+        assert all(arena.allocate(num_tokens) is not None for _ in range(100))
 
 
 def test_a_sample_that_finds_no_hole_is_scattered_and_read_as_it_was(arena):
-    taken = [arena.take(10) for _ in range(8)]
-    assert arena.take(1) is None
+    taken = [arena.allocate(10) for _ in range(8)]
+    assert arena.allocate(1) is None
     for index in (1, 3, 6):
-        arena.give(taken[index])
-    pieces = arena.take(30)
+        arena.free(taken[index])
+    pieces = arena.allocate(30)
     assert len(pieces) == 3
     sent = sample(30)
     write(arena, pieces, sent)
@@ -71,8 +71,8 @@ def test_a_sample_that_finds_no_hole_is_scattered_and_read_as_it_was(arena):
 
 
 def test_a_sample_in_one_piece_is_read_in_place(arena):
-    arena.take(10)
-    pieces = arena.take(20)
+    arena.allocate(10)
+    pieces = arena.allocate(20)
     sent = sample(20)
     write(arena, pieces, sent)
     _, hidden = arena.view(pieces, 20)
@@ -81,18 +81,18 @@ def test_a_sample_in_one_piece_is_read_in_place(arena):
 
 
 def test_a_sample_of_no_tokens_needs_no_room(arena):
-    assert arena.take(80) is not None
-    assert arena.take(0) == []
+    assert arena.allocate(80) is not None
+    assert arena.allocate(0) == []
     ids, hidden = arena.view([], 0)
     assert (ids.numel(), hidden.numel()) == (0, 0)
 
 
 def test_room_that_is_given_back_names_its_readers_until_they_are_through(arena):
-    first, second = arena.take(10), arena.take(10)
+    first, second = arena.allocate(10), arena.allocate(10)
     one, two = Reader(), Reader()
-    arena.give(first, one)
-    arena.give(second, two)
-    again = arena.take(15)
+    arena.free(first, one)
+    arena.free(second, two)
+    again = arena.allocate(15)
     assert arena.readers(again) == [one, two]
     one.through = True
     assert arena.readers(again) == [two]
@@ -102,19 +102,19 @@ def test_room_that_is_given_back_names_its_readers_until_they_are_through(arena)
 def test_no_sample_lies_in_more_pieces_than_a_grant_can_name():
     unit = LAYOUT.block_bytes(1)
     arena = DeviceArena(torch.empty(2 * (MAX_PIECES + 1) * unit, dtype=torch.uint8), LAYOUT)
-    taken = [arena.take(1) for _ in range(2 * (MAX_PIECES + 1))]
+    taken = [arena.allocate(1) for _ in range(2 * (MAX_PIECES + 1))]
     for pieces in taken[::2]:
-        arena.give(pieces)
+        arena.free(pieces)
     num_tokens = max(n for n in range(20_000) if LAYOUT.block_bytes(n) <= (MAX_PIECES + 1) * unit)
-    assert arena.take(num_tokens) is None
+    assert arena.allocate(num_tokens) is None
     smaller = max(n for n in range(20_000) if LAYOUT.block_bytes(n) <= MAX_PIECES * unit)
-    assert len(arena.take(smaller)) <= MAX_PIECES
+    assert len(arena.allocate(smaller)) <= MAX_PIECES
 
 
 def test_the_note_of_a_grant_survives_the_wire():
-    note = BatonNote(True, bytes(range(64)), [(0, 64), (128, 4096)])
-    assert BatonNote.decode(note.encode()) == note
-    longest = BatonNote(False, bytes(64), [(1 << 40, 1 << 41)] * MAX_PIECES)
+    note = GrantInfo([(0, 64), (128, 4096)], bytes(range(64)), True)
+    assert GrantInfo.decode(note.encode()) == note
+    longest = GrantInfo([(1 << 40, 1 << 41)] * MAX_PIECES)
     assert len(longest.encode()) < 1 << 16
 
 

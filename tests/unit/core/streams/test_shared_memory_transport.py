@@ -9,16 +9,20 @@ import os
 import random
 import resource
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 import torch
 
+from spec_core import local_socket
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError, SchemaMismatch
+from spec_core.framed_socket import FramedSocket
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_core.streams.shared_memory import ALIGNMENT, Arena
 from spec_core.streams.shared_memory_transport import SharedMemoryTransport
-from spec_core.streams.shared_memory_wire import Kind, Layout, Record, Welcome, decode, encode_json
+from spec_core.streams.wire import MAX_PACKET_BYTES, VERSION, ConnectReply, Packet, PacketKind, SampleLayout
 from spec_core.testing.processes import Fault, Rank, watch_ranks
 
 SCHEMA = FeatureSchema(layers=(2, 5), hidden_size=8, dtype="bfloat16")
@@ -45,17 +49,22 @@ def connect(receiver, timeout_s: float = LONG_S):
     return SharedMemoryTransport().connect(receiver.address, SCHEMA, timeout_s)
 
 
-def raw_connection(receiver) -> socket.socket:
+def raw_connection(receiver) -> FramedSocket:
     name = receiver.address.split(":")[1]
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(LONG_S)
-    connection.connect(f"\0{name}")
-    return connection
+    return FramedSocket(local_socket.connect(name, socket.SOCK_STREAM, LONG_S), MAX_PACKET_BYTES)
 
 
-def hello(receiver, **changes: object) -> bytes:
+def answer_of(connection: FramedSocket) -> tuple[bytes, list[int]]:
+    """Return the receiver's next packet, or nothing if it has closed the connection."""
+    try:
+        return connection.receive_with_descriptors(time.monotonic() + LONG_S)
+    except ConnectionError:
+        return b"", []
+
+
+def request(receiver, **changes: object) -> bytes:
     schema = {"layers": [2, 5], "hidden_size": 8, "dtype": "bfloat16"}
-    fields = {"version": 1, "token": receiver.address.split(":")[2], "schema": schema, **changes}
+    fields = {"version": VERSION, "token": receiver.address.split(":")[2], "schema": schema, **changes}
     return json.dumps(fields).encode()
 
 
@@ -69,26 +78,26 @@ def check_works(receiver) -> None:
 
 FIRST_RECORDS = {
     "garbage": lambda receiver: b"GET / HTTP/1.1\r\n\r\n",
-    "truncated": lambda receiver: hello(receiver)[:-9],
-    "wrong token": lambda receiver: hello(receiver, token="0" * 32),
-    "no token": lambda receiver: hello(receiver, token=""),
-    "surrogate": lambda receiver: hello(receiver, token="\ud800"),
-    "version": lambda receiver: hello(receiver, version=2),
-    "no schema": lambda receiver: hello(receiver, schema=None),
-    "bad layers": lambda receiver: hello(
+    "truncated": lambda receiver: request(receiver)[:-9],
+    "wrong token": lambda receiver: request(receiver, token="0" * 32),
+    "no token": lambda receiver: request(receiver, token=""),
+    "surrogate": lambda receiver: request(receiver, token="\ud800"),
+    "version": lambda receiver: request(receiver, version=VERSION - 1),
+    "no schema": lambda receiver: request(receiver, schema=None),
+    "bad layers": lambda receiver: request(
         receiver, schema={"layers": [1e999], "hidden_size": 1, "dtype": "x"}
     ),
-    "deep": lambda receiver: b"[" * 60_000,
+    "deep": lambda receiver: b"[" * 4_000,
     "not an object": lambda receiver: b"[]",
-    "a record": lambda receiver: Record(Kind.REQUEST, 1, 1).encode(),
+    "a record": lambda receiver: Packet(PacketKind.REQUEST, 1, 1).encode(),
 }
 
 
 @pytest.mark.parametrize("name", FIRST_RECORDS)
 def test_a_wrong_first_record_is_refused_and_the_receiver_goes_on(receiver, name):
-    with raw_connection(receiver) as stranger:
+    with closing(raw_connection(receiver)) as stranger:
         stranger.send(FIRST_RECORDS[name](receiver))
-        answer, descriptors, _, _ = socket.recv_fds(stranger, 1 << 16, 1)
+        answer, descriptors = answer_of(stranger)
         assert descriptors == []
         assert b"window_bytes" not in answer or json.loads(answer)["refusal"]
     check_works(receiver)
@@ -100,30 +109,30 @@ def test_a_stranger_is_never_reported_as_a_lost_sender(receiver):
 
 
 def test_a_silent_stranger_does_not_keep_senders_out(receiver):
-    with raw_connection(receiver):
+    with closing(raw_connection(receiver)):
         check_works(receiver)
 
 
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (b"short", "no record"),
-        (Record(Kind.REQUEST, 1, 1 << 40).encode(), "room"),
-        (Record(Kind.REQUEST, 1, -1).encode(), "room"),
-        (Record(Kind.READY, 9, 1).encode(), "not given"),
-        (Record(Kind.GRANT, 1, 0).encode(), "not for a sender"),
+        (b"short", "no packet"),
+        (Packet(PacketKind.REQUEST, 1, 1 << 40).encode(), "room"),
+        (Packet(PacketKind.REQUEST, 1, -1).encode(), "room"),
+        (Packet(PacketKind.READY, 9, 1).encode(), "not given"),
+        (Packet(PacketKind.GRANT, 1, 0).encode(), "does not send GRANT"),
     ],
 )
 def test_a_sender_that_breaks_the_protocol_is_named_and_dropped(receiver, record, words):
-    with raw_connection(receiver) as sender:
-        sender.send(hello(receiver))
-        answer, descriptors, _, _ = socket.recv_fds(sender, 1 << 16, 1)
+    with closing(raw_connection(receiver)) as sender:
+        sender.send(request(receiver))
+        answer, descriptors = answer_of(sender)
         os.close(*descriptors)
         assert json.loads(answer)["window_bytes"] == WINDOW
         sender.send(record)
         with pytest.raises(ProtocolError, match=f"process {os.getpid()}.*{words}"):
             receiver.receive(LONG_S)
-        assert sender.recv(100) == b""
+        assert answer_of(sender) == (b"", [])
     check_works(receiver)
 
 
@@ -132,7 +141,7 @@ def test_a_wrong_address_says_so_without_the_token(receiver):
     with pytest.raises(ProtocolError, match="token") as error:
         SharedMemoryTransport().connect(f"{kind}:{name}:{'0' * 32}", SCHEMA, LONG_S)
     assert token not in str(error.value)
-    with pytest.raises(ProtocolError, match="not an address"):
+    with pytest.raises(ProtocolError, match="not the address"):
         SharedMemoryTransport().connect("tcp:somewhere", SCHEMA, LONG_S)
     with pytest.raises(PeerLost):
         SharedMemoryTransport().connect(f"shm:spec-nobody:{token}", SCHEMA, LONG_S)
@@ -180,29 +189,28 @@ def test_a_grant_that_came_too_late_is_not_used():
     """The grant of a withdrawn request is passed over: its room has been given to another sender since."""
     arena = Arena(WINDOW)
     name = f"spec-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, ThreadPoolExecutor(1) as pool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, ThreadPoolExecutor(1) as pool:
         listener.bind(f"\0{name}")
         listener.listen()
         connecting = pool.submit(SharedMemoryTransport().connect, f"shm:{name}:token", SCHEMA, LONG_S)
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(1 << 16)
-            socket.send_fds(connection, [encode_json(Welcome(WINDOW, arena.size))], [arena.descriptor])
+        with closing(FramedSocket(listener.accept()[0], MAX_PACKET_BYTES)) as connection:
+            connection.receive()
+            connection.send(ConnectReply(WINDOW, arena.size).encode(), descriptor=arena.descriptor)
             with connecting.result(LONG_S) as sender:
                 with pytest.raises(DeadlineExceeded):
                     sender.send(sample(1), SHORT_S)
-                connection.send(Record(Kind.GRANT, 1, 0).encode())
-                connection.send(Record(Kind.GRANT, 2, 4096).encode())
+                connection.send(Packet(PacketKind.GRANT, 1, 0).encode())
+                connection.send(Packet(PacketKind.GRANT, 2, 4096).encode())
                 sender.send(sample(2), LONG_S)
-                said = [decode(connection.recv(100)) for _ in range(4)]
-    assert [(record.kind, record.number) for record in said] == [
-        (Kind.REQUEST, 1),
-        (Kind.WITHDRAW, 1),
-        (Kind.REQUEST, 2),
-        (Kind.READY, 2),
+                packets = [Packet.decode(connection.receive()) for _ in range(4)]
+    assert [(packet.kind, packet.number) for packet in packets] == [
+        (PacketKind.REQUEST, 1),
+        (PacketKind.WITHDRAW, 1),
+        (PacketKind.REQUEST, 2),
+        (PacketKind.READY, 2),
     ]
     assert not arena.bytes[:4096].any()
-    assert torch.equal(Layout(SCHEMA).view(arena.bytes, 4096, 5)[1], sample(2).hidden_TNH)
+    assert torch.equal(SampleLayout(SCHEMA).view(arena.bytes, 4096, 5)[1], sample(2).hidden_TNH)
     arena.close()
 
 

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING
 from spec_core import local_socket
 from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.foreign import parse_json_object
-from spec_core.lobby import Lobby, same_token
+from spec_core.peer_admission import AcceptLimiter, same_token
 from spec_core.processes import ControlChannel
-from spec_core.processes.control import LENGTH
 from spec_core.resource import Resource
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class CaptureController(Resource):
         self._heard_s = self._moved_s = time.monotonic()
         self._failure: EngineError | None = None
         listener, self._name = local_socket.listen("spec-capture", socket.SOCK_STREAM)
-        self._lobby = Lobby(listener, LENGTH)
+        self._limiter = AcceptLimiter(listener)
         self._thread = threading.Thread(target=self._serve, name="capture controller", daemon=True)
         self._thread.start()
 
@@ -158,14 +157,14 @@ class CaptureController(Resource):
     def close(self) -> None:
         """Close the link; pending requests end with EngineError. Idempotent."""
         self._end(EngineError("the engine was closed"))
-        self._lobby.close()
+        self._limiter.close()
         if self._exporter is not None:
             self._exporter.close()
         self._thread.join()
 
     def _serve(self) -> None:
         """Refuse other connections, and read the exporter's messages until it ends."""
-        for connection, first in self._lobby.first_records():
+        for connection, first in self._limiter.first_packets():
             channel = ControlChannel(connection, self._peer_s)
             if not self._has_token(first):
                 channel.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core.errors import RunError
-from spec_core.streams.holes import Holes
+from spec_core.streams.free_list import FreeList
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,12 +65,12 @@ class Arena:
         self.descriptor, self.size = create(window_bytes)
         self._mapping, self.bytes = attach(self.descriptor, self.size)
         self._warm_bytes = window_bytes
-        self._holes = Holes(self.size)
+        self._free_list = FreeList(self.size)
         self._blocks: dict[int, int] = {}
 
     def allocate(self, size: int) -> int | None:
         """Offset of a block, or None while there is no hole for it."""
-        block = self._holes.take(max(aligned(size), ALIGNMENT))
+        block = self._free_list.allocate(max(aligned(size), ALIGNMENT))
         if block is None:
             return None
         start, self._blocks[start] = block
@@ -78,7 +78,7 @@ class Arena:
 
     def free(self, offset: int) -> None:
         block_stop = self._blocks.pop(offset)
-        start, stop = self._holes.give(offset, block_stop)
+        start, stop = self._free_list.free(offset, block_stop)
         self._cool(max(start, _page_down(offset)), min(stop, _page_up(block_stop)))
 
     def _cool(self, start: int, stop: int) -> None:

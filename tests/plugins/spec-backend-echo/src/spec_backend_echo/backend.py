@@ -56,7 +56,7 @@ class EchoBackend(Backend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        return Capabilities(shared_device=True)
+        return Capabilities(dtypes=frozenset({"float32", "bfloat16"}))
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         self._echo(f"child_env {role} {share:g} {local_rank}")
@@ -78,7 +78,7 @@ class EchoBackend(Backend):
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
         self._echo(f"process_group {rendezvous.rank} of {rendezvous.world_size}")
-        from spec_core.streams.gloo_process_group import GlooProcessGroup
+        from spec_core.collectives.gloo_process_group import GlooProcessGroup
 
         return GlooProcessGroup(rendezvous)
 

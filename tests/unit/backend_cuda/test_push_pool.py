@@ -1,4 +1,4 @@
-"""Pushed memory without a GPU: the transport's contract and faults, with lines that are sockets between processes."""
+"""PushPool without a GPU: the transport's contract and faults, with links that are sockets between processes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from spec_backend_cuda.line import Line
-from spec_backend_cuda.pushed_memory import PushedMemory
-from spec_backend_cuda.pushing_view import PushingView
+from spec_backend_cuda.p2p_link import P2PLink
+from spec_backend_cuda.push_buffer import PushBuffer
+from spec_backend_cuda.push_pool import PushPool
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
-from spec_core.streams.announcing_sender import AnnouncingSender
-from spec_core.streams.block_memory import SenderEnd
+from spec_core.streams.async_sender import AsyncSender
+from spec_core.streams.buffer_pool import SenderConnector
 from spec_core.streams.device_arena import DeviceArena, arena_bytes
-from spec_core.streams.packet_relay import ReachableReceiver, relayed
-from spec_core.streams.shared_memory_receiver import SharedMemoryReceiver
-from spec_core.streams.shared_memory_wire import Layout
+from spec_core.streams.receiver import StreamReceiver, open_port
+from spec_core.streams.wire import SampleLayout
 from spec_core.testing import TransportSuite
 from spec_core.testing.processes import Fault, run_ranks, watch_ranks
 from spec_core.testing.transport_stage import LONG_S, SCHEMA, SHORT_S, UNIT, UNIT_BYTES, Stage, take
@@ -36,7 +35,7 @@ CPU = torch.device("cpu")
 SLOW_S = 1.0
 
 
-class SocketLine(Line):
+class SocketLink(P2PLink):
     """Like NCCL it does not notice that the other end is gone: it waits, until it is aborted."""
 
     def __init__(self, name: str, *, receives: bool) -> None:
@@ -58,7 +57,7 @@ class SocketLine(Line):
     def finish(self) -> None:
         self._attempt(self._transfer)
         if self._aborted.is_set():  # as with NCCL, nobody knows then what has been transferred
-            raise PeerLost("the line was aborted")
+            raise PeerLost("the link was aborted")
 
     def abort(self) -> None:
         self._aborted.set()
@@ -100,10 +99,10 @@ class SocketLine(Line):
             step()
         except OSError as error:
             assert self._aborted.wait(LONG_S)
-            raise PeerLost("the line was aborted") from error
+            raise PeerLost("the link was aborted") from error
 
 
-class SlowLine(SocketLine):
+class SlowLink(SocketLink):
     """Its transfers take their time."""
 
     def finish(self) -> None:
@@ -111,58 +110,55 @@ class SlowLine(SocketLine):
         super().finish()
 
 
-class SocketEnd(SenderEnd):
-    def __init__(self, line: type[SocketLine]) -> None:
-        self._line = line
+class SocketConnector(SenderConnector):
+    def __init__(self, link: type[SocketLink]) -> None:
+        self._link = link
 
-    def attach(self, welcome, descriptor, layout):
+    def attach(self, reply, descriptor, layout):
         assert descriptor is None
-        return PushingView(layout, self._line(welcome.offer, receives=False), CPU)
+        return PushBuffer(layout, self._link(reply.offer, receives=False), CPU)
 
 
 class PushTransport(Transport):
-    def __init__(self, line: type[SocketLine] = SocketLine) -> None:
-        self._line = line
+    def __init__(self, link: type[SocketLink] = SocketLink) -> None:
+        self._link = link
 
-    def listen(self, schema, window_bytes):
-        layout = Layout(schema)
+    def listen(self, schema, window_bytes, port=None):
+        layout = SampleLayout(schema)
         memory = torch.empty(arena_bytes(layout, window_bytes), dtype=torch.uint8)
-        return SharedMemoryReceiver(
-            schema, window_bytes, [PushedMemory(DeviceArena(memory, layout), CPU, self._new_line)]
-        )
+        pool = PushPool(DeviceArena(memory, layout), CPU, self._new_link)
+        return StreamReceiver(schema, window_bytes, [pool], port)
 
     def connect(self, address, schema, timeout_s):
-        return AnnouncingSender(address, schema, timeout_s, SocketEnd(self._line))
+        return AsyncSender(address, schema, timeout_s, SocketConnector(self._link))
 
-    def _new_line(self):
+    def _new_link(self):
         name = secrets.token_hex(8)
-        return name, self._line(name, receives=True)
+        return name, self._link(name, receives=True)
 
 
 class FarTransport(PushTransport):
-    """As between two hosts."""
+    """As between two hosts: the sender knows no Unix socket of the receiver's name."""
 
-    def listen(self, schema, window_bytes):
-        return ReachableReceiver(super().listen(schema, window_bytes), "127.0.0.1:0")
+    def listen(self, schema, window_bytes, port=None):
+        return super().listen(schema, window_bytes, open_port("127.0.0.1:0"))
 
     def connect(self, address, schema, timeout_s):
-        own, _, remote = address.partition("@")
-        deadline = time.monotonic() + timeout_s
-        relay = relayed(own, remote, timeout_s)
-        return super().connect(relay, schema, deadline - time.monotonic())
+        kind, name, rest = address.split(":", 2)
+        return super().connect(f"{kind}:not-{name}:{rest}", schema, timeout_s)
 
 
 def slow() -> Transport:
-    return PushTransport(SlowLine)
+    return PushTransport(SlowLink)
 
 
-class TestPushedMemory(TransportSuite):
+class TestPushPool(TransportSuite):
     @pytest.fixture
     def build(self):
         return PushTransport
 
 
-class TestPushedMemoryOfAnotherHost(TransportSuite):
+class TestPushPoolOfAnotherHost(TransportSuite):
     @pytest.fixture
     def build(self):
         return FarTransport
@@ -235,15 +231,15 @@ def test_what_travels_when_a_sender_closes_gets_there():
     run_ranks(close_at_once, 2, Stage(slow, "cpu"))
 
 
-class SlowFirstLine(SocketLine):
+class SlowFirstLink(SocketLink):
     """The first receiving end takes its time."""
 
     num_receiving = 0
 
     def __init__(self, name: str, *, receives: bool) -> None:
         super().__init__(name, receives=receives)
-        SlowFirstLine.num_receiving += receives
-        self._slow = receives and SlowFirstLine.num_receiving == 1
+        SlowFirstLink.num_receiving += receives
+        self._slow = receives and SlowFirstLink.num_receiving == 1
 
     def finish(self) -> None:
         if self._slow:
@@ -252,8 +248,8 @@ class SlowFirstLine(SocketLine):
 
 
 def test_a_sample_of_a_sender_that_closed_is_not_lost_while_another_one_is_received(monkeypatch):
-    monkeypatch.setattr(SlowFirstLine, "num_receiving", 0)
-    transport, stage = PushTransport(SlowFirstLine), Stage(PushTransport, "cpu")
+    monkeypatch.setattr(SlowFirstLink, "num_receiving", 0)
+    transport, stage = PushTransport(SlowFirstLink), Stage(PushTransport, "cpu")
     with (
         transport.listen(SCHEMA, 4 * UNIT_BYTES) as receiver,
         transport.connect(receiver.address, SCHEMA, LONG_S) as slow,
@@ -290,7 +286,7 @@ def test_a_sample_is_received_when_it_is_all_there():
     run_ranks(hear_late, 2, Stage(slow, "cpu"))
 
 
-class BrokenLine(SocketLine):
+class BrokenLink(SocketLink):
     """Its receiving end fails at the second sample."""
 
     num_finished = 0
@@ -303,7 +299,7 @@ class BrokenLine(SocketLine):
 
 
 def broken() -> Transport:
-    return PushTransport(BrokenLine)
+    return PushTransport(BrokenLink)
 
 
 def fail_to_receive(me, stage):
@@ -349,21 +345,21 @@ def test_a_sample_travels_in_as_many_pieces_as_its_room_has():
     run_ranks(scatter, 2, Stage(PushTransport, "cpu"))
 
 
-class LateLine(SocketLine):
+class LateLink(SocketLink):
     """Its receiving end does not come."""
 
     def open(self) -> None:
         if self._receives:
             assert self._aborted.wait(LONG_S)
-            raise PeerLost("the line was aborted")
+            raise PeerLost("the link was aborted")
         super().open()
         super().start([torch.empty(1, dtype=torch.uint8)])
         assert self._aborted.wait(LONG_S)
-        raise PeerLost("the line was aborted")
+        raise PeerLost("the link was aborted")
 
 
 def late() -> Transport:
-    return PushTransport(LateLine)
+    return PushTransport(LateLink)
 
 
 def connect_in_vain(me, stage):

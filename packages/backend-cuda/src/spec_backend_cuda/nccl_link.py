@@ -1,4 +1,4 @@
-"""NcclLine: a communicator of two, from a sender's GPU to a receiver's. Never torch's default group."""
+"""NcclLink: a communicator of two, from a sender's GPU to a receiver's. Never torch's default group."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_backend_cuda.line import Line
-from spec_backend_cuda.nccl import Communicator, unique_id
+from spec_backend_cuda.nccl import NcclCommunicator, unique_id
+from spec_backend_cuda.p2p_link import P2PLink
 from spec_core.errors import PeerLost
 
 if TYPE_CHECKING:
@@ -26,21 +26,21 @@ OPEN_S, POST_S = 60.0, 20.0
 """NCCL's setup of a communicator, and the host's part of a transfer, on a busy host."""
 
 _spare_streams: defaultdict[int, list[torch.cuda.Stream]] = defaultdict(list)
-"""By device. torch has 32 streams of a priority and deals them out in turn: a line must not keep one for good."""
+"""By device. torch has 32 streams of a priority and deals them out in turn: a link must not keep one for good."""
 
 
-def offer() -> str:
-    """Names a new line."""
+def new_link_name() -> str:
+    """Return a name for a new link, by which its two ends find each other."""
     return base64.b64encode(unique_id()).decode()
 
 
-class NcclLine(Line):
+class NcclLink(P2PLink):
     """On a stream of its own, which nothing else waits for; before other work, so that neither end's kernel waits for
     the other's longer than it must."""
 
     def __init__(self, name: str, device: torch.device, *, receives: bool) -> None:
         self._name, self._device, self._receives = base64.b64decode(name), device, receives
-        self._communicator = Communicator()
+        self._communicator = NcclCommunicator()
         spare = _spare_streams[device.index]
         self._stream = spare.pop() if spare else torch.cuda.Stream(device, priority=-1)
         self._through = self.new_event()

@@ -1,10 +1,9 @@
-"""Strangers in front of a Lobby, and who comes in beside them."""
+"""Peers that have not authenticated in front of an AcceptLimiter, and peers that are admitted beside them."""
 
 from __future__ import annotations
 
 import resource
 import socket
-import struct
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
@@ -12,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core import lobby, local_socket
-from spec_core.lobby import Lobby, same_token
+from spec_core import local_socket, peer_admission
+from spec_core.framed_socket import LENGTH
+from spec_core.peer_admission import AcceptLimiter, same_token
 from spec_core.rendezvous import bind
 from spec_core.testing.resources import settled_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LENGTH = struct.Struct("!I")
 LIMIT_S = 10.0
 MB = 1 << 20
 
@@ -42,7 +41,7 @@ def doors(request) -> tuple[socket.socket, Callable[[], socket.socket]]:
 
 @pytest.fixture
 def visitors(doors) -> Iterator[Iterator[tuple[socket.socket, bytes]]]:
-    with closing(Lobby(doors[0], LENGTH).first_records(time.monotonic() + LIMIT_S)) as visitors:
+    with closing(AcceptLimiter(doors[0]).first_packets(time.monotonic() + LIMIT_S)) as visitors:
         yield visitors
 
 
@@ -57,7 +56,7 @@ def assert_admitted(doors, visitors, record: bytes = b"a member") -> None:
 
 def test_a_record_comes_whole_and_what_follows_it_stays(doors, visitors):
     assert_admitted(doors, visitors)
-    assert_admitted(doors, visitors, b"x" * lobby.MAX_HELLO_BYTES)
+    assert_admitted(doors, visitors, b"x" * peer_admission.MAX_FIRST_PACKET_BYTES)
 
 
 @pytest.mark.parametrize("said", [b"", b"\0\0", framed(b"cut short")[:-1], framed(b""), LENGTH.pack(1 << 31)])
@@ -67,12 +66,12 @@ def test_strangers_keep_nobody_out(doors, visitors, said):
             crowd.enter_context(doors[1]()).sendall(said)
         started = time.monotonic()
         assert_admitted(doors, visitors)
-        assert time.monotonic() - started < lobby.HELLO_S / 2
+        assert time.monotonic() - started < peer_admission.FIRST_PACKET_S / 2
 
 
 def test_a_byte_now_and_then_does_not_extend_the_deadline(doors, monkeypatch):
-    monkeypatch.setattr(lobby, "HELLO_S", 0.3)
-    room = Lobby(doors[0], LENGTH)
+    monkeypatch.setattr(peer_admission, "FIRST_PACKET_S", 0.3)
+    limiter = AcceptLimiter(doors[0])
     with doors[1]() as stranger:
         stranger.sendall(LENGTH.pack(1000))
 
@@ -81,12 +80,12 @@ def test_a_byte_now_and_then_does_not_extend_the_deadline(doors, monkeypatch):
                 while True:
                     stranger.sendall(b"\0")
                     time.sleep(0.1)
-            room.close()
+            limiter.close()
 
         thread = threading.Thread(target=drip)
         thread.start()
         started = time.monotonic()
-        assert list(room.first_records(started + LIMIT_S)) == []
+        assert list(limiter.first_packets(started + LIMIT_S)) == []
         thread.join()
     assert time.monotonic() - started < LIMIT_S / 2
 
@@ -105,7 +104,7 @@ def test_an_announced_length_is_not_believed(doors, visitors):
 
 
 def test_who_comes_last_takes_the_place_of_who_has_waited_longest(doors, visitors, monkeypatch):
-    monkeypatch.setattr(lobby, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(peer_admission, "MAX_PENDING", 3)
     with ExitStack() as crowd:
         strangers = [crowd.enter_context(doors[1]()) for _ in range(6)]
         assert_admitted(doors, visitors)
@@ -140,26 +139,26 @@ def test_a_full_table_of_descriptors_is_waited_out(doors, visitors, caplog):
     assert "Too many open files" in caplog.text
 
 
-def test_the_wait_ends_at_its_deadline_and_when_the_lobby_is_closed(doors):
+def test_the_wait_ends_at_its_deadline_and_when_the_limiter_is_closed(doors):
     listener, connect = doors
-    room = Lobby(listener, LENGTH)
-    threading.Timer(0.2, room.close).start()
+    limiter = AcceptLimiter(listener)
+    threading.Timer(0.2, limiter.close).start()
     with connect():
         started = time.monotonic()
-        assert list(room.first_records()) == []
+        assert list(limiter.first_packets()) == []
     assert time.monotonic() - started < LIMIT_S / 2
     with bind("127.0.0.1", 0) as other:
-        assert list(Lobby(other, LENGTH).first_records(time.monotonic() + 0.05)) == []
+        assert list(AcceptLimiter(other).first_packets(time.monotonic() + 0.05)) == []
 
 
-def test_nothing_is_left_of_a_lobby():
+def test_nothing_is_left_of_a_limiter():
     counts = []
     for _ in range(2):
         with bind("127.0.0.1", 0) as never_asked:
-            Lobby(never_asked, LENGTH).first_records().close()
-        room = Lobby(bind("127.0.0.1", 0), LENGTH)
-        room.close()
-        assert list(room.first_records()) == []
+            AcceptLimiter(never_asked).first_packets().close()
+        limiter = AcceptLimiter(bind("127.0.0.1", 0))
+        limiter.close()
+        assert list(limiter.first_packets()) == []
         counts.append(settled_resources())
     assert counts[0] == counts[1]
 

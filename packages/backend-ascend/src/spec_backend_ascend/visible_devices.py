@@ -1,4 +1,4 @@
-"""Which card a process uses, by a name that is the same in every process of the host."""
+"""ASCEND_RT_VISIBLE_DEVICES: which of a host's cards a process sees, and their names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
+from spec_core.visible_devices import child_devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +19,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def visible(environ: Mapping[str, str], num_devices: int) -> list[str]:
-    """Physical ids of the NPUs that a process with this environment sees; ``num_devices`` without a list."""
+    """Return the physical ids of the NPUs that a process with this environment sees; all without a list."""
     if NAME not in environ:
         return [str(index) for index in range(num_devices)]
     ids = [entry.strip() for entry in environ[NAME].split(",")]
@@ -29,24 +30,18 @@ def visible(environ: Mapping[str, str], num_devices: int) -> list[str]:
     return ids
 
 
-def child_devices(
+def visible_to_child(
     environ: Mapping[str, str], total: int, local_rank: int, num_devices: int
 ) -> dict[str, str]:
-    """What lets a child see ``num_devices`` of this process's devices from ``local_rank`` on, and no other.
-    ConfigError if there are fewer."""
-    ids = visible(environ, total)
-    chosen = ids[local_rank : local_rank + num_devices]
-    if len(chosen) < num_devices:
-        asked = f"device {local_rank}" if num_devices == 1 else f"{num_devices} devices from {local_rank} on"
-        raise ConfigError(
-            f"a process was to get {asked}, but this host shows {len(ids)} ({NAME}="
-            f"{environ.get(NAME, 'not set')}); lower train.ranks, engine.replicas or engine.tensor_parallel"
-        )
-    return {NAME: ",".join(chosen)}
+    """Return the variable that lets a child see ``num_devices`` devices from ``local_rank`` on, and no other.
+
+    Raise ConfigError if there are fewer.
+    """
+    return child_devices(NAME, environ, visible(environ, total), local_rank, num_devices)
 
 
-def place_of(device: torch.device) -> str:
-    """Host and card."""
+def card_id(device: torch.device) -> str:
+    """Return the name of host and card, the same in every process."""
     index = device.index or 0
     ids = visible(os.environ, index + 1)
     return f"NPU {ids[index]} of host {BOOT_ID.read_text().strip()}"

@@ -9,9 +9,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 
+from spec_core.collectives.gloo_members import closed_afterwards, prove_default_group, prove_membership
 from spec_core.errors import ProtocolError
 from spec_core.rendezvous import bind
-from spec_core.streams.gloo_members import closed_afterwards, prove_default_group, prove_membership
 from spec_core.testing.processes import Rank, run_ranks
 
 LIMIT_S = 20.0

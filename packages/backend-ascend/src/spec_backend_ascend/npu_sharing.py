@@ -1,0 +1,157 @@
+"""NpuSharing: memory of a card that its processes share (``spec_core.streams``: ``DevicePool``).
+
+ACL shows one use of an event between processes: who made it records it, the other waits; there is no other here. So
+a sample is announced once its copy is complete: no reader waits on its stream for a process that may die.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from spec_backend_ascend import acl
+from spec_backend_ascend.visible_devices import card_id
+from spec_core.errors import ProtocolError
+from spec_core.streams.async_sender import DeferredBuffer, PendingSend
+from spec_core.streams.device_arena import GrantInfo
+from spec_core.streams.device_pool import DeviceSharing, PeerEvents, SharedMemory, SharingUnsupported
+from spec_core.streams.shared_memory import aligned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from spec_core.records import FeatureSample
+    from spec_core.streams.buffer_pool import SenderBuffer
+    from spec_core.streams.free_list import Range
+    from spec_core.streams.wire import Packet, SampleLayout
+
+_OFFER = struct.Struct("<65s7xQ")
+"""The memory's key, and where in that allocation it begins."""
+
+_own_allocations: dict[bytes, int] = {}
+"""Addresses by key: a process does not import what it has exported itself."""
+
+
+class NpuSharing(DeviceSharing):
+    """A sample's copy waits on its stream for the last reader of its block."""
+
+    device_type: ClassVar[str] = "npu"
+    records_copies: ClassVar[bool] = False
+
+    @property
+    def device_id(self) -> str:
+        return card_id(self.device)
+
+    def create(self, size: int) -> SharedMemory:
+        memory = torch.empty(aligned(size), dtype=torch.uint8, device=self.device)
+        try:
+            key, offset = _export(memory)
+        except acl.AclError as error:
+            raise SharingUnsupported(str(error)) from error
+        descriptor = os.memfd_create("spec-offer", os.MFD_CLOEXEC)
+        os.write(descriptor, _OFFER.pack(key, offset))
+
+        def close() -> None:
+            acl.close_memory(key)
+            del _own_allocations[key]
+            os.close(descriptor)
+
+        return SharedMemory(memory, descriptor, _OFFER.size, close)
+
+    def attach(self, descriptor: int, size: int, layout: SampleLayout) -> SenderBuffer:
+        if size != _OFFER.size:
+            raise ProtocolError(f"the receiver's offer has {size} bytes instead of {_OFFER.size}")
+        return NpuBuffer(descriptor, self.device)
+
+    def bind_thread(self) -> None:
+        torch.npu.set_device(self.device)
+
+    def submit(self, stream: Any) -> None:
+        acl.drain(stream)
+
+
+class CopyOnStream(PendingSend):
+    """A copy whose end is recorded as an event."""
+
+    def __init__(self, copied: torch.npu.Event) -> None:
+        self._copied = copied
+
+    def wait_sendable(self) -> None:
+        self._copied.synchronize()
+
+    def wait_sent(self) -> None:
+        """Return at once: a sample that was announced lies in the receiver's memory."""
+
+
+class NpuBuffer(DeferredBuffer):
+    """It knows the memory by its address alone; every copy is on the current stream."""
+
+    def __init__(self, descriptor: int, device: torch.device) -> None:
+        self._device = device
+        self._key, offset = _OFFER.unpack(os.pread(descriptor, _OFFER.size, 0))
+        self._imported = self._key not in _own_allocations
+        base = acl.import_memory(self._key) if self._imported else _own_allocations[self._key]
+        self._address = base + offset
+        self._events = PeerEvents(device)
+        self._copied = torch.npu.Event()
+
+    def write(self, grant: Packet, sample: FeatureSample) -> None:
+        info = GrantInfo.decode(grant.payload)
+        stream = torch.npu.current_stream(self._device)
+        if info.dirty:
+            stream.wait_event(self._events.open(info.event))
+        for target, source, size in _transfers(info.pieces, self._parts(sample)):
+            acl.copy_on_stream(self._address + target, source, size, stream.npu_stream)
+        self._copied = torch.npu.Event()
+        self._copied.record(stream)
+
+    def take_pending(self) -> PendingSend:
+        return CopyOnStream(self._copied)
+
+    def settle(self) -> None:
+        self._copied.synchronize()
+
+    def close(self) -> None:
+        self.settle()
+        if self._imported:
+            acl.close_memory(self._key)
+        self._events.close()
+
+    def _parts(self, sample: FeatureSample) -> list[Tensor]:
+        """Return the tensors in the order of a block; raw copies want them on the device and without gaps."""
+        ids, hidden = sample.input_ids.to(self._device), sample.hidden_TNH.to(self._device)
+        return [ids.contiguous(), hidden.contiguous()]
+
+
+def _export(tensor: Tensor) -> tuple[bytes, int]:
+    """Return the key of the allocation that ``tensor`` lies in, and where it begins there."""
+    address = tensor.data_ptr()
+    for segment in torch.npu.memory_snapshot():
+        start, size = segment["address"], segment["total_size"]
+        if start <= address < start + size:
+            key = acl.export_memory(start, size)
+            _own_allocations[key] = start
+            return key, address - start
+    raise ProtocolError("torch's allocator does not list the memory that is to be shared")
+
+
+def _transfers(pieces: Sequence[Range], parts: Sequence[Tensor]) -> Iterator[tuple[int, int, int]]:
+    """Yield (offset in the memory, address, bytes) of every copy that lays ``parts`` out over ``pieces``.
+
+    Each part begins at an aligned offset of the block.
+    """
+    begin = 0
+    for part in parts:
+        at = 0
+        for start, stop in pieces:
+            size = stop - start
+            first, last = max(begin, at), min(begin + part.nbytes, at + size)
+            if first < last:
+                yield start + first - at, part.data_ptr() + first - begin, last - first
+            at += size
+        begin += aligned(part.nbytes)

@@ -1,0 +1,81 @@
+"""CudaSharing: memory of a GPU that several processes map (``spec_core.streams``: ``DevicePool``)."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from spec_backend_cuda.device_segment import DeviceSegment
+from spec_backend_cuda.driver import UNSUPPORTED, CudaError
+from spec_core.streams.buffer_pool import SenderBuffer
+from spec_core.streams.device_arena import GrantInfo, copy_sample, staged_copy
+from spec_core.streams.device_pool import DeviceSharing, PeerEvents, SharedMemory, SharingUnsupported
+
+if TYPE_CHECKING:
+    from spec_core.records import FeatureSample
+    from spec_core.streams.wire import Packet, SampleLayout
+
+
+class CudaSharing(DeviceSharing):
+    """A reader waits on its stream for the sender's copy, the next sender's copy for the reader."""
+
+    device_type: ClassVar[str] = "cuda"
+    records_copies: ClassVar[bool] = True
+
+    @property
+    def device_id(self) -> str:
+        return gpu_id(self.device)
+
+    def create(self, size: int) -> SharedMemory:
+        try:
+            segment, descriptor = DeviceSegment.create(size, self.device)
+        except CudaError as error:
+            if error.code not in UNSUPPORTED:
+                raise
+            raise SharingUnsupported(str(error)) from error
+        memory = segment.bytes()
+        return SharedMemory(memory, descriptor, memory.nbytes, partial(os.close, descriptor))
+
+    def attach(self, descriptor: int, size: int, layout: SampleLayout) -> SenderBuffer:
+        return CudaBuffer(layout, descriptor, size, self.device)
+
+
+class CudaBuffer(SenderBuffer):
+    """A ticket is done when ``send`` returns: work on the stream that was current then comes after the copy."""
+
+    def __init__(self, layout: SampleLayout, descriptor: int, size: int, device: torch.device) -> None:
+        self._layout, self._device = layout, device
+        self._bytes = DeviceSegment.open(descriptor, size, device).bytes()
+        self._events = PeerEvents(device)
+        self._stream = torch.cuda.current_stream(device)
+        """Stream of the last copy."""
+
+    def write(self, grant: Packet, sample: FeatureSample) -> None:
+        info = GrantInfo.decode(grant.payload)
+        event = self._events.open(info.event)
+        self._stream = torch.cuda.current_stream(self._device)
+        if info.dirty:
+            event.wait(self._stream)
+        if len(info.pieces) < 2:
+            copy_sample(sample, self._layout.view(self._bytes, grant.value, len(sample.input_ids)))
+        else:
+            parts = staged_copy(sample, self._layout, self._device).split(info.lengths)
+            for (start, stop), part in zip(info.pieces, parts, strict=True):
+                self._bytes[start:stop].copy_(part)
+        event.record(self._stream)
+
+    def settle(self) -> None:
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        self.settle()
+        self._events.close()
+        del self._bytes
+
+
+def gpu_id(device: torch.device) -> str:
+    """Return the GPU's UUID, which is the same in every process, whatever number the device has there."""
+    return str(torch.cuda.get_device_properties(device).uuid)

@@ -1,0 +1,222 @@
+"""PushPool: samples in memory of a receiver's device, pushed there by senders of other devices over links.
+
+A sample is transferred as soon as it can be, whatever the trainer does: a thread per sender receives it, and
+``receive`` returns it when it is all there. Why transfers cannot deadlock with collectives on the same devices:
+
+1. The sender announces a sample when its input is complete and its send is queued, with nothing in front of it but
+   sends that are done.
+2. Room is granted only when its last reader is through, so a receive that is posted has nothing to wait for on the
+   receiver's device.
+3. No stream of the engine waits for a send (it goes from a copy), none of the trainer's for a receive.
+
+So the two kernels of a transfer wait for each other and for free SMs of their devices, and no kernel that occupies
+SMs indefinitely waits for a transfer. Receives of one receiver take turns: one at a time occupies SMs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+
+from spec_core.errors import RunError
+from spec_core.streams.buffer_pool import Block, BufferPoolFactory, ReceiverPool
+from spec_core.streams.device_arena import GrantInfo, ScatteredBlock, first_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from torch import Tensor
+
+    from spec_backend_cuda.p2p_link import P2PLink
+    from spec_core.streams.buffer_pool import Arrived
+    from spec_core.streams.device_arena import DeviceArena
+    from spec_core.streams.free_list import Range
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 0.2
+"""How long a transfer may go on when its sender is gone, in seconds: the sender may have finished its part. A
+transfer that waits for its turn has not begun."""
+CLOSE_S = 5.0
+"""How long ``close`` waits for readers whose device does not come to them, in seconds."""
+
+
+class PushPool(BufferPoolFactory):
+    """Gives each sender a channel of its own; all share one arena."""
+
+    kind: ClassVar[str] = "pushed"
+
+    def __init__(
+        self, arena: DeviceArena, device: torch.device, new_link: Callable[[], tuple[str, P2PLink]]
+    ) -> None:
+        """Make links by ``new_link``: what a sender must know to reach this end of a link, and this end."""
+        self.arena, self.device = arena, device
+        self.receiving = threading.Lock()
+        """Held by the channel that receives."""
+        self._new_link = new_link
+        self._channels: list[_SenderChannel] = []
+        self._freed: queue.SimpleQueue[_Freed | None] = queue.SimpleQueue()
+        self._sweeper = threading.Thread(target=self._sweep, name="push-sweep", daemon=True)
+        self._sweeper.start()
+
+    def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+        offer, link = self._new_link()
+        self._channels = [channel for channel in self._channels if not channel.ended]
+        self._channels.append(_SenderChannel(self, link, offer, has_room))
+        return self._channels[-1]
+
+    def sweep(self, freed: _Freed) -> None:
+        """Free a block when the device has read it."""
+        self._freed.put(freed)
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+        for channel in self._channels:  # each may have waited for another to receive
+            channel.join()
+        self._freed.put(None)
+        self._sweeper.join(CLOSE_S)
+        self.arena.close()
+
+    def _sweep(self) -> None:
+        """Free blocks that were read; runs in a thread.
+
+        If they were granted earlier, a send could wait on its device for a reader on this one.
+        """
+        while (freed := self._freed.get()) is not None:
+            try:
+                freed.read.synchronize()
+            except RuntimeError:
+                log.exception("the device has failed: no block is freed any more")
+                return
+            self.arena.free(freed.pieces)
+            freed.has_room()
+
+
+class _Freed(NamedTuple):
+    pieces: Sequence[Range]
+    read: torch.cuda.Event
+    has_room: Callable[[], None]
+
+
+class _SenderChannel(ReceiverPool):
+    """One sender's way into a push pool. Its thread ends with the sender."""
+
+    kind = PushPool.kind
+
+    def __init__(self, pool: PushPool, link: P2PLink, offer: str, has_room: Callable[[], None]) -> None:
+        self.descriptor, self.size, self.offer = None, pool.arena.size, offer
+        self._pool, self._link, self._has_room = pool, link, has_room
+        self._fetches: queue.SimpleQueue[tuple[ScatteredBlock, Arrived] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._busy = False
+        """Whether a transfer is in flight."""
+        self._disconnected = False
+        """Whether the sender has gone."""
+        self._abort_timer: threading.Timer | None = None
+        """Runs while both hold."""
+        self._when_ended: Callable[[], None] = _nothing
+        self._thread = threading.Thread(target=self._receive_all, name="push-channel", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def allocate(self, num_tokens: int) -> Block | None:
+        pieces = self._pool.arena.allocate(num_tokens)
+        return None if pieces is None else ScatteredBlock(first_address(pieces), num_tokens, pieces)
+
+    def grant_payload(self, block: Block) -> bytes:
+        assert isinstance(block, ScatteredBlock)
+        return GrantInfo(block.pieces).encode()
+
+    def fetch(self, block: Block, arrived: Arrived) -> None:
+        assert isinstance(block, ScatteredBlock)
+        self._fetches.put((block, arrived))
+
+    def disconnect(self, ended: Callable[[], None]) -> None:
+        self._when_ended = ended
+        with self._lock:
+            self._disconnected = True
+            self._start_abort_timer()
+        self._fetches.put(None)
+
+    def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        assert isinstance(block, ScatteredBlock)
+        return self._pool.arena.view(block.pieces, block.num_tokens)
+
+    def free(self, block: Block) -> None:
+        assert isinstance(block, ScatteredBlock)
+        read = self._link.new_event()
+        read.record(torch.get_device_module(self._pool.device).current_stream(self._pool.device))
+        self._pool.sweep(_Freed(block.pieces, read, self._has_room))
+
+    def reclaim(self, block: Block) -> None:
+        """Free a block that nothing has read; the transfer into it is complete or aborted."""
+        assert isinstance(block, ScatteredBlock)
+        self._pool.arena.free(block.pieces)
+
+    def close(self) -> None:
+        self._fetches.put(None)
+        self._link.abort()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _receive_all(self) -> None:
+        """Receive samples until the sender is gone; runs in a thread."""
+        with self._transferring():
+            failure = _failure_of(self._link.open)
+        while (fetch := self._fetches.get()) is not None:
+            block, arrived = fetch
+            failure = failure or _failure_of(partial(self._receive, block))
+            arrived(failure)
+        self._when_ended()
+        self._link.close()
+
+    def _receive(self, block: ScatteredBlock) -> None:
+        if block.pieces:
+            with self._pool.receiving, self._transferring():
+                self._link.start(self._pool.arena.parts(block.pieces))
+                self._link.finish()
+
+    @contextlib.contextmanager
+    def _transferring(self) -> Generator[None]:
+        """Abort, in time, what waits for a sender that has gone."""
+        with self._lock:
+            self._busy = True
+            self._start_abort_timer()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy = False
+                if self._abort_timer is not None:
+                    self._abort_timer.cancel()
+                    self._abort_timer.join()
+
+    def _start_abort_timer(self) -> None:
+        if self._busy and self._disconnected:
+            self._abort_timer = threading.Timer(GRACE_S, self._link.abort)
+            self._abort_timer.start()
+
+
+def _failure_of(step: Callable[[], None]) -> RunError | None:
+    try:
+        step()
+    except RunError as error:
+        return error
+    except RuntimeError as error:  # what torch raises for everything
+        return RunError(f"a sample could not be received: {error}")
+    return None
+
+
+def _nothing() -> None:
+    """Do nothing; for a channel whose sender is there."""

@@ -1,0 +1,107 @@
+"""LibraryProcessGroup: what process groups over any library of collectives share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import torch
+
+from spec_core.errors import ProtocolError
+from spec_core.process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+
+class CollectiveLibrary(Protocol):
+    """Calls of one communicator, queued on the current stream. ``raw`` is uint8 [bytes], never empty.
+
+    ``deadline`` (``time.monotonic``) is when the host's part of a call must be over, for libraries that ask for it.
+    """
+
+    def broadcast(self, raw: Tensor, src: int, deadline: float) -> None:
+        """Fill ``raw`` on every rank with that of ``src``."""
+
+    def send(self, raw: Tensor, dst: int, deadline: float) -> None:
+        """Send ``raw`` to ``dst``."""
+
+    def recv(self, raw: Tensor, src: int, deadline: float) -> None:
+        """Fill ``raw`` with what ``src`` sends."""
+
+    def all_gather(self, raw: Tensor, gathered: Tensor, deadline: float) -> None:
+        """Fill ``gathered``, uint8 [ranks, bytes], with every rank's ``raw``."""
+
+    def all_reduce(self, tensor: Tensor, deadline: float) -> None:
+        """Sum ``tensor`` over the ranks in place; its dtype is one of the group's ``summable``."""
+
+
+class LibraryProcessGroup(ProcessGroup):
+    """Checks arguments, moves bytes, and skips what has none (P1, P2, P4)."""
+
+    summable: ClassVar[frozenset[torch.dtype]]
+    """Dtypes that ``all_reduce`` sums."""
+
+    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+        self.rank, self.world_size, self.device = rank, world_size, device
+
+    @abstractmethod
+    def _call(
+        self, name: str, size: int, peer: int | None = None, *, sends: bool = False
+    ) -> AbstractContextManager[tuple[CollectiveLibrary, float]]:
+        """Yield what to make a call with, and its deadline; any failure is the group's end (P6).
+
+        ``peer`` is the other rank of a ``send`` or ``recv``; None where all ranks make the call.
+        """
+
+    def broadcast(self, tensor: Tensor, src: int) -> None:
+        raw = self._bytes(tensor)
+        with self._call(f"broadcast {src}", raw.numel()) as (library, deadline):
+            if raw.numel():
+                library.broadcast(raw, src, deadline)
+
+    def send(self, tensor: Tensor, dst: int) -> None:
+        raw = self._bytes(tensor)
+        with self._call(f"send to rank {dst}", raw.numel(), dst, sends=True) as (library, deadline):
+            if raw.numel():
+                library.send(raw, dst, deadline)
+
+    def recv(self, tensor: Tensor, src: int) -> None:
+        raw = self._bytes(tensor)
+        with self._call(f"recv from rank {src}", raw.numel(), src) as (library, deadline):
+            if raw.numel():
+                library.recv(raw, src, deadline)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        raw = self._bytes(tensor)
+        gathered = tensor.new_empty((self.world_size, *tensor.shape))
+        with self._call("all_gather", raw.numel()) as (library, deadline):
+            if raw.numel():
+                library.all_gather(raw, self._bytes(gathered).view(self.world_size, -1), deadline)
+        return list(gathered.unbind())
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self._check(tensor)
+        if tensor.dtype not in self.summable:
+            summable = ", ".join(sorted(map(str, self.summable)))
+            raise ProtocolError(f"all_reduce cannot sum {tensor.dtype}; it sums {summable}")
+        with self._call(f"all_reduce {tensor.dtype}", tensor.numel()) as (library, deadline):
+            if tensor.numel():
+                library.all_reduce(tensor, deadline)
+
+    def barrier(self) -> None:
+        with self._call("barrier", 0):
+            pass
+
+    def _bytes(self, tensor: Tensor) -> Tensor:
+        self._check(tensor)
+        return tensor.view(-1).view(torch.uint8)
+
+    def _check(self, tensor: Tensor) -> None:
+        if tensor.device != self.device or not tensor.is_contiguous():
+            layout = "contiguous" if tensor.is_contiguous() else "strided"
+            raise ProtocolError(
+                f"the tensor is {layout} on {tensor.device}; it must be contiguous and on {self.device}"
+            )

@@ -1,0 +1,111 @@
+"""FramedSocket: packets over a stream socket, each preceded by its length. All connections of this project use it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+
+from spec_core.errors import ProtocolError
+from spec_core.local_socket import limit_wait
+
+LENGTH = struct.Struct("!I")
+"""Number of bytes of the packet that follows."""
+_CHUNK_BYTES = 1 << 16
+
+
+class FramedSocket:
+    """One thread receives; any thread may send.
+
+    Deadlines are times of ``time.monotonic``; None waits without limit. Calls raise TimeoutError at their deadline
+    and another OSError once the connection has ended.
+    """
+
+    def __init__(self, end: socket.socket, max_bytes: int) -> None:
+        """Own ``end``. A packet of more than ``max_bytes`` is refused before memory is taken for it."""
+        end.settimeout(None)
+        self.end, self._max_bytes = end, max_bytes
+        self._sending = threading.Lock()
+        self._received = bytearray()
+
+    def send(self, packet: bytes, deadline: float | None = None, descriptor: int | None = None) -> None:
+        """Send one packet, over a Unix socket with a file descriptor if one is given."""
+        if not self._sending.acquire(timeout=-1 if deadline is None else _left(deadline)):
+            raise TimeoutError("another thread is sending")
+        try:
+            self._limit_wait(socket.SO_SNDTIMEO, deadline)
+            self._send_all(LENGTH.pack(len(packet)) + packet, descriptor)
+        finally:
+            self._sending.release()
+
+    def receive(self, deadline: float | None = None) -> bytes:
+        """Return the next packet. Raise ProtocolError for an empty one or one that is too large."""
+        return self._receive(deadline, None)
+
+    def receive_with_descriptors(self, deadline: float | None = None) -> tuple[bytes, list[int]]:
+        """Return the next packet and the file descriptors that came with it; the caller closes them."""
+        descriptors: list[int] = []
+        return self._receive(deadline, descriptors), descriptors
+
+    def shutdown(self, how: int = socket.SHUT_RDWR) -> None:
+        """End the connection and wake a thread that waits in it; any thread may call it."""
+        with contextlib.suppress(OSError):
+            self.end.shutdown(how)
+
+    def close(self) -> None:
+        """Give the socket back. No other thread may be in a call any more."""
+        self.end.close()
+
+    def _send_all(self, data: bytes, descriptor: int | None) -> None:
+        left = memoryview(data)
+        try:
+            if descriptor is not None:
+                left = left[socket.send_fds(self.end, [left], [descriptor]) :]
+            while left:
+                left = left[self.end.send(left) :]
+        except BlockingIOError as error:
+            if len(left) < len(data):
+                self.shutdown()  # after half a packet the peer could not make sense of another one
+            raise TimeoutError("the peer does not read") from error
+
+    def _receive(self, deadline: float | None, descriptors: list[int] | None) -> bytes:
+        while (packet := self._next_packet()) is None:
+            self._limit_wait(socket.SO_RCVTIMEO, deadline)
+            try:
+                if descriptors is None:
+                    chunk = self.end.recv(_CHUNK_BYTES)
+                else:
+                    chunk, received, _, _ = socket.recv_fds(self.end, _CHUNK_BYTES, 1)
+                    descriptors += received
+            except BlockingIOError as error:
+                raise TimeoutError("the peer sent nothing") from error
+            if not chunk:
+                raise ConnectionResetError("the peer has closed the connection")
+            self._received += chunk
+        return packet
+
+    def _next_packet(self) -> bytes | None:
+        """Return a packet that has been received whole, or None."""
+        if len(self._received) < LENGTH.size:
+            return None
+        (size,) = LENGTH.unpack_from(self._received)
+        if not 0 < size <= self._max_bytes:
+            raise ProtocolError(
+                f"a packet of {size} bytes was announced; 1 to {self._max_bytes} bytes are allowed"
+            )
+        stop = LENGTH.size + size
+        if len(self._received) < stop:
+            return None
+        packet = bytes(self._received[LENGTH.size : stop])
+        del self._received[:stop]
+        return packet
+
+    def _limit_wait(self, direction: int, deadline: float | None) -> None:
+        limit_wait(self.end, direction, 0.0 if deadline is None else _left(deadline))
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until ``deadline``; never 0, which would stand for no limit."""
+    return max(1e-3, deadline - time.monotonic())

@@ -1,0 +1,144 @@
+"""Admission of peers that have not authenticated yet: what they may cost, and how a token is compared.
+
+A listener of TCP can be reached by everybody, one of a Unix socket by every process of this user. Until a connection
+has sent its first packet, it gets so many bytes, one deadline for all of them, and one of so many places. When all
+places are taken, a new connection replaces the one that has waited longest: connections that send nothing keep no
+peer out that sends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import selectors
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spec_core import local_socket
+from spec_core.framed_socket import LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+FIRST_PACKET_S = 10.0
+"""Longest time from a connection to the end of its first packet, in seconds."""
+MAX_FIRST_PACKET_BYTES = 4096
+"""Largest first packet over TCP."""
+MAX_LOCAL_FIRST_PACKET_BYTES = 8192
+"""Largest first packet over a Unix socket, whose other end is a process of this user."""
+MAX_PENDING = 64
+"""Largest number of connections that have not sent their first packet."""
+
+
+def same_token(claimed: object, token: str) -> bool:
+    """Return whether a peer has sent the token, in constant time, whatever else it has sent."""
+    return hmac.compare_digest(str(claimed).encode(errors="replace"), token.encode())
+
+
+@dataclass(eq=False)
+class _Pending:
+    socket: socket.socket
+    deadline: float
+    received: bytearray = field(default_factory=bytearray)
+
+    @property
+    def max_bytes(self) -> int:
+        local = self.socket.family == socket.AF_UNIX
+        return MAX_LOCAL_FIRST_PACKET_BYTES if local else MAX_FIRST_PACKET_BYTES
+
+
+class AcceptLimiter:
+    """Accept the connections of its listeners and yield each once its first packet (``FramedSocket``) is there.
+
+    It owns the listeners. One thread iterates.
+    """
+
+    def __init__(self, *listeners: socket.socket) -> None:
+        self._listeners = listeners
+        self._pending: dict[socket.socket, _Pending] = {}  # in the order in which they connected
+        self._closed = False
+        self._selector: selectors.BaseSelector
+        for listener in listeners:
+            listener.setblocking(False)
+
+    def first_packets(self, until: float = float("inf")) -> Generator[tuple[socket.socket, bytes]]:
+        """Yield each connection, blocking, with its first packet; the caller then closes it.
+
+        End when the limiter is closed, or at ``until`` (``time.monotonic``).
+        """
+        self._selector = selectors.DefaultSelector()
+        try:
+            for listener in self._listeners:
+                self._selector.register(listener, selectors.EVENT_READ)
+            while not self._closed and (now := time.monotonic()) < until:
+                self._close_late(now)
+                for key, _ in self._selector.select(self._patience(now, until)):
+                    if key.data is None:
+                        self._accept(key.fileobj)
+                    elif (pending := self._pending.get(key.data)) and (packet := self._read(pending)):
+                        yield self._remove(pending), packet
+        except OSError:  # of a listener: it was shut down
+            return
+        finally:
+            for pending in list(self._pending.values()):
+                self._remove(pending).close()
+            self._selector.close()
+            for listener in self._listeners:
+                listener.close()
+
+    def close(self) -> None:
+        """End the iteration; any thread may call it."""
+        self._closed = True
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes it
+
+    def _patience(self, now: float, until: float) -> float | None:
+        """Return the seconds until something is to be done though no socket is ready."""
+        oldest = next(iter(self._pending.values()), None)
+        next_s = until if oldest is None else min(until, oldest.deadline)
+        return None if next_s == float("inf") else max(0.0, next_s - now)
+
+    def _accept(self, listener: socket.socket) -> None:
+        if (connection := local_socket.accept(listener)) is None:
+            return
+        if len(self._pending) == MAX_PENDING:
+            self._remove(next(iter(self._pending.values()))).close()
+        connection.setblocking(False)
+        self._pending[connection] = _Pending(connection, time.monotonic() + FIRST_PACKET_S)
+        self._selector.register(connection, selectors.EVENT_READ, connection)
+
+    def _read(self, pending: _Pending) -> bytes:
+        """Return the packet, once it is whole; nothing of what follows it is read."""
+        head = LENGTH.size
+        size = head
+        if len(pending.received) >= head:
+            size += LENGTH.unpack_from(pending.received)[0]
+        try:
+            fits = size <= head + pending.max_bytes
+            part = pending.socket.recv(size - len(pending.received)) if fits else b""
+        except BlockingIOError:
+            return b""
+        except OSError:
+            part = b""
+        pending.received += part
+        if not part:
+            self._remove(pending).close()
+        elif len(pending.received) == size > head:
+            return bytes(pending.received[head:])
+        return b""
+
+    def _close_late(self, now: float) -> None:
+        for pending in list(self._pending.values()):
+            if pending.deadline > now:
+                return
+            self._remove(pending).close()
+
+    def _remove(self, pending: _Pending) -> socket.socket:
+        del self._pending[pending.socket]
+        self._selector.unregister(pending.socket)
+        with contextlib.suppress(OSError):
+            pending.socket.setblocking(True)
+        return pending.socket

@@ -1,0 +1,73 @@
+"""Pools in host memory that both processes map (``shared_memory``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ProtocolError
+from spec_core.streams.buffer_pool import Block, ReceiverPool, SenderBuffer, SenderConnector
+from spec_core.streams.shared_memory import Arena, attach
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from spec_core.records import FeatureSample
+    from spec_core.streams.wire import ConnectReply, Packet, SampleLayout
+
+
+class HostPool(ReceiverPool):
+    """Samples are read where the sender has written them; delivered on ``device``, if one is given, by a copy."""
+
+    kind = "host"
+
+    def __init__(self, layout: SampleLayout, window_bytes: int, device: torch.device | None = None) -> None:
+        self._layout, self._device = layout, device
+        self._arena = Arena(window_bytes)
+        self.descriptor, self.size = self._arena.descriptor, self._arena.size
+
+    def allocate(self, num_tokens: int) -> Block | None:
+        offset = self._arena.allocate(self._layout.block_bytes(num_tokens))
+        return None if offset is None else Block(offset, num_tokens)
+
+    def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        ids, hidden = self._layout.view(self._arena.bytes, block.offset, block.num_tokens)
+        if self._device is None:
+            return ids, hidden
+        return ids.to(self._device), hidden.to(self._device)
+
+    def free(self, block: Block) -> None:
+        self._arena.free(block.offset)
+
+    def close(self) -> None:
+        self._arena.close()
+
+
+class HostBuffer(SenderBuffer):
+    """A sample that lies on a device is copied from there; ``write`` then waits for it."""
+
+    def __init__(self, layout: SampleLayout, descriptor: int, size: int) -> None:
+        self._layout = layout
+        self._mapping, self._bytes = attach(descriptor, size)
+
+    def write(self, grant: Packet, sample: FeatureSample) -> None:
+        ids, hidden = self._layout.view(self._bytes, grant.value, len(sample.input_ids))
+        ids.copy_(sample.input_ids)
+        hidden.copy_(sample.hidden_TNH)
+
+    def settle(self) -> None:
+        """Return at once: ``write`` has copied when it returns."""
+
+    def close(self) -> None:
+        del self._mapping, self._bytes
+
+
+class HostConnector(SenderConnector):
+    """Any sender of the receiver's host."""
+
+    def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
+        if reply.pool != HostPool.kind or descriptor is None:
+            raise ProtocolError(
+                f"the receiver offers memory of kind {reply.pool!r}, which this sender cannot reach"
+            )
+        return HostBuffer(layout, descriptor, reply.pool_bytes)

@@ -1,0 +1,365 @@
+"""StreamReceiver: the trainer's end of a feature stream between processes. ``wire`` draws the packets."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spec_core import local_socket
+from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, RunError
+from spec_core.framed_socket import FramedSocket
+from spec_core.peer_admission import AcceptLimiter, same_token
+from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.rendezvous import bind, format_address, parse_address
+from spec_core.streams.connection import detect_dead_host
+from spec_core.streams.wire import (
+    MAX_PACKET_BYTES,
+    ConnectReply,
+    ConnectRequest,
+    Packet,
+    PacketKind,
+    SampleLayout,
+)
+from spec_core.transport import FeatureReceiver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from spec_core.streams.buffer_pool import Block, BufferPoolFactory, ReceiverPool
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Peer:
+    """A sender that has been admitted."""
+
+    channel: FramedSocket
+    name: str
+    pool: ReceiverPool
+    closed_cleanly: bool = False
+    dead: bool = False
+    failure: RunError | None = None
+    """Why this end has given it up."""
+    granted: dict[int, Block] = field(default_factory=dict["int", "Block"])
+
+
+@dataclass(frozen=True)
+class _Request:
+    peer: _Peer
+    number: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    peer: _Peer
+    block: Block
+    request_id: int
+
+
+@dataclass(frozen=True)
+class _Loss:
+    peer: _Peer
+    error: RunError
+
+
+def open_port(listen: str) -> socket.socket:
+    """Return a listener at ``host:port`` (port 0: a free one) for senders of other hosts.
+
+    Raise ConfigError if this host cannot listen there.
+    """
+    try:
+        return bind(*parse_address(listen))
+    except OSError as error:
+        raise ConfigError(
+            f"no sender of another host can connect to {listen}: {error.strerror}; name an address of this host, "
+            "with port 0 where several receivers listen"
+        ) from error
+
+
+class StreamReceiver(FeatureReceiver):
+    """One thread admits senders, one more per sender handles its packets; one condition guards all state.
+
+    An address is ``shm:<abstract socket name>:<token>``, and ``@<host>:<port>`` if there is a port.
+    """
+
+    def __init__(
+        self,
+        schema: FeatureSchema,
+        window_bytes: int,
+        pools: Sequence[BufferPoolFactory],
+        port: socket.socket | None = None,
+    ) -> None:
+        """Own ``pools``, of which a sender gets the first that serves its device, and ``port`` (``open_port``)."""
+        self._schema, self._layout = schema, SampleLayout(schema)
+        self._window_bytes = window_bytes
+        self._used_bytes = 0
+        self._pools = pools
+        self._token = secrets.token_hex(16)
+        self._peers: set[_Peer] = set()
+        self._threads: list[threading.Thread] = []
+        self._num_admitted = 0
+        self._requests: deque[_Request] = deque()
+        self._arrived: deque[_Arrival | _Loss] = deque()
+        self._held: dict[int, tuple[FeatureSample, _Arrival]] = {}
+        self._closed = False
+        self._changed = threading.Condition()
+        listener, self._name = local_socket.listen("spec", socket.SOCK_STREAM)
+        self._where = "" if port is None else "@" + format_address(*port.getsockname()[:2])
+        self._limiter = AcceptLimiter(listener, *([] if port is None else [port]))
+        self._thread = threading.Thread(target=self._admit_all, name=self._name, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"shm:{self._name}:{self._token}{self._where}"
+
+    def receive(self, timeout_s: float) -> FeatureSample:
+        with self._changed:
+            if not self._changed.wait_for(self._has_news, timeout_s):
+                raise DeadlineExceeded(f"no sample within {timeout_s} s; {self._situation()}")
+            if self._closed:
+                raise ProtocolError("the receiver was closed")
+            if not self._arrived:
+                raise PeerLost(f"every sender of {self._name} has gone")
+            arrival = self._arrived.popleft()
+            if isinstance(arrival, _Loss):
+                raise arrival.error
+            self._check_written(arrival)
+            ids, hidden = arrival.peer.pool.read(arrival.block)
+            sample = FeatureSample(request_id=arrival.request_id, input_ids=ids, hidden_TNH=hidden)
+            self._held[id(sample)] = (sample, arrival)
+            return sample
+
+    def release(self, sample: FeatureSample) -> None:
+        with self._changed:
+            held = self._held.pop(id(sample), None)
+            if held is None:
+                raise ProtocolError(
+                    f"sample {sample.request_id} is not held: released twice or never received"
+                )
+            arrival = held[1]
+            self._used_bytes -= self._layout.sample_bytes(arrival.block.num_tokens)
+            arrival.peer.pool.free(arrival.block)
+            self._grant_in_order()
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        self._limiter.close()
+        self._thread.join()
+        with self._changed:
+            for peer in self._peers:
+                peer.channel.shutdown()
+        for thread in self._threads:
+            thread.join()
+        self._arrived.clear()
+        self._held.clear()
+        for pool in self._pools:
+            pool.close()
+
+    def _has_news(self) -> bool:
+        deserted = self._num_admitted > 0 and not self._peers
+        return self._closed or bool(self._arrived) or deserted
+
+    def _check_written(self, arrival: _Arrival) -> None:
+        """Raise PeerLost if the sender has died before its device came to the sample that it had announced (T7).
+
+        What it announced later is lost as well; one error stands for all.
+        """
+        peer = arrival.peer
+        if not peer.dead or peer.pool.is_written(arrival.block):
+            return
+        later = [entry for entry in self._arrived if entry.peer is peer]
+        self._arrived = deque(entry for entry in self._arrived if entry.peer is not peer)
+        for entry in (arrival, *later):
+            if isinstance(entry, _Arrival):
+                self._reclaim(peer.pool, entry.block)
+        self._grant_in_order()
+        raise PeerLost(f"the sender in {peer.name} died while it sent sample {arrival.request_id}")
+
+    def _situation(self) -> str:
+        """Return who is to blame that no sample has come."""
+        late = sorted(peer.name for peer in self._peers if peer.granted)
+        if late:
+            return f"room was given to {', '.join(late)} and was not filled"
+        used = f"{self._used_bytes} of {self._window_bytes} bytes are in use"
+        return f"{self._num_admitted} senders have connected, {used}"
+
+    def _admit_all(self) -> None:
+        """Admit senders until the receiver is closed; runs in a thread of its own."""
+        for connection, data in self._limiter.first_packets():
+            channel = FramedSocket(connection, MAX_PACKET_BYTES)
+            name = f"process {local_socket.peer(connection)[0]}" if _is_local(connection) else ""
+            try:
+                peer = self._greet(channel, name, data)
+            except OSError:  # it has gone already
+                peer = None
+            except RunError as error:
+                logger.warning(
+                    "%s: refused a connection of %s: %s", self._name, name or "another host", error
+                )
+                peer = None
+            if peer is None:
+                channel.close()
+                continue
+            thread = threading.Thread(target=self._serve, args=(peer,), name=self._name, daemon=True)
+            self._threads = [thread for thread in self._threads if thread.is_alive()] + [thread]
+            thread.start()
+
+    def _greet(self, channel: FramedSocket, name: str, data: bytes) -> _Peer | None:
+        """Return the admitted sender, or None where schemas differ (T1). Raise ProtocolError without the token."""
+        request = ConnectRequest.decode(data)
+        if not same_token(request.token, self._token):
+            refusal = f"the receiver {self._name} does not know this sender's token"
+            channel.send(ConnectReply(refusal=refusal).encode())
+            raise ProtocolError("its first packet has a wrong token")
+        if request.schema != self._schema:
+            refusal = f"the sender has {request.schema}, the receiver {self._name} wants {self._schema}"
+            channel.send(ConnectReply(refusal=refusal, schema_differs=True).encode())
+            return None
+        factory = next(pool for pool in self._pools if pool.serves(request.device_id))
+        pool = factory.admit(request.device_id, self._has_room)
+        peer = _Peer(channel, name or request.sender, pool)
+        if not name:
+            detect_dead_host(channel.end)
+        reply = ConnectReply(self._window_bytes, pool.size, pool.kind, pool.offer).encode()
+        channel.send(reply, descriptor=pool.descriptor if name else None)
+        with self._changed:
+            self._peers.add(peer)
+            self._num_admitted += 1
+        return peer
+
+    def _serve(self, peer: _Peer) -> None:
+        """Handle the packets of one sender until its connection ends; runs in a thread of its own.
+
+        What a sender may not send ends its connection, and nobody else's.
+        """
+        loss: RunError | None = None
+        try:
+            while True:
+                data = peer.channel.receive()
+                with self._changed:
+                    self._handle(peer, Packet.decode(data))
+        except OSError:
+            loss = peer.failure
+            if loss is None and not peer.closed_cleanly:
+                loss = PeerLost(f"the sender in {peer.name} has died")
+        except ProtocolError as error:
+            loss = ProtocolError(f"the sender in {peer.name}: {error}")
+        except RunError as error:  # this end's: its pool could not serve that sender
+            loss = error
+        with self._changed:
+            self._disconnect(peer, loss)
+
+    def _handle(self, peer: _Peer, packet: Packet) -> None:
+        if packet.kind is PacketKind.REQUEST:
+            self._request(_Request(peer, packet.number, packet.value))
+        elif packet.kind is PacketKind.READY:
+            self._ready(peer, packet)
+        elif packet.kind is PacketKind.WITHDRAW:
+            self._withdraw(peer, packet.number)
+        elif packet.kind is PacketKind.CLOSE:
+            peer.closed_cleanly = True
+        else:
+            raise ProtocolError(f"a sender does not send {packet.kind.name}")
+
+    def _request(self, request: _Request) -> None:
+        if not 0 <= self._layout.sample_bytes(request.num_tokens) <= self._window_bytes:
+            raise ProtocolError(f"it asked for room for {request.num_tokens} tokens")
+        self._requests.append(request)
+        self._grant_in_order()
+
+    def _has_room(self) -> None:
+        with self._changed:
+            if not self._closed:
+                self._grant_in_order()
+
+    def _grant_in_order(self) -> None:
+        """Grant first come, first served, so that small samples do not pass a large one for ever (T5)."""
+        while self._requests:
+            request = self._requests[0]
+            size = self._layout.sample_bytes(request.num_tokens)
+            if self._used_bytes + size > self._window_bytes:
+                return
+            peer = request.peer
+            block = peer.pool.allocate(request.num_tokens)
+            if block is None:
+                return
+            self._requests.popleft()
+            self._used_bytes += size
+            peer.granted[request.number] = block
+            payload = peer.pool.grant_payload(block)
+            grant = Packet(PacketKind.GRANT, request.number, block.offset, payload)
+            try:
+                peer.channel.send(grant.encode(), time.monotonic())
+            except OSError:  # it has died, or does not read: ``_serve`` finds the connection ended
+                peer.channel.shutdown()
+
+    def _ready(self, peer: _Peer, packet: Packet) -> None:
+        block = peer.granted.pop(packet.number, None)
+        if block is None:
+            raise ProtocolError(f"it filled room {packet.number}, which it was not given")
+        peer.pool.fetch(block, partial(self._arrive, _Arrival(peer, block, packet.value)))
+
+    def _arrive(self, arrival: _Arrival, failure: RunError | None) -> None:
+        """Queue a sample that is all there; called by the pool's thread."""
+        with self._changed:
+            if self._closed:
+                return
+            if failure is None:
+                self._arrived.append(arrival)
+            else:
+                self._reclaim(arrival.peer.pool, arrival.block)
+                self._grant_in_order()
+                arrival.peer.failure = arrival.peer.failure or failure
+                arrival.peer.channel.shutdown()  # ``_serve`` then handles its end like any other
+            self._changed.notify_all()
+
+    def _withdraw(self, peer: _Peer, number: int) -> None:
+        block = peer.granted.pop(number, None)
+        if block is not None:
+            self._reclaim(peer.pool, block)
+        self._forget(lambda request: request.peer is peer and request.number == number)
+
+    def _disconnect(self, peer: _Peer, loss: RunError | None) -> None:
+        """Free the room of a sender that is gone (T7); ``receive`` reports the loss after what arrived before."""
+        peer.channel.close()
+        peer.dead = not peer.closed_cleanly
+        for block in peer.granted.values():
+            self._reclaim(peer.pool, block)
+        peer.granted.clear()
+        self._forget(lambda request: request.peer is peer)
+        peer.pool.disconnect(partial(self._end, peer, loss))
+
+    def _end(self, peer: _Peer, loss: RunError | None) -> None:
+        """Report the end of a sender; called by the pool's thread once what came before has arrived or failed."""
+        with self._changed:
+            self._peers.discard(peer)
+            loss = loss or peer.failure
+            if loss is not None:
+                self._arrived.append(_Loss(peer, loss))
+            self._changed.notify_all()
+
+    def _forget(self, ended: Callable[[_Request], bool]) -> None:
+        self._requests = deque(request for request in self._requests if not ended(request))
+        self._grant_in_order()
+
+    def _reclaim(self, pool: ReceiverPool, block: Block) -> None:
+        self._used_bytes -= self._layout.sample_bytes(block.num_tokens)
+        pool.reclaim(block)
+
+
+def _is_local(connection: socket.socket) -> bool:
+    return connection.family == socket.AF_UNIX

@@ -1,0 +1,28 @@
+"""Which of this process's devices a child sees, where the vendor has an environment variable for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def child_devices(
+    variable: str, environ: Mapping[str, str], visible: Sequence[str], first: int, num_devices: int
+) -> dict[str, str]:
+    """Return ``variable`` with ``num_devices`` entries of ``visible`` from ``first`` on.
+
+    ``visible`` are the entries for the devices that this process sees. Raise ConfigError if there are fewer.
+    """
+    chosen = visible[first : first + num_devices]
+    if len(chosen) < num_devices:
+        wanted = f"device {first}" if num_devices == 1 else f"{num_devices} devices from {first} on"
+        raise ConfigError(
+            f"a process was to get {wanted}, but this host shows {len(visible)} "
+            f"({variable}={environ.get(variable, 'not set')}); lower train.ranks, engine.replicas or "
+            "engine.tensor_parallel, or set the variable"
+        )
+    return {variable: ",".join(chosen)}
