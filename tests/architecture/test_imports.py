@@ -115,11 +115,11 @@ def test_plugins_import_public_names_only():
 @pytest.mark.parametrize(
     ("code", "name"),
     [
-        ("from spec_core.streams.holes import Holes", "spec_core.streams.holes.Holes"),
+        ("from spec_core.streams.free_list import FreeList", "spec_core.streams.free_list.FreeList"),
         ("def f():\n    from spec_core.plugins import installed", "spec_core.plugins.installed"),
         ("from spec_core import peer_admission", "spec_core.peer_admission"),
         ("from spec_core.errors import annotations", "spec_core.errors.annotations"),
-        ("import spec_core.rendezvous_relay", "spec_core.rendezvous_relay"),
+        ("import spec_core.rendezvous_server", "spec_core.rendezvous_server"),
     ],
 )
 def test_planted_private_import_is_found(workspace, code, name):

@@ -142,6 +142,6 @@ def _send_wrong_first_records(run: Run, held: Belongings) -> None:
 
 
 def _connect(name: str) -> socket.socket:
-    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stranger.connect(name.replace("@", "\0", 1))
     return stranger
