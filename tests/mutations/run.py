@@ -333,8 +333,8 @@ MUTATIONS = [
     Mutation(
         "R3",
         SERVER,
-        "                if objection := self._objection(request):\n",
-        '                if objection := "":\n',
+        "        if objection := self._objection(request):\n",
+        '        if objection := "":\n',
         RENDEZVOUS_TEST + "who_does_not_belong_is_told_why",
     ),
     Mutation(

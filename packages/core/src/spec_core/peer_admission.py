@@ -75,7 +75,7 @@ class AcceptLimiter:
             while not self._closed and (now := time.monotonic()) < until:
                 self._close_late(now)
                 for key, _ in self._selector.select(self._patience(now, until)):
-                    if key.data is None:
+                    if key.fileobj in self._listeners:
                         self._accept(key.fileobj)
                     elif (pending := self._pending.get(key.data)) and (packet := self._read(pending)):
                         yield self._remove(pending), packet
@@ -101,7 +101,8 @@ class AcceptLimiter:
         next_s = until if oldest is None else min(until, oldest.deadline)
         return None if next_s == float("inf") else max(0.0, next_s - now)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: object) -> None:
+        assert isinstance(listener, socket.socket)
         if (connection := local_socket.accept(listener)) is None:
             return
         if len(self._pending) == MAX_PENDING:

@@ -164,16 +164,20 @@ class RendezvousServer:
         for connection, packet in self._limiter.first_packets():
             channel = FramedSocket(connection, MAX_PACKET_BYTES)
             try:
-                request = JoinRequest.decode(Frame.decode(packet).payload)
-                if objection := self._objection(request):
-                    channel.send(Frame(REFUSED, 0, 0, objection.encode()).encode())
+                rank = self._rank_of(channel, packet)
             except (ProtocolError, OSError) as error:
-                logger.debug("rendezvous: connection ended: %s", error)
-                objection = str(error)
-            if objection:
+                logger.debug("rendezvous: refused a connection: %s", error)
                 channel.close()
             else:
-                self._admit(request.rank, channel)
+                self._admit(rank, channel)
+
+    def _rank_of(self, channel: FramedSocket, packet: bytes) -> int:
+        """Return the rank of a peer that may join. Raise ProtocolError for another one, which is told why."""
+        request = JoinRequest.decode(Frame.decode(packet).payload)
+        if objection := self._objection(request):
+            channel.send(Frame(REFUSED, 0, 0, objection.encode()).encode())
+            raise ProtocolError(objection)
+        return request.rank
 
     def _objection(self, request: JoinRequest) -> str:
         """Return why the peer cannot be a member (R2, R3); empty if it can."""

@@ -151,7 +151,7 @@ class AsyncSender(StreamSender):
     def _start(self, buffer: DeferredBuffer, deadline: float) -> None:
         """Start the threads, and wait until the buffer is open."""
         opened: Future[RunError | None] = Future()
-        work = {
+        work: dict[str, Callable[[], None]] = {
             "announce": partial(self._announce_all, buffer, opened),
             "watch": partial(self._watch, buffer),
         }
