@@ -1,4 +1,4 @@
-"""Find what plugins import of spec_core that is on no public list; ``make check`` runs this.
+"""Find what plugins import of spec_core that is on no public list, those of the tests too; ``make check`` runs this.
 
 Public are ``__all__`` of ``spec_core`` and of its libraries, and every name that ``spec_core.errors`` and
 ``spec_core.records`` define. A library's modules are private: their names come from the package.
@@ -59,9 +59,10 @@ def check(root: Path, excepted: tuple[str, ...] = ()) -> list[str]:
     ``excepted``: how names begin that are not reported.
     """
     public = public_names(root)
+    sources = [*root.glob("packages/*/src/**/*.py"), *root.glob("tests/plugins/*/src/**/*.py")]
     return [
         f"{file.relative_to(root)}:{line}: {name} is on no public list of spec_core"
-        for file in sorted(root.glob("packages/*/src/**/*.py"))
+        for file in sorted(sources)
         if file.relative_to(root).parts[1] != "core"
         for line, name in private_imports(ast.parse(file.read_text(encoding="utf-8")), public)
         if not name.startswith(excepted)
