@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 MODULES = ("errors", "records")
-LIBRARIES = ("drafting", "hosting", "processes", "streams", "targets", "testing")
+LIBRARIES = ("collectives", "drafting", "hosting", "processes", "streams", "targets", "testing")
 
 
 def listed(tree: ast.Module) -> set[str]:
