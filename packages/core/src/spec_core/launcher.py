@@ -16,7 +16,7 @@ L3  ``receive`` returns the messages of each worker in the order of their sendin
 L4  From ``WorkerHandle.watch`` on, a worker of which the launcher has heard nothing for ``peer_s`` seconds counts as
     ended. A worker that computes is not silent, and one that is stopped (SIGSTOP) is.
 L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises DeadlineExceeded
-    where a worker has read nothing for ``peer_s`` seconds.
+    where the worker's process has taken in nothing for ``peer_s`` seconds.
 L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the worker.
     ``RunLink.address`` is the host under which other workers reach this one.
 L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds, and then kills them. Afterwards no

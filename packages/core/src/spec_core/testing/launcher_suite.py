@@ -201,10 +201,10 @@ class LauncherSuite(ConformanceSuite):
             worker.send(one)
         assert [message(launcher) for _ in sent] == sent
 
-    def test_l5_a_worker_that_reads_nothing_is_not_waited_for_without_end(self, launcher: Launcher) -> None:
+    def test_l5_sending_to_a_stopped_worker_ends_in_time(self, launcher: Launcher) -> None:
         """L5: DeadlineExceeded names the worker."""
         worker = launcher.start([toy("stubborn")])["toy-0"]
-        message(launcher)
+        psutil.Process(message(launcher)["pids"][0]).suspend()
         with limit(), pytest.raises(DeadlineExceeded, match="toy-0"):
             worker.send({"text": "x" * (16 << 20)})
 
