@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 import torch
 
-from spec_backend_cuda import mps_guard
+from spec_backend_cuda import mps_owner
 from spec_backend_cuda.attention import FlashAttention
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_backend_cuda.device_segment import DeviceSegment
@@ -39,7 +39,7 @@ class TestCudaBackend(BackendSuite):
 
     def host_traces(self) -> set[str]:
         """A daemon that has ended is listed until its parent looks; that is no trace."""
-        folders = {str(folder) for folder in mps_guard.folders().glob("*spec-mps-*")}
+        folders = {str(folder) for folder in mps_owner.folders().glob("*spec-mps-*")}
         daemons = {
             path.parent.name
             for path in Path("/proc").glob("[0-9]*/comm")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from spec_backend_cuda import mps_guard, nvml
+from spec_backend_cuda import mps_owner, nvml
 
 NOISE_BYTES = 64 << 20
 """The driver's own use varies."""
@@ -63,7 +63,7 @@ def mps_processes(name: str = "nvidia-cuda-mps-") -> list[int]:
 
 
 def _mps_folders() -> frozenset[str]:
-    return frozenset(str(folder) for folder in mps_guard.folders().glob(f"*{mps_guard.PREFIX}*"))
+    return frozenset(str(folder) for folder in mps_owner.folders().glob(f"*{mps_owner.PREFIX}*"))
 
 
 def _used_bytes(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int:

@@ -1,4 +1,4 @@
-"""The MPS guard with a stand-in for NVIDIA's daemon: a program of that name that stays until it is told to quit."""
+"""The MPS owner with a stand-in for NVIDIA's daemon: a program of that name that stays until it is told to quit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_backend_cuda import mps_guard
+from spec_backend_cuda import mps_owner
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_backend_cuda.mps import MpsUnavailable, mps_daemon, thread_percentage
 from spec_core.errors import RunError
@@ -46,7 +46,7 @@ elif sys.stdin.read().startswith("quit") and "{fault}" != "deaf":
 @pytest.fixture
 def client():
     """The program that tries MPS, which ``install`` puts aside."""
-    return mps_guard._TRY_A_CLIENT
+    return mps_owner._TRY_A_CLIENT
 
 
 @pytest.fixture
@@ -61,14 +61,14 @@ def install(temporary, tmp_path, monkeypatch, client):
     """Installs the stand-in, with a fault or without."""
 
     def install(fault: str = "") -> None:
-        program = tmp_path / "bin" / mps_guard.CONTROL
+        program = tmp_path / "bin" / mps_owner.CONTROL
         program.parent.mkdir(exist_ok=True)
         program.write_text(DAEMON.format(python=sys.executable, fault=fault))
         program.chmod(0o755)
 
-    monkeypatch.setattr(mps_guard, "folders", lambda: temporary)
-    monkeypatch.setattr(mps_guard, "_TRY_A_CLIENT", "pass")
-    monkeypatch.setattr(mps_guard, "END_S", 0.3)
+    monkeypatch.setattr(mps_owner, "folders", lambda: temporary)
+    monkeypatch.setattr(mps_owner, "_TRY_A_CLIENT", "pass")
+    monkeypatch.setattr(mps_owner, "END_S", 0.3)
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     install()
@@ -76,27 +76,27 @@ def install(temporary, tmp_path, monkeypatch, client):
 
 
 def daemons(folder: Path) -> list[int]:
-    return [pid for each in folder.glob("*mps*") for pid in mps_guard.processes(each)]
+    return [pid for each in folder.glob("*mps*") for pid in mps_owner.processes(each)]
 
 
 def test_a_daemon_starts_in_folders_of_its_own_and_ends_with_them(install, temporary, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    folder = mps_guard.own_folder()
+    folder = mps_owner.own_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert mps_guard.start(folder) == ""
+    assert mps_owner.start(folder) == ""
     assert (folder / "log" / "start").read_text().startswith("devices: None\n")
-    assert len(mps_guard.processes(folder)) == 1
-    mps_guard.stop(folder)
-    assert mps_guard.processes(folder) == []
+    assert len(mps_owner.processes(folder)) == 1
+    mps_owner.stop(folder)
+    assert mps_owner.processes(folder) == []
     assert list((temporary).iterdir()) == []
 
 
 def test_a_daemon_that_does_not_quit_is_killed(install):
     install("deaf")
-    folder = mps_guard.own_folder()
-    mps_guard.start(folder)
-    (pid,) = mps_guard.processes(folder)
-    mps_guard.stop(folder)
+    folder = mps_owner.own_folder()
+    mps_owner.start(folder)
+    (pid,) = mps_owner.processes(folder)
+    mps_owner.stop(folder)
     assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
     assert not folder.exists()
 
@@ -104,33 +104,33 @@ def test_a_daemon_that_does_not_quit_is_killed(install):
 def test_a_daemon_knows_nothing_of_one_that_the_environment_has(install, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
-    folder = mps_guard.own_folder()
-    assert mps_guard.start(folder) == ""
+    folder = mps_owner.own_folder()
+    assert mps_owner.start(folder) == ""
     said = (folder / "log" / "start").read_text()
     assert "MPS: ['CUDA_MPS_LOG_DIRECTORY', 'CUDA_MPS_PIPE_DIRECTORY']" in said
-    assert len(mps_guard.processes(folder)) == 1
-    mps_guard.stop(folder)
+    assert len(mps_owner.processes(folder)) == 1
+    mps_owner.stop(folder)
 
 
 def test_why_a_daemon_does_not_start_is_said(install):
     install("refuses")
-    folder = mps_guard.own_folder()
+    folder = mps_owner.own_folder()
     reason = "nvidia-cuda-mps-control ended with exit code 1: An instance of this daemon is already running"
-    assert mps_guard.start(folder) == reason
-    mps_guard.stop(folder)
+    assert mps_owner.start(folder) == reason
+    mps_owner.stop(folder)
 
 
 @pytest.mark.parametrize(
     ("fault", "client", "who"),
-    [("hangs", "pass", mps_guard.CONTROL), ("", "import time; time.sleep(60)", "a process under MPS")],
+    [("hangs", "pass", mps_owner.CONTROL), ("", "import time; time.sleep(60)", "a process under MPS")],
 )
 def test_a_daemon_or_a_client_that_hangs_is_not_waited_for(install, monkeypatch, fault, client, who):
     install(fault)
-    monkeypatch.setattr(mps_guard, "START_S", 0.5)
-    monkeypatch.setattr(mps_guard, "_TRY_A_CLIENT", client)
-    folder = mps_guard.own_folder()
-    reason = mps_guard.start(folder)
-    mps_guard.stop(folder)
+    monkeypatch.setattr(mps_owner, "START_S", 0.5)
+    monkeypatch.setattr(mps_owner, "_TRY_A_CLIENT", client)
+    folder = mps_owner.own_folder()
+    reason = mps_owner.start(folder)
+    mps_owner.stop(folder)
     assert reason.startswith(who)
     assert "did not end within 0.5 s" in reason
     assert daemons(folder.parent) == []
@@ -138,34 +138,34 @@ def test_a_daemon_or_a_client_that_hangs_is_not_waited_for(install, monkeypatch,
 
 def test_the_error_of_a_client_is_told_as_cuda_numbers_it(install, monkeypatch, client):
     busy = "import ctypes; ctypes.CDLL = lambda name: type('', (), {'cuInit': lambda self, flags: 805})()\n"
-    monkeypatch.setattr(mps_guard, "_TRY_A_CLIENT", busy + client)
-    folder = mps_guard.own_folder()
-    reason = mps_guard.start(folder)
-    mps_guard.stop(folder)
+    monkeypatch.setattr(mps_owner, "_TRY_A_CLIENT", busy + client)
+    folder = mps_owner.own_folder()
+    reason = mps_owner.start(folder)
+    mps_owner.stop(folder)
     assert reason.endswith("CUDA error 805")
 
 
-def test_what_a_killed_guard_left_is_swept_and_what_is_in_use_stays(install):
-    left, used = mps_guard.own_folder(), mps_guard.own_folder()
-    mps_guard.start(left)
-    mps_guard.start(used)
-    (survivor,) = mps_guard.processes(used)
+def test_what_a_killed_owner_left_is_swept_and_what_is_in_use_stays(install):
+    left, used = mps_owner.own_folder(), mps_owner.own_folder()
+    mps_owner.start(left)
+    mps_owner.start(used)
+    (survivor,) = mps_owner.processes(used)
     _let_go_of_lock(left)
-    mps_guard.sweep()
+    mps_owner.sweep()
     assert not left.exists()
     assert daemons(used.parent) == [survivor]
-    mps_guard.stop(used)
+    mps_owner.stop(used)
 
 
 def test_what_is_in_use_stays_also_when_old_files_are_cleaned_up(install):
-    folder = mps_guard.own_folder()
-    mps_guard.start(folder)
+    folder = mps_owner.own_folder()
+    mps_owner.start(folder)
     for file in folder.iterdir():
         if file.is_file():
             file.unlink()
-    mps_guard.sweep()
-    assert len(mps_guard.processes(folder)) == 1
-    mps_guard.stop(folder)
+    mps_owner.sweep()
+    assert len(mps_owner.processes(folder)) == 1
+    mps_owner.stop(folder)
 
 
 def _let_go_of_lock(folder: Path) -> None:
@@ -181,28 +181,28 @@ def _let_go_of_lock(folder: Path) -> None:
 def test_a_daemon_without_a_working_client_is_ended_and_the_reason_told(
     install, temporary, tmp_path, monkeypatch
 ):
-    """The whole guard process."""
-    monkeypatch.setattr(mps_guard, "__file__", str(_guard_that_tries("raise SystemExit(1)", tmp_path)))
+    """The whole owner process."""
+    monkeypatch.setattr(mps_owner, "__file__", str(_owner_that_tries("raise SystemExit(1)", tmp_path)))
     with pytest.raises(MpsUnavailable, match=r"a process under MPS cannot start CUDA"), mps_daemon():
         pass
     assert list((temporary).iterdir()) == []
 
 
-def test_a_guard_that_dies_before_its_daemon_runs_is_told_of(install, tmp_path, monkeypatch):
-    program = tmp_path / "guard.py"
+def test_an_owner_that_dies_before_its_daemon_runs_is_told_of(install, tmp_path, monkeypatch):
+    program = tmp_path / "owner.py"
     program.write_text("raise SystemExit(1)")
-    monkeypatch.setattr(mps_guard, "__file__", str(program))
-    with pytest.raises(MpsUnavailable, match="the guard of the MPS daemon died"), mps_daemon():
+    monkeypatch.setattr(mps_owner, "__file__", str(program))
+    with pytest.raises(MpsUnavailable, match="the owner of the MPS daemon died"), mps_daemon():
         pass
 
 
-def test_the_guard_ends_its_daemon_when_the_launcher_is_killed(install, temporary, tmp_path):
+def test_the_owner_ends_its_daemon_when_the_launcher_is_killed(install, temporary, tmp_path):
     launcher = tmp_path / "launcher.py"
     launcher.write_text(
         "import sys, time\n"
-        f"sys.path.insert(0, {str(Path(mps_guard.__file__).parents[1])!r})\n"
-        "from spec_backend_cuda import mps, mps_guard\n"
-        f"mps_guard.__file__ = {str(_guard_that_tries('pass', tmp_path))!r}\n"
+        f"sys.path.insert(0, {str(Path(mps_owner.__file__).parents[1])!r})\n"
+        "from spec_backend_cuda import mps, mps_owner\n"
+        f"mps_owner.__file__ = {str(_owner_that_tries('pass', tmp_path))!r}\n"
         "with mps.mps_daemon() as daemon:\n"
         "    print(daemon.environment['CUDA_MPS_PIPE_DIRECTORY'], flush=True)\n"
         "    time.sleep(60)\n"
@@ -210,7 +210,7 @@ def test_the_guard_ends_its_daemon_when_the_launcher_is_killed(install, temporar
     with subprocess.Popen([sys.executable, str(launcher)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip()).parent
-        assert len(mps_guard.processes(folder)) == 1
+        assert len(mps_owner.processes(folder)) == 1
         process.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 10
     while folder.exists() and time.monotonic() < deadline:
@@ -222,27 +222,27 @@ def test_the_guard_ends_its_daemon_when_the_launcher_is_killed(install, temporar
 def test_a_daemon_that_is_killed_is_told_of_and_the_run_fails_of_it(
     install, temporary, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(mps_guard, "__file__", str(_guard_that_tries("pass", tmp_path)))
+    monkeypatch.setattr(mps_owner, "__file__", str(_owner_that_tries("pass", tmp_path)))
     backend = CudaBackend(CudaConfig(name="cuda"))
     with backend.prepare_host("colocated"):
         backend.check_host()
         (pid,) = daemons(temporary)
-        time.sleep(3 * mps_guard.WATCH_S)  # the guard has seen it
+        time.sleep(3 * mps_owner.WATCH_S)  # the owner has seen it
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RunError, match=rf"^{mps_guard.CONTROL} \(pid {pid}\) died: .*MPS"):
+        with pytest.raises(RunError, match=rf"^{mps_owner.CONTROL} \(pid {pid}\) died: .*MPS"):
             until_it_fails(backend)
     assert list((temporary).iterdir()) == []
     backend.check_host()
 
 
-def test_a_guard_that_is_killed_ends_the_run_and_leaves_nothing(install, temporary, tmp_path, monkeypatch):
-    monkeypatch.setattr(mps_guard, "__file__", str(_guard_that_tries("pass", tmp_path)))
+def test_an_owner_that_is_killed_ends_the_run_and_leaves_nothing(install, temporary, tmp_path, monkeypatch):
+    monkeypatch.setattr(mps_owner, "__file__", str(_owner_that_tries("pass", tmp_path)))
     backend = CudaBackend(CudaConfig(name="cuda"))
     with backend.prepare_host("colocated"):
         (pid,) = daemons(temporary)
         backend.check_host()
         os.kill(_parent(pid), signal.SIGKILL)
-        with pytest.raises(RunError, match=r"guard.* died: .*MPS"):
+        with pytest.raises(RunError, match=r"owner.* died: .*MPS"):
             until_it_fails(backend)
         assert daemons(temporary) == [pid]
     assert daemons(temporary) == []
@@ -256,7 +256,7 @@ def _parent(pid: int) -> int:
 @pytest.mark.parametrize("length", [10, 65, 66, 79, 90])
 def test_the_sockets_of_a_daemon_have_names_that_are_short_enough(monkeypatch, length):
     monkeypatch.setattr(tempfile, "tempdir", "/" + "t" * (length - 1))
-    pipe = Path(mps_guard.environment(mps_guard.folders() / f"{mps_guard.PREFIX}12345678")[mps_guard.PIPE])
+    pipe = Path(mps_owner.environment(mps_owner.folders() / f"{mps_owner.PREFIX}12345678")[mps_owner.PIPE])
     assert len(str(pipe / "control_privileged")) < 108
 
 
@@ -264,7 +264,7 @@ def test_shared_events_of_ended_processes_are_forgotten_and_no_others(monkeypatc
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     started_s = time.time()
-    monkeypatch.setattr(mps_guard, "END_S", 0.2)
+    monkeypatch.setattr(mps_owner, "END_S", 0.2)
     files = [
         Path(f"/dev/shm/cuda.shm.{os.geteuid():x}.{pid:x}.{number}")
         for pid, number in ((ended.pid, 1), (os.getpid(), 1), (ended.pid, 2), (ended.pid, 3))
@@ -276,9 +276,9 @@ def test_shared_events_of_ended_processes_are_forgotten_and_no_others(monkeypatc
         os.utime(old, (started_s - 60, started_s - 60))
         with of_another_container.open("r+b") as file, mmap.mmap(file.fileno(), 0):
             file.close()
-            mps_guard.forget_events(started_s - 1)
+            mps_owner.forget_events(started_s - 1)
         assert [file.exists() for file in files] == [False, True, True, True]
-        mps_guard.forget_events(started_s - 1)
+        mps_owner.forget_events(started_s - 1)
         assert not of_another_container.exists()
     finally:
         for file in files:
@@ -292,7 +292,7 @@ def test_runs_that_end_at_once_forget_events_beside_each_other():
     file.write_bytes(b"event")
     with ThreadPoolExecutor(2) as threads:
         with file.open("rb"):
-            calls = [threads.submit(mps_guard.forget_events, time.time() - 1) for _ in range(2)]
+            calls = [threads.submit(mps_owner.forget_events, time.time() - 1) for _ in range(2)]
             time.sleep(0.1)  # both have looked
         for call in calls:
             call.result()
@@ -306,10 +306,10 @@ def until_it_fails(backend: CudaBackend) -> None:
         time.sleep(0.05)
 
 
-def _guard_that_tries(client: str, tmp_path: Path) -> Path:
-    """The guard's own file with another client to try MPS with: there may be no CUDA here."""
-    source = Path(mps_guard.__file__).read_text()
-    copy = tmp_path / "guard.py"
+def _owner_that_tries(client: str, tmp_path: Path) -> Path:
+    """The owner's own file with another client to try MPS with: there may be no CUDA here."""
+    source = Path(mps_owner.__file__).read_text()
+    copy = tmp_path / "owner.py"
     copy.write_text(source.replace("\nif __name__", f"\n_TRY_A_CLIENT = {client!r}\nif __name__"))
     return copy
 

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from spec_backend_cuda.allocator import allocator_settings, limit_memory
 from spec_backend_cuda.mps import MpsUnavailable, mps_daemon, thread_percentage
-from spec_backend_cuda.mps_guard import forget_events
+from spec_backend_cuda.mps_owner import forget_events
 from spec_backend_cuda.nccl_settings import nccl_settings
 from spec_backend_cuda.nvml import DriverMissing, inventory
 from spec_backend_cuda.visible_devices import gpu_of, visible, visible_to_child
@@ -151,7 +151,7 @@ class CudaBackend(Backend):
     def prepare_host(self, placement: Placement) -> Iterator[None]:
         started_s = time.time()
         with ExitStack() as stack:
-            stack.callback(forget_events, started_s)  # also where no guard is there to do it
+            stack.callback(forget_events, started_s)  # also where no owner is there to do it
             if placement == "colocated" and self.config.mps != "never":
                 self._mps = self._share_devices(stack)
             try:

@@ -1,4 +1,4 @@
-"""MPS, which lets the processes of a GPU compute at the same time: a daemon per run, and what its clients need."""
+"""MPS lets several processes compute on a GPU at the same time: a daemon per run, and its clients' environment."""
 
 from __future__ import annotations
 
@@ -11,78 +11,81 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_backend_cuda import mps_guard
+from spec_backend_cuda import mps_owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import TextIO
 
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-_DEAD = '{"reason": "the guard of the MPS daemon died; what it said is above"}'
+_DEAD = '{"reason": "the owner of the MPS daemon died; its output is above"}'
 
 
 class MpsUnavailable(RuntimeError):
-    """This host has no MPS that works; the message says why."""
+    """No MPS works on this host; the message says why."""
 
 
 class MpsDaemon:
-    """A daemon that runs, seen from the launcher."""
+    """A running daemon, as the controller of a run sees it."""
 
-    def __init__(self, environment: Mapping[str, str], guard_says: TextIO) -> None:
+    def __init__(self, environment: Mapping[str, str], owner_output: TextIO) -> None:
         self.environment = environment
-        """What its clients need in theirs."""
+        """Environment variables that its clients need."""
         self.ended: str | None = None
-        """Who of it has died, as ``nvidia-cuda-mps-server (pid 7)``."""
+        """Process of the daemon that has died, as ``nvidia-cuda-mps-server (pid 7)``."""
         self._leaving = False
-        self._listener = threading.Thread(target=self._listen, args=(guard_says,), name="mps", daemon=True)
+        self._listener = threading.Thread(target=self._listen, args=(owner_output,), name="mps", daemon=True)
         self._listener.start()
 
-    def leave(self, guard_hears: TextIO) -> None:
-        """Tells the guard to end the daemon, and waits until it says no more."""
+    def end(self, owner_input: TextIO) -> None:
+        """Have the owner end the daemon, and wait until it has closed its output."""
         self._leaving = True
-        guard_hears.close()
+        owner_input.close()
         self._listener.join()
 
-    def _listen(self, guard_says: TextIO) -> None:
-        for line in guard_says:
+    def _listen(self, owner_output: TextIO) -> None:
+        for line in owner_output:
             self.ended = json.loads(line)["ended"]
         if not self._leaving:  # another run may end the daemon now, which nobody owns
-            self.ended = self.ended or "the guard of the MPS daemon"
+            self.ended = self.ended or "the owner of the MPS daemon"
 
 
 @contextmanager
 def mps_daemon() -> Iterator[MpsDaemon]:
-    """Starts a daemon for this run alone. Raises MpsUnavailable.
+    """Start a daemon for this run alone. Raise MpsUnavailable.
 
-    The daemon ends with the block, and also when this process, or the guard, is killed.
+    The daemon ends with the block, and also when this process, or the owner, is killed.
     """
-    guard = subprocess.Popen(
-        [sys.executable, "-I", str(Path(mps_guard.__file__))],
+    owner = subprocess.Popen(
+        [sys.executable, "-I", str(Path(mps_owner.__file__))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        with guard:  # leaving it closes the guard's input and waits for it
-            assert guard.stdin is not None
-            assert guard.stdout is not None
-            answer: dict[str, str] = json.loads(guard.stdout.readline() or _DEAD)
+        with owner:  # leaving the block closes its input and waits for it
+            assert owner.stdin is not None
+            assert owner.stdout is not None
+            answer: dict[str, str] = json.loads(owner.stdout.readline() or _DEAD)
             if "reason" in answer:
                 raise MpsUnavailable(answer["reason"])
-            daemon = MpsDaemon(answer, guard.stdout)
+            daemon = MpsDaemon(answer, owner.stdout)
             try:
                 yield daemon
             finally:
-                daemon.leave(guard.stdin)
+                daemon.end(owner.stdin)
     finally:
-        if guard.returncode:  # it was killed, and has ended nothing
-            mps_guard.sweep()
+        if owner.returncode:  # it was killed, and has ended nothing
+            mps_owner.sweep()
 
 
 def thread_percentage(environ: Mapping[str, str], share: float) -> dict[str, str]:
-    """Caps a client at its share of the GPU's multiprocessors, rounded up so that shares leave none unused. A whole
-    share is no cap: it is said only where a client would inherit one."""
+    """Return the variable that limits a client to its share of the GPU's multiprocessors.
+
+    Shares are rounded up, so that none is left unused. A whole share is no limit: the variable is set only where a
+    client would inherit one.
+    """
     if share == 1 and THREADS not in environ:
         return {}
     return {THREADS: str(math.ceil(round(100 * share, 6)))}

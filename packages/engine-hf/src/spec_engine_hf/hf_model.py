@@ -14,7 +14,7 @@ from torch import nn
 from spec_core import TargetTensors, foreign_errors
 from spec_core.drafting import TargetOps
 from spec_core.errors import EngineError, TargetError
-from spec_core.processes.torch_extensions import hide_broken_extensions
+from spec_core.processes import hide_broken_extensions
 from spec_core.records import FeatureSchema
 
 if TYPE_CHECKING:

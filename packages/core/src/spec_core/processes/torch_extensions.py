@@ -1,7 +1,7 @@
-"""torch imports the extensions of hardware vendors by itself. Where one cannot be loaded, as torch-npu without CANN,
-every ``import torch`` of every process fails, of runs on other hardware too.
+"""Extensions of torch that cannot be imported, such as torch-npu without CANN.
 
-What is done about it: docs/decisions/011.
+torch imports vendors' extensions by itself. One that fails makes every ``import torch`` fail, on other hardware too;
+docs/decisions/011 says what is done about it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from spec_core.errors import PluginError
 
 
 def restart_where_torch_would_fail() -> None:
-    """The same command again, in this process's place, with what installed backends want in the environment of every
-    process that imports torch (``Backend.import_env``). Children inherit it; where nothing is wanted nothing happens.
+    """Replace this process by the same command with the variables of ``Backend.import_env``, if any are missing.
+
+    Children inherit them.
     """
     if not _extensions():
         return
     wanted: dict[str, str] = {}
     for record in plugins.installed(Backend):
-        with suppress(PluginError):  # a broken plugin is told where it is asked for
+        with suppress(PluginError):  # a broken plugin is reported when it is loaded
             wanted |= plugins.load_record(Backend, record).import_env()
     if not wanted.items() <= os.environ.items():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **wanted})
 
 
 def hide_broken_extensions() -> None:
-    """Before transformers is imported, which looks for extensions itself and imports what is installed: it finds none
-    that cannot be imported."""
+    """Make extensions that cannot be imported look as if they were not installed.
+
+    To be called before transformers is imported, which looks for extensions and imports what is installed.
+    """
     for extension in _extensions():
         try:
             importlib.import_module(extension.module)

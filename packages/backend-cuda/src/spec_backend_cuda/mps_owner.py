@@ -1,10 +1,10 @@
-"""The process that owns a run's MPS daemon: ``python -I mps_guard.py``, only the standard library.
+"""The process that owns a run's MPS daemon: ``python -I mps_owner.py``, only the standard library.
 
-It starts the daemon in directories of its own, says on one line of JSON how that went, and waits for its standard
-input to end; on a second line it tells if the daemon or a server of it dies before. The input ends when the launcher
-closes it, or dies of whatever: one way out for both. Then the daemon and its servers end and the directories go. If
-this process is killed, the launcher cleans up; if both are, the next run's guard does: a directory in use is locked,
-and the kernel lets go of locks.
+It starts the daemon in directories of its own, writes one line of JSON about that, and waits for its standard input
+to end. A second line reports that the daemon or one of its servers has died before. The input ends when the run
+closes it or dies: then the owner ends the daemon with its servers and removes the directories. If the owner is
+killed, the run cleans up; if both are killed, the owner of the next run does: a directory in use is locked, and the
+kernel releases the locks of dead processes. Why core's Reaper is not enough: docs/decisions/013.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 START_S = 60.0
-"""For the daemon to start, and for a process to get through it; its server takes seconds per GPU."""
+"""Time for the daemon to start, and for a process to get through it; its server takes seconds per GPU."""
 ANSWER_S = 5.0
-"""For the daemon's own commands; they take milliseconds, but for a server that a killed client has made hang."""
+"""Limit of the daemon's own commands: milliseconds, unless a killed client has made a server hang."""
 END_S = 3.0
 WATCH_S = 0.25
 """Between looks at the daemon's processes."""
 _LONGEST_FOLDER = 107 - len(f"/{PREFIX}12345678/pipe/control_privileged")
-"""What the name of a Unix socket holds, less ours and the longest of the daemon's."""
+"""Longest name of the parent folder: a Unix socket's 107 characters less the names below it."""
 _TRY_A_CLIENT = """
 import ctypes, sys
 code = ctypes.CDLL("libcuda.so.1").cuInit(0)
@@ -49,17 +49,18 @@ sys.exit(code and f"cuInit: CUDA error {code}")
 
 
 def environment(folder: Path) -> dict[str, str]:
+    """Return the variables of a client of the daemon in ``folder``."""
     return {PIPE: str(folder / "pipe"), LOG: str(folder / "log")}
 
 
 def folders() -> Path:
-    """Where every run's folder is: the system's temporary folder, unless its name is too long for a socket."""
+    """Return the parent of every run's folder: the temporary folder, unless its name is too long for a socket."""
     wanted = Path(tempfile.gettempdir())
     return wanted if len(str(wanted)) <= _LONGEST_FOLDER else Path("/tmp")
 
 
 def own_folder() -> Path:
-    """A new folder, locked for as long as this process lives before others can see it as a run's."""
+    """Return a new folder, which is locked before it has its name and for as long as this process lives."""
     partial = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=folders()))
     lock(partial)
     folder = partial.with_name(partial.name[1:])
@@ -70,8 +71,10 @@ def own_folder() -> Path:
 
 
 def lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock, or None if another process has it. What cleans temporary folders up
-    leaves a locked one alone."""
+    """Return a descriptor that holds the folder's lock, or None if another process has it.
+
+    Programs that clean temporary folders up leave a locked one alone.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +85,7 @@ def lock(folder: Path) -> int | None:
 
 
 def start(folder: Path) -> str:
-    """Starts the daemon; says why it does not work, or nothing."""
+    """Start the daemon; return why it does not work, or an empty string."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
     client_env = inherited | environment(folder)
     env = dict(client_env)
@@ -95,23 +98,23 @@ def start(folder: Path) -> str:
     return ""
 
 
-def _failure(command: Sequence[str], env: Mapping[str, str], said: Path) -> str:
-    """Runs a program; says how it failed, or nothing."""
-    with said.open("wb") as output:  # a file: the daemon keeps its output open
+def _failure(command: Sequence[str], env: Mapping[str, str], output: Path) -> str:
+    """Run a program; return how it failed, or an empty string."""
+    with output.open("wb") as stream:  # a file: the daemon keeps its output open
         try:
             code = subprocess.call(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=START_S
+                command, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=START_S
             )
         except OSError as error:
             return f"cannot be run: {error.strerror}"
         except subprocess.TimeoutExpired:
             return f"did not end within {START_S:g} s"
-    last_words = said.read_text(errors="replace").strip().rpartition("\n")[2]
+    last_words = output.read_text(errors="replace").strip().rpartition("\n")[2]
     return f"ended with exit code {code}: {last_words}" if code else ""
 
 
 def stop(folder: Path) -> None:
-    """Ends the daemon of a folder and whatever it started, and removes the folder."""
+    """End the daemon of a folder and whatever it has started, and remove the folder."""
     with suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             [CONTROL],
@@ -131,12 +134,12 @@ def stop(folder: Path) -> None:
 
 
 def adopt() -> None:
-    """Daemons become children of this process, not of the first one, which in a container may reap nobody."""
+    """Make daemons children of this process: the first process of a container may reap nobody."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap() -> None:
-    """Takes leave of the children that have ended, for as long as it takes a killed one to do so."""
+    """Reap the children that have ended, for as long as a killed one may take to end."""
     deadline = time.monotonic() + END_S
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -145,8 +148,10 @@ def reap() -> None:
 
 
 def processes(folder: Path) -> list[int]:
-    """The daemon, known by the pipe directory in its environment, and its servers, which are its children, or this
-    process's when it has died."""
+    """Return the ids of a daemon and its servers.
+
+    The daemon has the pipe directory in its environment. Its servers are its children, and this process's after it.
+    """
     mark = f"{PIPE}={folder / 'pipe'}".encode()
     parents = {
         int(entry.name): parent
@@ -158,7 +163,7 @@ def processes(folder: Path) -> list[int]:
 
 
 def _parent_of_mps(process: Path) -> int | None:
-    """Id of the parent of a process that runs a program of MPS; None of all others, and of dead ones."""
+    """Return the parent of a process that runs a program of MPS; None for others and for dead ones."""
     try:
         if not (process / "comm").read_text().startswith(CONTROL[:15]):  # the kernel keeps 15 characters
             return None
@@ -176,21 +181,21 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def watch(folder: Path) -> None:
-    """Until standard input ends. Tells of the first process of the daemon that has died."""
+    """Wait for the end of standard input; write the first process of the daemon that dies meanwhile."""
     known: dict[int, str] = {}
-    told = False
+    reported = False
     while not select.select([sys.stdin], [], [], WATCH_S)[0]:
         running = processes(folder)
         gone = known.keys() - running
-        if gone and not told:
-            told = True
+        if gone and not reported:
+            reported = True
             with suppress(BrokenPipeError):
                 print(json.dumps({"ended": known[min(gone)]}), flush=True)
         known |= {pid: f"{_name(pid)} (pid {pid})" for pid in running if pid not in known}
 
 
 def _name(pid: int) -> str:
-    """The program's in full."""
+    """Return the whole name of a process's program."""
     with suppress(OSError):
         words = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace").split("\0")
         return next((Path(word).name for word in words if CONTROL[:15] in word), CONTROL)
@@ -198,7 +203,7 @@ def _name(pid: int) -> str:
 
 
 def sweep() -> None:
-    """Ends and removes what runs have left whose guard was killed."""
+    """End and remove what runs have left whose owner was killed."""
     for folder in folders().glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, or another sweep was faster
             if folder.stat().st_uid == os.geteuid() and (descriptor := lock(folder)) is not None:
@@ -207,8 +212,10 @@ def sweep() -> None:
 
 
 def forget_events(since_s: float) -> None:
-    """Removes what ended processes have left of the events that they shared, from that wall-clock second on: the
-    driver keeps them in files named after their owner's process (hexadecimal), and forgets them at its end."""
+    """Remove the files of shared events that processes have left since a time of the wall clock.
+
+    The driver names such a file after the process that made it (hexadecimal), and leaves it when the process ends.
+    """
     deadline = time.monotonic() + END_S
     for file in Path("/dev/shm").glob("cuda.shm.*.*.*"):
         with suppress(OSError, ValueError):
@@ -219,8 +226,10 @@ def forget_events(since_s: float) -> None:
 
 
 def _is_let_go(file: Path, deadline: float) -> bool:
-    """Whether nobody has it open, at the deadline at last. The owner's number says little where containers share
-    ``/dev/shm`` and count their processes apart."""
+    """Return whether nobody has the file open, at the deadline at the latest.
+
+    The process id in its name means little where containers share ``/dev/shm``.
+    """
     while not _gets_lease(file):
         if time.monotonic() >= deadline:
             return False
@@ -229,7 +238,7 @@ def _is_let_go(file: Path, deadline: float) -> bool:
 
 
 def _gets_lease(file: Path) -> bool:
-    """The kernel gives none on a file that anybody else has open: so this lets it go at once, for others who ask."""
+    """Return whether the kernel gives a lease, which it does for a file that nobody else has open; release it."""
     with file.open("r+b") as opened:
         fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)  # of whoever opens it now; harmless
         try:
@@ -240,7 +249,7 @@ def _gets_lease(file: Path) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """Not so of a zombie: in a container nobody may take leave of an orphan."""
+    """Return whether a process runs; a zombie, which a container may never reap, does not."""
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -248,6 +257,7 @@ def runs(pid: int) -> bool:
 
 
 def main() -> None:
+    """Own a daemon until standard input ends."""
     started_s = time.time()
     for number in (signal.SIGINT, signal.SIGTERM):  # a service manager may signal every process of a run
         signal.signal(number, signal.SIG_IGN)
