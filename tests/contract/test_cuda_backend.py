@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spec_backend_cuda import mps_owner
-from spec_backend_cuda.attention import FlashAttention
+from spec_backend_cuda.attention import flash_attention, flash_attention_backward
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_backend_cuda.device_segment import DeviceSegment
 from spec_core.errors import ConfigError
@@ -87,11 +87,11 @@ def test_fused_attention_equals_dense_attention(bounds, dtype, width):
     wide = tuple(tensor.double().requires_grad_() for tensor in (q, k, v))
     out, lse = _dense_attention(*wide, bounds)
     expected = torch.autograd.grad(out, wide, grad.double(), allow_unused=True, materialize_grads=True)
-    kernel, device = FlashAttention(), torch.device("cuda", 0)
+    device = torch.device("cuda", 0)
     q, k, v, grad = (tensor.to(device) for tensor in (q, k, v, grad))
-    got_out, got_lse = kernel.forward(q, k, v, bounds)
+    got_out, got_lse = flash_attention(q, k, v, bounds)
     assert got_lse.dtype == torch.float32
-    got = kernel.backward(grad, (q, k, v, got_out, got_lse), bounds)
+    got = flash_attention_backward(grad, (q, k, v, got_out, got_lse), bounds)
     tolerance = 3 * torch.finfo(dtype).eps
     for actual, reference in zip((got_out, *got), (out, *expected), strict=True):
         scale = max(1.0, reference.abs().max().item())

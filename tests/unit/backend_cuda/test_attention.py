@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spec_backend_cuda import dense_attention
-from spec_backend_cuda.attention import FlashAttention
+from spec_backend_cuda.attention import flash_attention, flash_attention_backward
 from spec_core.testing.backend_suite import _dense_attention
 
 
@@ -24,9 +24,8 @@ def test_equals_dense_attention(bounds, dtype, chunks):
     wide = tuple(tensor.double().requires_grad_() for tensor in (q, k, v))
     out, lse = _dense_attention(*wide, bounds)
     expected = torch.autograd.grad(out, wide, grad.double(), allow_unused=True, materialize_grads=True)
-    kernel = FlashAttention()
-    got_out, got_lse = kernel.forward(q, k, v, bounds)
-    got = kernel.backward(grad, (q, k, v, got_out, got_lse), bounds)
+    got_out, got_lse = flash_attention(q, k, v, bounds)
+    got = flash_attention_backward(grad, (q, k, v, got_out, got_lse), bounds)
     rows = [row for bound in bounds for row in range(*bound)]
     for actual, reference in zip((got_out, *got), (out, *expected), strict=True):
         torch.testing.assert_close(actual.double(), reference, rtol=1e-4, atol=1e-5)
@@ -48,6 +47,6 @@ def test_backward_takes_a_merged_result():
     lse = torch.cat([score, diagonal], dim=-1).logsumexp(-1).T
     _, dk, dv = torch.autograd.grad(out, inputs, grad)
     saved = tuple(tensor.detach() for tensor in (q, k, v, out, lse))
-    _, got_dk, got_dv = FlashAttention().backward(grad, saved, [(0, 5)])
+    _, got_dk, got_dv = flash_attention_backward(grad, saved, [(0, 5)])
     torch.testing.assert_close(got_dk, dk)
     torch.testing.assert_close(got_dv, dv)

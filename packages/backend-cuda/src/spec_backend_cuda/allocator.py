@@ -20,12 +20,12 @@ def allocator_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The inherited settings with ``expandable_segments`` off: another process can open memory from such segments
     only with a capability that containers lack, so libraries that share tensors (engines among them) fail on it.
     Said even where nothing was inherited, so that nothing turns it on later."""
-    return {name: _without_segments(environ.get(name, "")) for name in SETTINGS if name in environ} or {
-        SETTINGS[1]: _without_segments("")
+    return {name: _without_expandable(environ.get(name, "")) for name in SETTINGS if name in environ} or {
+        SETTINGS[1]: _without_expandable("")
     }
 
 
-def _without_segments(settings: str) -> str:
+def _without_expandable(settings: str) -> str:
     kept = [
         part for part in settings.split(",") if part and not part.strip().startswith("expandable_segments")
     ]

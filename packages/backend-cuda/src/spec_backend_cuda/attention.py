@@ -1,4 +1,4 @@
-"""FlashAttention: the fused causal attention in torch, all documents of a batch in one call.
+"""Flash attention: the fused causal attention in torch, all documents of a batch in one call.
 
 It takes half precision; wider dtypes go the slow way (``dense_attention``). Rows outside every document do not enter.
 """
@@ -40,52 +40,51 @@ class Documents(NamedTuple):
     longest: int
 
 
-class FlashAttention:
-    """Causal self-attention over documents; for every dtype and shape."""
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """Return causal self-attention inside each document, and its log-sum-exp; for every dtype and shape."""
+    if bounds and _is_fused(q):
+        documents = _documents(tuple(bounds), q.device)
+        inputs = (tensor[documents.rows] for tensor in (q, k, v))
+        out, lse, *_ = _forward(*inputs, *_lengths(documents), 0.0, True, False)
+        return _spread(out, documents, len(q)), _spread(lse.T, documents, len(q))
+    out = torch.zeros_like(q)
+    lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+    for rows in (slice(*bound) for bound in bounds):
+        out[rows], lse[rows] = dense_attention.dense_forward(q[rows], k[rows], v[rows])
+    return out, lse
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor]:
-        if bounds and _is_fused(q):
-            documents = _documents(tuple(bounds), q.device)
-            inputs = (tensor[documents.rows] for tensor in (q, k, v))
-            out, lse, *_ = _forward(*inputs, *_lengths(documents), 0.0, True, False)
-            return _spread(out, documents, len(q)), _spread(lse.T, documents, len(q))
-        out = torch.zeros_like(q)
-        lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
-        for rows in (slice(*bound) for bound in bounds):
-            out[rows], lse[rows] = dense_attention.forward(q[rows], k[rows], v[rows])
-        return out, lse
 
-    def backward(
-        self,
-        grad_out: Tensor,
-        saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-        bounds: Sequence[tuple[int, int]],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if bounds and _is_fused(grad_out):
-            documents = _documents(tuple(bounds), grad_out.device)
-            *inputs, lse = (tensor[documents.rows] for tensor in (grad_out, *saved))
-            no_dropout = _no_dropout(grad_out.device)
-            dq, dk, dv = _backward(*inputs, lse.T.contiguous(), *_lengths(documents), 0.0, True, *no_dropout)
-            length = len(grad_out)
-            return (
-                _spread(dq, documents, length),
-                _spread(dk, documents, length),
-                _spread(dv, documents, length),
-            )
-        grads = torch.zeros_like(saved[0]), torch.zeros_like(saved[1]), torch.zeros_like(saved[2])
-        for rows in (slice(*bound) for bound in bounds):
-            q, k, v, out, lse = (tensor[rows] for tensor in saved)
-            parts = dense_attention.backward(grad_out[rows], (q, k, v, out, lse))
-            for grad, part in zip(grads, parts, strict=True):
-                grad[rows] = part
-        return grads
+def flash_attention_backward(
+    grad_out: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    bounds: Sequence[tuple[int, int]],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may be merged with further keys."""
+    if bounds and _is_fused(grad_out):
+        documents = _documents(tuple(bounds), grad_out.device)
+        *inputs, lse = (tensor[documents.rows] for tensor in (grad_out, *saved))
+        no_dropout = _no_dropout(grad_out.device)
+        dq, dk, dv = _backward(*inputs, lse.T.contiguous(), *_lengths(documents), 0.0, True, *no_dropout)
+        length = len(grad_out)
+        return (
+            _spread(dq, documents, length),
+            _spread(dk, documents, length),
+            _spread(dv, documents, length),
+        )
+    grads = torch.zeros_like(saved[0]), torch.zeros_like(saved[1]), torch.zeros_like(saved[2])
+    for rows in (slice(*bound) for bound in bounds):
+        q, k, v, out, lse = (tensor[rows] for tensor in saved)
+        parts = dense_attention.dense_backward(grad_out[rows], (q, k, v, out, lse))
+        for grad, part in zip(grads, parts, strict=True):
+            grad[rows] = part
+    return grads
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "causal_attention": FlashAttention().forward,
-    "causal_attention_backward": FlashAttention().backward,
+    "causal_attention": flash_attention,
+    "causal_attention_backward": flash_attention_backward,
 }
 
 

@@ -18,25 +18,25 @@ SCORE_BYTES = 1 << 28
 """Of one chunk's scores: enough that the products dominate, little beside a model."""
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """One document: q [L, heads, d], k and v [L, kv_heads, d] -> out like q, log-sum-exp [L, heads]."""
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=q.dtype, device=q.device)
     for rows, score_hCL in _scores(q, k):
         lse[rows] = score_hCL.logsumexp(-1).T
-        _, values = _heads_first(q[rows], v[: rows.stop])
+        _, values = _by_head(q[rows], v[: rows.stop])
         out[rows] = (score_hCL.softmax(-1) @ values).transpose(0, 1)
     return out, lse
 
 
-def backward(
+def dense_backward(
     grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv); ``saved`` is (q, k, v, out, lse); the last two may have been merged with further keys."""
     q, k, v, out, lse = saved
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, score_hCL in _scores(q, k):
-        queries, keys = _heads_first(q[rows], k[: rows.stop])
-        grads, values = _heads_first(grad_out[rows], v[: rows.stop])
+        queries, keys = _by_head(q[rows], k[: rows.stop])
+        grads, values = _by_head(grad_out[rows], v[: rows.stop])
         probability_hCL = (score_hCL - lse[rows].T[..., None]).exp()
         drift_hC1 = (grad_out[rows] * out[rows]).sum(-1).T[..., None]
         dscore_hCL = probability_hCL * (grads @ values.mT - drift_hC1) * q.shape[-1] ** -0.5
@@ -52,12 +52,12 @@ def _scores(q: Tensor, k: Tensor) -> Iterator[tuple[slice, Tensor]]:
     chunk = max(1, SCORE_BYTES // max(1, heads * length * q.element_size()))
     for start in range(0, length, chunk):
         rows = slice(start, min(start + chunk, length))
-        queries, keys = _heads_first(q[rows], k[: rows.stop])
+        queries, keys = _by_head(q[rows], k[: rows.stop])
         ahead = torch.ones(rows.stop - start, rows.stop, dtype=torch.bool, device=q.device).triu(start + 1)
         yield rows, (queries @ keys.mT * width**-0.5).masked_fill(ahead, float("-inf"))
 
 
-def _heads_first(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+def _by_head(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """[h, C, d] and [h, L', d]: each key-value head once per query head that shares it."""
     groups = queries.shape[1] // keys.shape[1]
     return queries.transpose(0, 1), keys.repeat_interleave(groups, dim=1).transpose(0, 1)

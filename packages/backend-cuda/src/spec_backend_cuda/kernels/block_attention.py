@@ -8,19 +8,28 @@ own tensors; gradients of the context, by tiles of KEYS of its tokens and SPLITS
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import triton
 from torch.autograd.function import once_differentiable
 
-from spec_backend_cuda.kernels.block_kernels import context_backward, forward, own_backward
+from spec_backend_cuda.kernels.block_kernels import blocks_forward, context_backward, own_backward
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_ROWS = 128
 """Of a tile of queries: more do not fit into the registers beside their sums."""
+
+
+class BlockPlaces(Protocol):
+    """Layout of blocks in a batch, as the draft has it."""
+
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Return int64 [A] twice, on the device: each block's anchor, and the start of its document."""
+        ...
 
 
 class Tiling(NamedTuple):
@@ -56,28 +65,27 @@ EVERYWHERE = 1 << 30
 """A window wider than any document."""
 
 
-class FusedBlocks:
-    """The kernel ``block_attention``, and what it takes."""
+def takes_blocks(q: Tensor, context: tuple[Tensor, Tensor], *_: object) -> bool:
+    """Return whether dtype and sizes are ones that the kernels are written for, and their tiles fit this GPU."""
+    slots, heads, width = q.shape[1:]
+    return (
+        q.numel() > 0
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and width in (32, 64, 128)
+        and slots * (heads // context[0].shape[1]) <= MAX_ROWS
+        and _shared_bytes(q.device) >= SHARED_BYTES
+    )
 
-    def takes(self, q: Tensor, num_kv_heads: int) -> bool:
-        _, slots, heads, width = q.shape
-        return (
-            q.numel() > 0
-            and q.dtype in (torch.bfloat16, torch.float16)
-            and width in (32, 64, 128)
-            and slots * (heads // num_kv_heads) <= MAX_ROWS
-            and _shared_bytes(q.device) >= SHARED_BYTES
-        )
 
-    def __call__(
-        self,
-        q: Tensor,
-        context: tuple[Tensor, Tensor],
-        own: tuple[Tensor, Tensor],
-        places: tuple[Tensor, Tensor],
-        window: int | None,
-    ) -> Tensor:
-        return _BlockAttention.apply(window, places, q, *context, *own)
+def fused_block_attention(
+    q: Tensor,
+    context: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor],
+    layout: BlockPlaces,
+    window: int | None,
+) -> Tensor:
+    """Return the blocks' attention to their context and to themselves; arguments are those of the plain version."""
+    return _BlockAttention.apply(window, layout.places, q, *context, *own)
 
 
 class _BlockAttention(torch.autograd.Function):
@@ -88,7 +96,7 @@ class _BlockAttention(torch.autograd.Function):
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         tiling = _tilings(q, keys_values[0]).forward
         shape = _shape(tiling, q, keys_values[0], window)
-        forward[_grid(shape)](q, *keys_values, out, lse, *places, **shape, **tiling.options)
+        blocks_forward[_grid(shape)](q, *keys_values, out, lse, *places, **shape, **tiling.options)
         ctx.window = window
         ctx.save_for_backward(*places, q, *keys_values, out, lse)
         return out

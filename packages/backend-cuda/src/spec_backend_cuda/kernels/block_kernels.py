@@ -11,7 +11,7 @@ from spec_backend_cuda.kernels.block_tiles import key_ranges, own_places, own_se
 
 
 @triton.jit
-def _attend(
+def _attend_tiles(
     state, query, key, value, low, high, first, last, tokens, kv_head, kv_heads, scale,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -44,7 +44,7 @@ def _add(total, top, weight, score, v):
 
 
 @triton.jit
-def forward(
+def blocks_forward(
     q, key, value, own_key, own_value, out, lse, anchor, start, num_blocks, tokens, kv_heads, window, scale,
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
@@ -82,13 +82,13 @@ def forward(
     total = tl.dot(p.to(v.dtype), v)
     state = (total, top, tl.sum(p, 1))
     a, b, c, d = key_ranges(inside, low, high, KEYS)
-    state = _attend(
+    state = _attend_tiles(
         state, query, key, value, low, high, a, b, tokens, kv_head, kv_heads, base_2, True, WIDTH, KEYS
     )
-    state = _attend(
+    state = _attend_tiles(
         state, query, key, value, low, high, b, c, tokens, kv_head, kv_heads, base_2, False, WIDTH, KEYS
     )
-    state = _attend(
+    state = _attend_tiles(
         state, query, key, value, low, high, c, d, tokens, kv_head, kv_heads, base_2, True, WIDTH, KEYS
     )
     total, top, weight = state

@@ -21,7 +21,7 @@ ROWS = 32
 """Per program: 4,096 channels of heads of 128, which keep four warps busy."""
 
 
-def takes(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> bool:
+def takes_heads(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> bool:
     """Whether all channels are rotated, and their number is one that the kernels are written for."""
     width = heads_TND.shape[-1]
     narrow = heads_TND.dtype in (torch.bfloat16, torch.float16, torch.float32)
@@ -30,11 +30,13 @@ def takes(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> bool:
     )
 
 
-def rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def fused_rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return _Rotated.apply(heads_TND, None, 0.0, *angles)
 
 
-def norm_rotate(heads_TND: Tensor, weight_D: Tensor, eps: float, angles: tuple[Tensor, Tensor]) -> Tensor:
+def fused_norm_rotate(
+    heads_TND: Tensor, weight_D: Tensor, eps: float, angles: tuple[Tensor, Tensor]
+) -> Tensor:
     return _Rotated.apply(heads_TND, weight_D, eps, *angles)
 
 
@@ -49,7 +51,7 @@ class _Rotated(torch.autograd.Function):
         out = heads_TND.new_empty(heads_TND.shape)
         # Where there is no norm its pointer is not read.
         arguments = heads_TND, cos if weight_D is None else weight_D, cos, sin
-        _forward[(triton.cdiv(tokens * heads, ROWS),)](
+        _rotate_rows[(triton.cdiv(tokens * heads, ROWS),)](
             *arguments,
             out,
             tokens * heads,
@@ -75,7 +77,7 @@ class _Rotated(torch.autograd.Function):
         programs = triton.cdiv(tokens * heads, ROWS)
         out = grad.new_empty(grad.shape)
         shares = torch.empty(programs if normed else 0, width, dtype=torch.float32, device=grad.device)
-        _backward[(programs,)](
+        _rotate_gradients[(programs,)](
             grad,
             source,
             weight,
@@ -103,7 +105,7 @@ def _rows_whole(heads_TND: Tensor) -> Tensor:
 
 
 @triton.jit
-def _forward(
+def _rotate_rows(
     heads, weight, cos, sin, out, num_rows, num_heads, token_stride, head_stride, eps,
     HALF: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -128,7 +130,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _rotate_gradients(
     grad, heads, weight, cos, sin, out, shares, num_rows, num_heads,
     grad_token_stride, grad_head_stride, token_stride, head_stride, eps,
     HALF: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr,

@@ -1,4 +1,4 @@
-"""Rows of logits: their summary, their comparison with a teacher's law, and gradients in their place.
+"""Rows of logits: log-sum-exp and arg-max, comparison with a teacher's distribution, gradients in place.
 
 A program takes one row, BLOCK columns at a time; what is read again comes from the cache. Arithmetic is float32.
 """
@@ -16,34 +16,34 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Law = tuple[Tensor, Tensor]
+    Distribution = tuple[Tensor, Tensor]
 
 BLOCK = 4096
 WARPS = 8
 
 
-def takes(logits: Tensor) -> bool:
+def takes_logits(logits: Tensor, *_: object) -> bool:
     return logits.numel() > 0 and logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
-def summarize(logits_XV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def fused_logsumexp_argmax(logits_XV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows = logits_XV.contiguous().flatten(0, -2)
     top_X, sum_X = (logits_XV.new_empty(logits_XV.shape[:-1], dtype=torch.float32) for _ in range(2))
     index_X = torch.empty_like(top_X, dtype=torch.int64)
-    _summarize[(len(rows),)](rows, top_X, sum_X, index_X, rows.shape[1], BLOCK, num_warps=WARPS)
+    _logsumexp_argmax_rows[(len(rows),)](rows, top_X, sum_X, index_X, rows.shape[1], BLOCK, num_warps=WARPS)
     return top_X, sum_X, index_X
 
 
-def compare(
-    logits_RSV: Tensor, log_sum_RS: Tensor, teacher: Law, mass_R: Tensor
+def fused_distill_terms(
+    logits_RSV: Tensor, log_sum_RS: Tensor, teacher: Distribution, mass_R: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     positions, steps, width = logits_RSV.shape
     aligned, overlap, below = (torch.empty_like(log_sum_RS, dtype=torch.float32) for _ in range(3))
     # Rows of one position run side by side: they share the teacher's logits in the cache.
-    _compare[(steps, positions)](
+    _distill_terms_rows[(steps, positions)](
         logits_RSV.contiguous(),
         log_sum_RS.contiguous(),
-        *_law(teacher, mass_R),
+        *_contiguous(teacher, mass_R),
         aligned,
         overlap,
         below,
@@ -54,18 +54,18 @@ def compare(
     return aligned, overlap, below
 
 
-def gradient_(
+def fused_distill_grad_(
     logits_RSV: Tensor,
     log_sum_RS: Tensor,
     factors: tuple[Tensor, Tensor, Tensor],
-    teacher: Law,
+    teacher: Distribution,
     mass_R: Tensor,
 ) -> Tensor:
     positions, steps, width = logits_RSV.shape
-    _gradient[(steps, positions)](
+    _distill_grad_rows[(steps, positions)](
         logits_RSV,
         log_sum_RS.contiguous(),
-        *_law(teacher, mass_R),
+        *_contiguous(teacher, mass_R),
         *(factor.contiguous() for factor in factors),
         width,
         BLOCK,
@@ -74,20 +74,20 @@ def gradient_(
     return logits_RSV
 
 
-def scaled_softmax_(logits_XV: Tensor, log_sum_X: Tensor, factor_X: Tensor) -> Tensor:
+def fused_scaled_softmax_(logits_XV: Tensor, log_sum_X: Tensor, factor_X: Tensor) -> Tensor:
     inputs = logits_XV, log_sum_X.contiguous(), factor_X.contiguous()
     grid = log_sum_X.numel(), triton.cdiv(logits_XV.shape[-1], BLOCK)
-    _scaled_softmax[grid](*inputs, logits_XV.shape[-1], BLOCK, num_warps=WARPS)
+    _scaled_softmax_rows[grid](*inputs, logits_XV.shape[-1], BLOCK, num_warps=WARPS)
     return logits_XV
 
 
-def _law(teacher: Law, mass_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _contiguous(teacher: Distribution, mass_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     logits_RV, log_sum_R = teacher
     return logits_RV.contiguous(), log_sum_R.contiguous(), mass_R.contiguous()
 
 
 @triton.jit
-def _summarize(logits, top_out, sum_out, index_out, width, BLOCK: tl.constexpr):
+def _logsumexp_argmax_rows(logits, top_out, sum_out, index_out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     source = logits + row * width
@@ -114,8 +114,8 @@ def _summarize(logits, top_out, sum_out, index_out, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _laws(logits, log_sum, teacher, teacher_log_sum, column, width, BLOCK: tl.constexpr):
-    """(the row's logits, its law q, the teacher's law p) at some columns; 0 outside the row."""
+def _probabilities(logits, log_sum, teacher, teacher_log_sum, column, width, BLOCK: tl.constexpr):
+    """Return the row's logits, its softmax q and the teacher's p at some columns; 0 outside the row."""
     inside = column < width
     own = tl.load(logits + column, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(teacher + column, mask=inside, other=0.0).to(tl.float32)
@@ -124,7 +124,7 @@ def _laws(logits, log_sum, teacher, teacher_log_sum, column, width, BLOCK: tl.co
 
 
 @triton.jit
-def _compare(
+def _distill_terms_rows(
     logits, log_sum, teacher, teacher_log_sum, mass, aligned_out, overlap_out, below_out, width,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -138,7 +138,7 @@ def _compare(
     below = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, width, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        own, q, p = _laws(
+        own, q, p = _probabilities(
             logits + row * width, row_log_sum, teacher + position * width, row_teacher, column, width, BLOCK
         )
         aligned += p * own
@@ -150,8 +150,8 @@ def _compare(
 
 
 @triton.jit
-def _gradient(
-    logits, log_sum, teacher, teacher_log_sum, mass, own_factor, below_factor, law_factor, width,
+def _distill_grad_rows(
+    logits, log_sum, teacher, teacher_log_sum, mass, own_factor, below_factor, teacher_factor, width,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     position = tl.program_id(1).to(tl.int64)
@@ -161,10 +161,10 @@ def _gradient(
     share = tl.load(mass + position).to(tl.float32)
     a = tl.load(own_factor + row).to(tl.float32)
     b = tl.load(below_factor + row).to(tl.float32)
-    c = tl.load(law_factor + row).to(tl.float32)
+    c = tl.load(teacher_factor + row).to(tl.float32)
     for start in range(0, width, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        _, q, p = _laws(
+        _, q, p = _probabilities(
             logits + row * width, row_log_sum, teacher + position * width, row_teacher, column, width, BLOCK
         )
         grad = q * tl.where(q < share * p, a + b, a) - c * p
@@ -172,7 +172,7 @@ def _gradient(
 
 
 @triton.jit
-def _scaled_softmax(logits, log_sum, factor, width, BLOCK: tl.constexpr):
+def _scaled_softmax_rows(logits, log_sum, factor, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = logits + row * width + column

@@ -20,20 +20,20 @@ BLOCK = 4096
 WARPS = 8
 
 
-def takes(x: Tensor) -> bool:
+def takes_mlp(x: Tensor, *_: object) -> bool:
     return x.numel() > 0 and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
-def mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
-    return _GatedMlp.apply(x.flatten(0, -2), gate_IH, up_IH, down_HI).view(*x.shape[:-1], -1)
+def fused_swiglu_mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
+    return _SwigluMlp.apply(x.flatten(0, -2), gate_IH, up_IH, down_HI).view(*x.shape[:-1], -1)
 
 
-class _GatedMlp(torch.autograd.Function):
+class _SwigluMlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TH: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
         gate_TI, up_TI = F.linear(x_TH, gate_IH), F.linear(x_TH, up_IH)
         product_TI = torch.empty_like(gate_TI)
-        _forward[_grid(gate_TI)](gate_TI, up_TI, product_TI, gate_TI.numel(), BLOCK, num_warps=WARPS)
+        _product[_programs(gate_TI)](gate_TI, up_TI, product_TI, gate_TI.numel(), BLOCK, num_warps=WARPS)
         ctx.save_for_backward(x_TH, gate_IH, up_IH, down_HI, gate_TI, up_TI)
         return F.linear(product_TI, down_HI)
 
@@ -45,19 +45,19 @@ class _GatedMlp(torch.autograd.Function):
         # The product's gradient is overwritten by that of up.
         grad_up_TI, grad_gate_TI = grad_TH @ down_HI, torch.empty_like(gate_TI)
         arguments = gate_TI, up_TI, grad_up_TI, product_TI, grad_gate_TI
-        _backward[_grid(gate_TI)](*arguments, gate_TI.numel(), BLOCK, num_warps=WARPS)
+        _product_gradients[_programs(gate_TI)](*arguments, gate_TI.numel(), BLOCK, num_warps=WARPS)
         grad_down_HI = grad_TH.T @ product_TI
         del product_TI
         grad_x_TH = (grad_gate_TI @ gate_IH).addmm_(grad_up_TI, up_IH)
         return grad_x_TH, grad_gate_TI.T @ x_TH, grad_up_TI.T @ x_TH, grad_down_HI
 
 
-def _grid(tensor: Tensor) -> tuple[int]:
+def _programs(tensor: Tensor) -> tuple[int]:
     return (triton.cdiv(tensor.numel(), BLOCK),)
 
 
 @triton.jit
-def _forward(gate, up, product, size, BLOCK: tl.constexpr):
+def _product(gate, up, product, size, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     g = tl.load(gate + place, mask=inside).to(tl.float32)
@@ -66,7 +66,7 @@ def _forward(gate, up, product, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward(gate, up, grad, product, grad_gate, size, BLOCK: tl.constexpr):
+def _product_gradients(gate, up, grad, product, grad_gate, size, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     g = tl.load(gate + place, mask=inside).to(tl.float32)

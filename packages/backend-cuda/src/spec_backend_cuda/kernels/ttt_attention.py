@@ -1,4 +1,4 @@
-"""Diagonal attention: a few further keys of each query at its own index, merged into a finished attention.
+"""Attention of training-time test: a few further keys of each query at its own index, merged into a finished one.
 
 A program takes some tokens and one key-value head; its tiles are [query head of the group, token, channel].
 """
@@ -23,37 +23,40 @@ WARPS = 1
 """A single warp sums over a group without waiting for others: on an H200 a third of the time of four warps."""
 
 
-class FusedDiagonals:
-    """The kernels ``ttt_attention`` and ``ttt_attention_backward``, and what they take."""
-
-    def takes(self, q: Tensor) -> bool:
-        return q.numel() > 0 and q.dtype in (torch.bfloat16, torch.float16, torch.float32)
-
-    def merge(self, q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
-        out, lse = (tensor.contiguous() for tensor in attended)
-        grid, shape = _shape(q, keys[0])
-        _merge[grid](q, out, lse, torch.stack(keys), torch.stack(values), len(keys), *q.stride()[:2], **shape)
-        return out, lse
-
-    def backward(
-        self,
-        grad_out: Tensor,
-        saved: tuple[Tensor, Tensor, Tensor],
-        keys: list[Tensor],
-        values: list[Tensor],
-        grad_q: Tensor,
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        q, out, lse = saved
-        grid, shape = _shape(q, keys[0])
-        stacked = torch.stack(keys), torch.stack(values)
-        grad_q, grad_keys, grad_values = grad_q.contiguous(), *map(torch.empty_like, stacked)
-        inputs = grad_out.contiguous(), q, out, lse, *stacked
-        outputs = grad_q, grad_keys, grad_values
-        _gradients[grid](*inputs, *outputs, len(keys), *q.stride()[:2], **shape)
-        return grad_q, list(grad_keys.unbind()), list(grad_values.unbind())
+def takes_queries(q: Tensor, *_: object) -> bool:
+    """Return whether the dtype is one that the kernels are written for."""
+    return q.numel() > 0 and q.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
-def _shape(q: Tensor, key: Tensor) -> tuple[tuple[int, int], dict[str, int | float]]:
+def fused_ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
+    """Merge attention over some keys with further keys of each query at its own index, in ``attended``'s memory."""
+    out, lse = (tensor.contiguous() for tensor in attended)
+    grid, shape = _launch(q, keys[0])
+    _merge_rows[grid](
+        q, out, lse, torch.stack(keys), torch.stack(values), len(keys), *q.stride()[:2], **shape
+    )
+    return out, lse
+
+
+def fused_ttt_attention_backward(
+    grad_out: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor],
+    keys: list[Tensor],
+    values: list[Tensor],
+    grad_q: Tensor,
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Return the gradients of ``fused_ttt_attention``; ``saved``: q and the merged result. ``grad_q`` is reused."""
+    q, out, lse = saved
+    grid, shape = _launch(q, keys[0])
+    stacked = torch.stack(keys), torch.stack(values)
+    grad_q, grad_keys, grad_values = grad_q.contiguous(), *map(torch.empty_like, stacked)
+    inputs = grad_out.contiguous(), q, out, lse, *stacked
+    outputs = grad_q, grad_keys, grad_values
+    _gradient_rows[grid](*inputs, *outputs, len(keys), *q.stride()[:2], **shape)
+    return grad_q, list(grad_keys.unbind()), list(grad_values.unbind())
+
+
+def _launch(q: Tensor, key: Tensor) -> tuple[tuple[int, int], dict[str, int | float]]:
     (tokens, heads, width), kv_heads = q.shape, key.shape[1]
     group = heads // kv_heads
     padded = triton.next_power_of_2(group)
@@ -67,7 +70,7 @@ def _shape(q: Tensor, key: Tensor) -> tuple[tuple[int, int], dict[str, int | flo
 
 
 @triton.jit
-def _places(
+def _tile_places(
     tokens, kv_heads,
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
@@ -85,12 +88,12 @@ def _places(
 
 
 @triton.jit
-def _merge(
+def _merge_rows(
     q, out, lse, keys, values, steps, q_token_stride, q_head_stride, tokens, kv_heads, step_stride, scale,
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    token, head, inside, key_place, key_mask = _places(
+    token, head, inside, key_place, key_mask = _tile_places(
         tokens, kv_heads, GROUP, PADDED, TOKENS, WIDTH, PADDED_WIDTH
     )
     channel = tl.arange(0, PADDED_WIDTH)[None, None, :]
@@ -114,13 +117,13 @@ def _merge(
 
 
 @triton.jit
-def _gradients(
+def _gradient_rows(
     grad_out, q, out, lse, keys, values, grad_q, grad_keys, grad_values, steps,
     q_token_stride, q_head_stride, tokens, kv_heads, step_stride, scale,
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    token, head, inside, key_place, key_mask = _places(
+    token, head, inside, key_place, key_mask = _tile_places(
         tokens, kv_heads, GROUP, PADDED, TOKENS, WIDTH, PADDED_WIDTH
     )
     channel = tl.arange(0, PADDED_WIDTH)[None, None, :]
