@@ -163,17 +163,17 @@ def test_vocabulary_rows(dtype, width):
     top, total, index = KERNELS["logsumexp_argmax"](logits)
     assert torch.equal(index, wide.argmax(-1))
     assert_near(top + total.log(), wide.logsumexp(-1))
-    log_sum, law = wide.logsumexp(-1), (other, other.double().logsumexp(-1).float())
-    mass, wide_law = torch.rand(3, device=DEVICE), (wide_other, wide_other.logsumexp(-1))
-    expected = plain.distill_terms(wide, log_sum, wide_law, mass.double())
+    log_sum, teacher = wide.logsumexp(-1), (other, other.double().logsumexp(-1).float())
+    mass, wide_teacher = torch.rand(3, device=DEVICE), (wide_other, wide_other.logsumexp(-1))
+    expected = plain.distill_terms(wide, log_sum, wide_teacher, mass.double())
     for got, reference in zip(
-        KERNELS["distill_terms"](logits, log_sum.float(), law, mass), expected, strict=True
+        KERNELS["distill_terms"](logits, log_sum.float(), teacher, mass), expected, strict=True
     ):
         assert_near(got, reference)
     factors = torch.randn(3, 3, 2, device=DEVICE).unbind()
     wide_factors = tuple(factor.double() for factor in factors)
-    expected = plain.distill_grad_(wide.clone(), log_sum, wide_factors, wide_law, mass.double())
-    assert_near(KERNELS["distill_grad_"](logits.clone(), log_sum.float(), factors, law, mass), expected)
+    expected = plain.distill_grad_(wide.clone(), log_sum, wide_factors, wide_teacher, mass.double())
+    assert_near(KERNELS["distill_grad_"](logits.clone(), log_sum.float(), factors, teacher, mass), expected)
     expected = scaled_softmax_(wide.clone(), log_sum, wide_factors[0])
     assert_near(KERNELS["scaled_softmax_"](logits.clone(), log_sum.float(), factors[0]), expected)
 

@@ -57,7 +57,7 @@ def make_target(**changes) -> TargetSpec:
 
 
 def make_tensors(target: TargetSpec) -> TargetTensors:
-    """Weights of order one, so that laws are peaked and arg-maxima differ from row to row."""
+    """Weights of order one, so that distributions are peaked and arg-maxima differ from row to row."""
     generator = torch.Generator().manual_seed(1)
     shape = (target.vocab_size, target.hidden_size)
     return TargetTensors(

@@ -100,8 +100,8 @@ def block_states(weights: dict[str, Tensor], document: Document, anchor: int, se
         group = setting.num_heads // setting.num_kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = torch.einsum("bhd,uhd->hbu", q, k) / setting.head_dim**0.5
-        law = scores.masked_fill(~visible(anchor, num_tokens, window, block), -torch.inf).softmax(-1)
-        x = x + torch.einsum("hbu,uhd->bhd", law, v).flatten(1) @ own["self_attn.o_proj.weight"].T
+        probs = scores.masked_fill(~visible(anchor, num_tokens, window, block), -torch.inf).softmax(-1)
+        x = x + torch.einsum("hbu,uhd->bhd", probs, v).flatten(1) @ own["self_attn.o_proj.weight"].T
         y = rms(x, own["post_attention_layernorm.weight"], setting.eps)
         gate = torch.nn.functional.silu(y @ own["mlp.gate_proj.weight"].T)
         x = x + (gate * (y @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
@@ -143,8 +143,8 @@ def dense_dflash(weights: dict[str, Tensor], documents: list[Document], setting:
                 logits, label = states[k] @ setting.target_head.T, int(document.ids[anchor + k])
                 if setting.loss == "soft":
                     state = rms(document.states[anchor + k - 1, -1], setting.target_norm, setting.eps)
-                    law = (setting.target_head @ state).softmax(-1)
-                    crosses.append(-(law * logits.log_softmax(-1)).sum())
+                    probs = (setting.target_head @ state).softmax(-1)
+                    crosses.append(-(probs * logits.log_softmax(-1)).sum())
                 else:
                     crosses.append(-logits.log_softmax(-1)[label])
                 correct = int(logits.argmax()) == label

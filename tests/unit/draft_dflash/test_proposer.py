@@ -60,7 +60,7 @@ def test_block_equals_the_training_forward(options, num_tokens, cuts):
 
 
 def test_fewer_tokens_than_trained_run_a_shorter_block_as_in_the_engines():
-    """Full layers look both ways: with fewer mask slots the first guess's law is another one."""
+    """Full layers look both ways: with fewer mask slots the first guess's distribution is another one."""
     _, _, document, proposer = setup(num_layers=2)
     extend(proposer, document, 0, 10)
     one, four = (proposer.propose(k, 1.0, torch.Generator().manual_seed(0)).probs_KV for k in (1, 4))
@@ -92,7 +92,7 @@ def test_layers_behind_the_drafts_own_are_ignored():
     assert other.propose(4, 0.0, torch.Generator()) == proposer.propose(4, 0.0, torch.Generator())
 
 
-def test_drawn_tokens_follow_their_law():
+def test_drawn_tokens_follow_their_probabilities():
     _, _, document, proposer = setup(num_layers=1)
     extend(proposer, document, 0, 10)
     generator = torch.Generator().manual_seed(0)

@@ -112,8 +112,8 @@ def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     causal, own = torch.ones(num_tokens, num_tokens).tril().bool(), torch.eye(num_tokens).bool()
     mask = torch.cat([causal] + [own] * (len(keys) - 1), -1)
     scores = torch.einsum("thd,uhd->htu", q, all_keys) / dim**0.5
-    law = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-    return torch.einsum("htu,uhd->thd", law, all_values)
+    probs = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return torch.einsum("htu,uhd->thd", probs, all_values)
 
 
 def row_loss(kind: str, logits: Tensor, teacher_logits: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:

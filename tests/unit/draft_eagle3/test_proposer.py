@@ -48,12 +48,12 @@ def test_chain_equals_the_unrolled_forward(options, cuts):
     )
     states = module.unroll(make_batch([guessed], [0]), ops)
     for step, state_TH in enumerate(states):
-        law = (module.lm_head(state_TH[9]) / 0.7).softmax(-1)
-        expected = torch.zeros(29).index_copy(0, module.ids_V, law)
+        probs = (module.lm_head(state_TH[9]) / 0.7).softmax(-1)
+        expected = torch.zeros(29).index_copy(0, module.ids_V, probs)
         torch.testing.assert_close(proposal.probs_KV[step], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_temperature_zero_takes_arg_maxima_without_a_law():
+def test_temperature_zero_takes_arg_maxima_without_probabilities():
     module, ops, document, proposer = setup(vocab_size=11)
     extend(proposer, document, 0, 10)
     proposal = proposer.propose(1, 0.0, torch.Generator())
@@ -69,7 +69,7 @@ def test_proposing_leaves_no_trace():
     assert proposer.propose(NUM_TOKENS, 0.0, torch.Generator()) == first
 
 
-def test_drawn_tokens_follow_their_law():
+def test_drawn_tokens_follow_their_probabilities():
     _, _, document, proposer = setup(vocab_size=11)
     extend(proposer, document, 0, 10)
     generator = torch.Generator().manual_seed(0)

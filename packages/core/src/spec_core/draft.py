@@ -53,8 +53,8 @@ class Proposal:
     token_ids: tuple[int, ...]
     """K guesses in the target's vocabulary."""
     probs_KV: Tensor | None = None
-    """float32 [K, V]: the law that each guess was drawn from; None for a deterministic proposal (its law puts
-    all mass on the guess)."""
+    """float32 [K, V]: the distribution that each guess was drawn from; None for a deterministic proposal, whose
+    distribution puts all mass on the guess."""
 
 
 class Proposer(ABC):
@@ -71,7 +71,7 @@ class Proposer(ABC):
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
         """Guesses the ``num_tokens`` tokens after the last known one; forgets them again afterwards.
 
-        ``temperature`` 0 takes arg-maxima; else guesses are drawn from the draft's law at that temperature.
+        ``temperature`` 0 takes arg-maxima; else guesses are drawn from the draft's distribution at that temperature.
         """
 
 

@@ -41,7 +41,7 @@ class KernelSet:
     @classmethod
     def of(cls, find: FindKernel) -> Self:
         """Return the backend's kernels, and plain versions where it has none: done once, when a draft is built."""
-        return cls(**{name: _first(find(name), plain) for name, plain in vars(cls()).items()})
+        return cls(**{name: _with_plain(find(name), plain) for name, plain in vars(cls()).items()})
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
@@ -53,7 +53,7 @@ class KernelSet:
         return {}
 
 
-def _first(kernel: Kernel | None, plain: Kernel | None) -> Kernel | None:
+def _with_plain(kernel: Kernel | None, plain: Kernel | None) -> Kernel | None:
     """The kernel, with the plain version behind it (K2)."""
     if kernel is None or plain is None:
         return kernel or plain

@@ -18,7 +18,8 @@ class DFlashConfig(DecoderConfig):
 
     loss: LossKind = "ce"
     """``ce``: cross-entropy to the next tokens, early slots first. ``dpace``: the same, but each slot weighs what it
-    adds to the expected accepted length. ``soft``: cross-entropy to the target's law; its last state is captured."""
+    adds to the expected accepted length. ``soft``: cross-entropy to the target's distribution; its last state is
+    captured."""
     num_anchors: int = pydantic.Field(512, ge=1)
     """Most blocks that one document trains in one epoch, at positions drawn anew each epoch."""
     gamma: float | None = pydantic.Field(None, gt=0)

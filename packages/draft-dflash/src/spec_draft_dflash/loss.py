@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from spec_core import to_device_async
 from spec_core.drafting import sharded_logsumexp_argmax, with_gradients
 from spec_core.records import StepOutput
-from spec_draft_dflash.guides import Labels, Laws
+from spec_draft_dflash.targets import HardTargets, SoftTargets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,22 +79,25 @@ class BlockLoss:
     def __call__(
         self, states_ASH: Tensor, batch: DraftBatch, slots: CountedSlots, denominators: Tensor
     ) -> StepOutput:
-        tally = _Tally(self, states_ASH, batch, denominators)
+        totals = _BlockSums(self, states_ASH, batch, denominators)
         head_VH = self.ops.head_VH
         row_bytes = len(head_VH) * (head_VH.element_size() + (4 if self.kind == "soft" else 0))
         # As much memory as the head: reading the head once per chunk is paid back by the arithmetic on it.
         num_rows = max(LOGIT_BYTES, head_VH.nbytes) // row_bytes
         with torch.no_grad():
             for blocks, rows in slots.chunks(num_rows, len(self.weight_S)):
-                tally.add(slots, blocks, rows)
-        return tally.output()
+                totals.add(slots, blocks, rows)
+        return totals.output()
 
-    def guide(self, batch: DraftBatch, label_R: Tensor) -> Labels | Laws:
-        """``label_R``: where in the batch the guessed token is. Its law is the target's state one place before."""
+    def targets(self, batch: DraftBatch, label_R: Tensor) -> HardTargets | SoftTargets:
+        """Return what some slots are to guess. ``label_R``: index of the guessed token in the batch.
+
+        A soft target is what the target's state one token earlier says.
+        """
         if self.kind == "soft":
             logits_RV = self.ops.teacher_logits(batch.hidden_TNH[label_R - 1, -1])
-            return Laws.of(logits_RV, self.ops, self.kernels)
-        return Labels.of(batch.input_ids_T[label_R], self.ops, self.kernels)
+            return SoftTargets.of(logits_RV, self.ops, self.kernels)
+        return HardTargets.of(batch.input_ids_T[label_R], self.ops, self.kernels)
 
     def weights(self, cross_CS: Tensor, counted_CS: Tensor) -> Tensor:
         """[C, S]: of the slots of some blocks, given their cross-entropies; 0 where a slot does not count."""
@@ -106,7 +109,7 @@ class BlockLoss:
         return reached_CS.flip(1).cumsum(1).flip(1) * counted_CS
 
 
-class _Tally:
+class _BlockSums:
     """Sums of one forward pass over all chunks: loss, metrics, and the states' gradient where it is wanted."""
 
     def __init__(self, loss: BlockLoss, states_ASH: Tensor, batch: DraftBatch, denominators: Tensor) -> None:
@@ -130,8 +133,8 @@ class _Tally:
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, self.rule.kernels)
         correct_R = best_R == self.batch.input_ids_T[label_R]
-        guide = self.rule.guide(self.batch, label_R)
-        cross_R = log_sum_R - ops.reduce_sum(guide.aligned(logits_RV, log_sum_R))
+        targets = self.rule.targets(self.batch, label_R)
+        cross_R = log_sum_R - ops.reduce_sum(targets.aligned(logits_RV, log_sum_R))
         table = cross_R.new_zeros(blocks.stop - blocks.start, self.states_ASH.shape[1])
         counted_CS = table.bool().index_put(place, torch.ones_like(correct_R))
         correct_CS = table.bool().index_put(place, correct_R)
@@ -143,7 +146,7 @@ class _Tally:
         self.sums["slot_loss"] += cross_CS.sum(0)
         self.counted_S += counted_CS.sum(0)
         if self.grad_ASH is not None:
-            grad_RH = guide.gradient_(logits_RV, log_sum_R, weight_CS[place]) @ ops.head_VH
+            grad_RH = targets.gradient_(logits_RV, log_sum_R, weight_CS[place]) @ ops.head_VH
             self.grad_ASH[block_R, slot_R] = ops.reduce_sum(grad_RH)
 
     def output(self) -> StepOutput:

@@ -37,7 +37,7 @@ class Geometry:
     context_angles: Angles
 
 
-class Attention(nn.Module):
+class DFlashAttention(nn.Module):
     """Queries from the block; keys and values, by the same weights, from context and block."""
 
     def __init__(self, shape: DFlashShape, kernels: DFlashKernels) -> None:
@@ -63,14 +63,14 @@ class Attention(nn.Module):
         return self._norm_rotate(k, self.k_norm.weight, self.k_norm.eps, angles), v
 
 
-class Layer(nn.Module):
+class DFlashLayer(nn.Module):
     """One Qwen3-style decoder layer over blocks. ``window`` None: full attention; see ``block_attention``."""
 
     def __init__(self, shape: DFlashShape, window: int | None, kernels: DFlashKernels) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.self_attn = Attention(shape, kernels)
+        self.self_attn = DFlashAttention(shape, kernels)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
         self.window, self._block_attention = window, kernels.block_attention
 
@@ -108,7 +108,7 @@ class DFlashModel(nn.Module):
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.layers = nn.ModuleList(Layer(shape, window, kernels) for window in shape.windows)
+        self.layers = nn.ModuleList(DFlashLayer(shape, window, kernels) for window in shape.windows)
         self.norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:

@@ -55,9 +55,9 @@ class BlockProposer(Proposer):
         logits_KV = self._states(num_tokens + 1)[1:] @ self._ops.head_VH.T
         if temperature == 0:
             return Proposal(token_ids=tuple(logits_KV.argmax(-1).tolist()))
-        law_KV = (logits_KV.float() / temperature).softmax(-1)
-        drawn = torch.multinomial(law_KV, 1, generator=generator).squeeze(1)
-        return Proposal(token_ids=tuple(drawn.tolist()), probs_KV=law_KV)
+        probs_KV = (logits_KV.float() / temperature).softmax(-1)
+        drawn = torch.multinomial(probs_KV, 1, generator=generator).squeeze(1)
+        return Proposal(token_ids=tuple(drawn.tolist()), probs_KV=probs_KV)
 
     def _states(self, num_slots: int) -> Tensor:
         """[slots, H]: inputs of the head for one block after the context."""

@@ -89,18 +89,20 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
     return torch.cat([*pieces, torch.zeros_like(q[cursor:])])
 
 
-def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *diagonals: Tensor) -> Tensor:
-    """The last len(q) queries of a document against its first len(key) step-0 keys and their own diagonals."""
-    keys, values = _halves(diagonals)
+def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *own_keys_values: Tensor) -> Tensor:
+    """The last len(q) queries of a document against its first len(key) step-0 keys and their own later keys."""
+    keys, values = _halves(own_keys_values)
     q_TKGD = grouped(q, key) * q.shape[-1] ** -0.5
     causal = torch.einsum("tkgd,ukd->tkgu", q_TKGD, key.to(q_TKGD.dtype))
     index = torch.arange(len(key), device=q.device)
     future = index > index[len(key) - len(q) :, None]
     scores = [causal.masked_fill(future[:, None, None], -torch.inf)]
     scores += [(q_TKGD * own[:, :, None]).sum(-1, keepdim=True) for own in keys]
-    law, *diagonal_laws = torch.cat(scores, dim=-1).softmax(-1).split([len(key)] + [1] * len(keys), dim=-1)
-    out = torch.einsum("tkgu,ukd->tkgd", law, value.to(law.dtype))
-    for weight, own in zip(diagonal_laws, values, strict=True):
+    causal_probs, *own_probs = (
+        torch.cat(scores, dim=-1).softmax(-1).split([len(key)] + [1] * len(keys), dim=-1)
+    )
+    out = torch.einsum("tkgu,ukd->tkgd", causal_probs, value.to(causal_probs.dtype))
+    for weight, own in zip(own_probs, values, strict=True):
         out = out + weight * own[:, :, None]
     return out.reshape(q.shape).to(q.dtype)
 

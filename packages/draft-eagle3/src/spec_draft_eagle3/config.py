@@ -16,7 +16,7 @@ class Eagle3Config(DecoderConfig):
     folder is an error."""
 
     loss: LossKind = "ce"
-    """``ce``: cross-entropy to the target's law. ``lk_alpha``: −log of the expected acceptance.
+    """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
     ``lk_lambda``: KL and acceptance mixed, ever more acceptance as it grows (arXiv 2602.23881)."""
     num_steps: int = pydantic.Field(7, ge=1)
     """Unrolled steps of the training-time test: how many tokens ahead the draft is trained."""

@@ -1,8 +1,9 @@
 """Head, teacher and loss of all unrolled steps, a few positions at a time.
 
-The teacher of (row t, step s) is the target's law at position u = t + 1 + s, whatever s: so the loop runs over
-positions u, makes the target's logits once, and scores all S rows that share them. Loss, metrics and the gradients
-with respect to the head and its inputs come out of the same pass; nothing of size T · V or S · T · V' ever lives.
+The teacher of (row t, step s) is the target's distribution at position u = t + 1 + s, whatever s is. So the loop runs
+over positions u, makes the target's logits once, and scores all S rows that share them. Loss, metrics and the
+gradients with respect to the head and its inputs come out of the same pass; nothing of size T · V or S · T · V' ever
+lives.
 
 Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this shard: see ``spec_core.ops``).
 """
@@ -82,11 +83,11 @@ class HeadLoss:
     ) -> StepOutput:
         """``states``: S inputs of the head [T, H]; ``hidden_TH``: inputs of the target's final norm; ``weight_S``:
         what a labelled row of step s adds to the loss is multiplied by weight_S[s]."""
-        tally = _Tally(self, states, weight_S)
+        totals = _StepSums(self, states, weight_S)
         with torch.no_grad():
             for chunk in rows.chunks(self._chunk_rows(len(states))):
-                tally.add(chunk, hidden_TH[chunk.teacher_R])
-        return tally.output()
+                totals.add(chunk, hidden_TH[chunk.teacher_R])
+        return totals.output()
 
     def _chunk_rows(self, num_steps: int) -> int:
         """Positions per chunk. The logits may take as much memory as the target's head in the draft's dtype, so
@@ -98,7 +99,7 @@ class HeadLoss:
         return max(1, max(LOGIT_BYTES, head_bytes) // row_bytes)
 
 
-class _Tally:
+class _StepSums:
     """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
 
     def __init__(self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor) -> None:
@@ -141,7 +142,7 @@ class _Tally:
             return
         a, b, c = (factor * weight_RS for factor in factors)
         grad_RSV = kernels.distill_grad_(
-            logits_RSV, scored.log_sum_RS, (a, b, c), teacher.law, teacher.mass_R
+            logits_RSV, scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.kept_mass_R
         )
         self._add_gradients(
             grad_RSV, input_RSH, torch.where(labelled_RS.flatten(), row_X, len(self.agreed_X))

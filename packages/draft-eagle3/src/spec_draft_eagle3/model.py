@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spec_draft_eagle3.shape import Eagle3Shape
 
 
-class Attention(nn.Module):
+class Eagle3Attention(nn.Module):
     """Projections only; the attention itself spans the unrolled steps (``attention.py``)."""
 
     def __init__(self, shape: Eagle3Shape) -> None:
@@ -34,7 +34,7 @@ class Attention(nn.Module):
         self.o_proj = linear(queries, shape.hidden_size)
 
 
-class Layer(nn.Module):
+class Eagle3Layer(nn.Module):
     """One Llama-style decoder layer whose attention sees [normed token embedding ; normed hidden state]."""
 
     def __init__(self, shape: Eagle3Shape, kernels: Eagle3Kernels) -> None:
@@ -42,7 +42,7 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.self_attn = Attention(shape)
+        self.self_attn = Eagle3Attention(shape)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
         self.heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         self.head_dim = shape.head_dim
@@ -89,7 +89,7 @@ class Eagle3Model(nn.Module):
         self.fc = linear(shape.num_captured * width, width)
         chunks = shape.num_captured if shape.fc_norm else 0
         self.fc_norm = nn.ModuleList(nn.RMSNorm(width, shape.norm_eps) for _ in range(chunks))
-        self.midlayer = Layer(shape, kernels)
+        self.midlayer = Eagle3Layer(shape, kernels)
         self.norm = nn.RMSNorm(width, shape.norm_eps)
         self.lm_head = linear(width, shape.vocab_size)
         self.register_buffer(

@@ -46,20 +46,20 @@ class ChainProposer(Proposer):
     @torch.no_grad()
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
         ids: list[int] = []
-        laws: list[Tensor] = []
+        probs: list[Tensor] = []
         keys, values = self._keys, self._values
         hidden, normed = self._module.output(self._last)
         for step in range(1, num_tokens + 1):
-            token, law_V = self._guess(normed, temperature, generator)
+            token, probs_V = self._guess(normed, temperature, generator)
             ids.append(token)
-            laws.append(law_V)
+            probs.append(probs_V)
             if step == num_tokens:
                 break
             next_id = torch.tensor([token], device=hidden.device)
             q, key, value = self._qkv(next_id, hidden, self._length - 1 + step)
             keys, values = torch.cat([keys, key]), torch.cat([values, value])
             hidden, normed = self._module.output(self._finish(hidden, q, keys, values))
-        return Proposal(token_ids=tuple(ids), probs_KV=torch.stack(laws) if temperature > 0 else None)
+        return Proposal(token_ids=tuple(ids), probs_KV=torch.stack(probs) if temperature > 0 else None)
 
     def _qkv(self, ids_T: Tensor, hidden_TH: Tensor, first_position: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated q and k, and v, of tokens at consecutive positions."""
@@ -77,14 +77,14 @@ class ChainProposer(Proposer):
         return self._module.midlayer.finish(hidden_1H, attended[0].transpose(0, 1))
 
     def _guess(self, normed_1H: Tensor, temperature: float, generator: Generator) -> tuple[int, Tensor]:
-        """A token of the target's vocabulary, and the law float32 [V] that it was drawn from."""
+        """Return a token of the target's vocabulary, and the float32 [V] that it was drawn from."""
         logits = self._module.lm_head(normed_1H)[0].float()
         ids_V = self._module.ids_V
-        law = (logits / temperature).softmax(-1) if temperature > 0 else logits
+        probs_R = (logits / temperature).softmax(-1) if temperature > 0 else logits
         row = (
-            torch.multinomial(law, 1, generator=generator)
+            torch.multinomial(probs_R, 1, generator=generator)
             if temperature > 0
-            else law.argmax(-1, keepdim=True)
+            else probs_R.argmax(-1, keepdim=True)
         )
-        full = law.new_zeros(self._module.shape.target_vocab_size)
-        return int(ids_V[row]), full.index_copy(0, ids_V, law)
+        full = probs_R.new_zeros(self._module.shape.target_vocab_size)
+        return int(ids_V[row]), full.index_copy(0, ids_V, probs_R)

@@ -1,8 +1,8 @@
 """What one row of the head is compared with, and the three losses with their gradients by hand.
 
 Every reduction over the vocabulary goes through ``ops``, so the rows of the head and of the target may be sharded.
-Laws are never stored, only logits and their log-sum-exp; the gradient replaces the logits, in place: logits are the
-step's largest tensors.
+Distributions are never stored, only logits and their log-sum-exp. The gradient replaces the logits in place, because
+logits are the step's largest tensors.
 
 Every loss has the gradient a · q + b · (q where q < p̂) − c · p with respect to a row's logits.
 """
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Teacher:
-    """The target's law at R positions."""
+    """The target's distribution at R positions."""
 
-    law: Distribution
+    distribution: Distribution
     """p: softmax over the kept rows."""
-    mass_R: Tensor
-    """Share of the law over the *whole* vocabulary that the kept rows hold: p̂ = mass · p."""
+    kept_mass_R: Tensor
+    """Share of the distribution over the *whole* vocabulary that the kept rows hold: p̂ = kept_mass · p."""
     best_R: Tensor
     """int64: arg-max over the whole vocabulary."""
     kept_R: Tensor
@@ -62,7 +62,7 @@ class Scored:
 def teach(
     ops: VocabularyOps, kernels: Eagle3Kernels, hidden_RH: Tensor, ids_V: Tensor, kept_V: Tensor | None
 ) -> Teacher:
-    """The target's law from the input of its final norm; see HeadLoss for ``ids_V`` and ``kept_V``."""
+    """Return the target's distribution from the input of its final norm; HeadLoss explains the other arguments."""
     logits_RV = ops.teacher_logits(hidden_RH)
     first, stop = ops.vocab_range
     every_V = torch.arange(first, stop, device=logits_RV.device)
@@ -79,7 +79,7 @@ def score(
     logits_RSV: Tensor, ids_V: Tensor, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
 ) -> Scored:
     log_sum_RS, best_RS = sharded_logsumexp_argmax(logits_RSV, ids_V, ops, kernels)
-    sums = kernels.distill_terms(logits_RSV, log_sum_RS, teacher.law, teacher.mass_R)
+    sums = kernels.distill_terms(logits_RSV, log_sum_RS, teacher.distribution, teacher.kept_mass_R)
     aligned_RS, overlap_RS, below_RS = map(ops.reduce_sum, sums)
     return Scored(log_sum_RS, best_RS, log_sum_RS - aligned_RS, overlap_RS, below_RS)
 
@@ -104,8 +104,8 @@ def _lk_lambda(
     scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
 ) -> tuple[Tensor, Factors]:
     """λ · KL(p ‖ q) + (1 − λ)(1 − α) with λ = exp(−3 α), a constant for the gradient."""
-    (logits_RV, log_sum_R), mass_R = teacher.law, teacher.mass_R
-    own, *_ = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher.law, mass_R)
+    (logits_RV, log_sum_R), kept_mass_R = teacher.distribution, teacher.kept_mass_R
+    own, *_ = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher.distribution, kept_mass_R)
     entropy_R1 = log_sum_R[:, None] - ops.reduce_sum(own)
     share_RS = (-3 * scored.overlap_RS).exp()
     value_RS = share_RS * (scored.cross_RS - entropy_R1) + (1 - share_RS) * (1 - scored.overlap_RS)

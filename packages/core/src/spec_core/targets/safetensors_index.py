@@ -70,7 +70,7 @@ def read_header(file: Path) -> bytes:
         return stream.read(int.from_bytes(stream.read(_LENGTH_BYTES), "little"))
 
 
-def sample_bytes(file: Path) -> Iterator[bytes]:
+def sampled_blocks(file: Path) -> Iterator[bytes]:
     """A few blocks spread evenly over the file: tells two files of equal headers apart without reading them."""
     last = max(0, file.stat().st_size - _SAMPLE_BYTES)
     with file.open("rb") as stream:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spec_core.errors import TargetError
 from spec_core.foreign import foreign_errors, read_bytes, read_json_object
 from spec_core.target import TargetSpec, TargetTensors
-from spec_core.targets.safetensors_index import read_header, sample_bytes, stored_tensors, weight_files
+from spec_core.targets.safetensors_index import read_header, sampled_blocks, stored_tensors, weight_files
 from spec_core.targets.target_config import TargetConfig
 from spec_core.targets.target_rope import target_rope
 
@@ -44,13 +44,13 @@ def read_target(folder: Path) -> TargetSpec:
 
 def read_target_tensors(target: TargetSpec) -> TargetTensors:
     """The three tensors on the CPU, memory-mapped where nothing has to be computed; TargetError if one is gone."""
-    embedding_VH = _load(target, target.embedding_name)
-    norm_H = _load(target, target.norm_name)
+    embedding_VH = _load_tensor(target, target.embedding_name)
+    norm_H = _load_tensor(target, target.norm_name)
     if target.norm == "rms_plus_one":
         norm_H = 1 + norm_H.float()  # float32: 1 + w does not fit into bf16's 8 bits
     return TargetTensors(
         embedding_VH=embedding_VH,
-        head_VH=embedding_VH if target.tied else _load(target, target.head_name),
+        head_VH=embedding_VH if target.tied else _load_tensor(target, target.head_name),
         norm_H=norm_H,
         others=_StoredTensors(target),
     )
@@ -72,7 +72,7 @@ class _StoredTensors(Mapping[str, "Tensor"]):
         self._target = target
 
     def __getitem__(self, name: str) -> Tensor:
-        return _load(self._target, name)
+        return _load_tensor(self._target, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(stored_tensors(self._target.folder))
@@ -93,7 +93,7 @@ def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str,
         folder=folder,
         architecture=config.architecture,
         model_type=config.model_type,
-        digest=_digest(folder),
+        digest=_target_digest(folder),
         num_layers=config.integer("num_hidden_layers", "n_layer", "n_layers"),
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden_size),
@@ -121,7 +121,7 @@ def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str,
     )
 
 
-def _load(target: TargetSpec, name: str) -> Tensor:
+def _load_tensor(target: TargetSpec, name: str) -> Tensor:
     from safetensors import safe_open
 
     stored = stored_tensors(target.folder).get(name)
@@ -213,13 +213,13 @@ def _eos_token_ids(config: TargetConfig) -> tuple[int, ...]:
     return own if stored is None else config.token_ids(f"eos_token_id of {file.name}", stored)
 
 
-def _digest(folder: Path) -> str:
+def _target_digest(folder: Path) -> str:
     """See TargetSpec.digest."""
     digest = hashlib.sha256(read_bytes(folder / "config.json", TargetError))
     for file in weight_files(folder):
         digest.update(file.name.encode())
         digest.update(read_header(file))
-        for block in sample_bytes(file):
+        for block in sampled_blocks(file):
             digest.update(block)
     return digest.hexdigest()
 

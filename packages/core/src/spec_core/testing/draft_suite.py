@@ -354,9 +354,9 @@ class DraftSuite(ConformanceSuite):
                 ask(proposer)
             assert ask(proposer).token_ids == ask(proposer).token_ids == lively.propose(context).token_ids
 
-    def test_d9_sampled_proposals_come_with_their_law(self, lively: Workbench) -> None:
-        """D9: at a temperature the law of each guess comes along: float32 [K, V], rows sum to 1, and the guess
-        is possible under it; the generator alone decides."""
+    def test_d9_sampled_proposals_come_with_their_probabilities(self, lively: Workbench) -> None:
+        """D9: at a temperature each guess comes with its distribution, float32 [K, V]: rows sum to 1, and the guess
+        is possible; the generator alone decides."""
         proposer = lively.draft.proposer(lively.module, lively.ops)
         extend(proposer, lively.contexts()[0], 0, 8)
         first, second = ask(proposer, temperature=1.0), ask(proposer, temperature=1.0)
@@ -367,7 +367,7 @@ class DraftSuite(ConformanceSuite):
         assert first.probs_KV.dtype == torch.float32
         assert first.probs_KV.shape == (NUM_PROPOSALS, lively.target.vocab_size)
         torch.testing.assert_close(first.probs_KV.sum(-1), torch.ones(NUM_PROPOSALS))
-        assert all(law_V[token] > 0 for law_V, token in zip(first.probs_KV, first.token_ids, strict=True))
+        assert all(probs_V[token] > 0 for probs_V, token in zip(first.probs_KV, first.token_ids, strict=True))
 
 
 def _acceptance_length(output: StepOutput) -> float:

@@ -35,9 +35,9 @@ from spec_core.testing.toy_training import (
     compare_vocabulary_ops,
     evaluate_then_step,
     load_into_another_module,
+    on_ranks,
     reference,
-    run,
-    spawn,
+    train_all,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class StrategySuite(ConformanceSuite):
         free = replace(clipped, optimizer={**OPTIMIZER, "clip": 1e6})
         expected = [reference(clipped), reference(free)]
         assert min(expected[0].grad_norms) > OPTIMIZER["clip"]
-        (reports,) = run(1, clipped, free)
+        (reports,) = train_all(1, clipped, free)
         for report, wanted in zip(reports, expected, strict=True):
             assert_close(report, wanted)
 
@@ -87,7 +87,7 @@ class StrategySuite(ConformanceSuite):
         """S2: computing in bfloat16, updates far below bfloat16's resolution still add up; weights come as
         float32."""
         bf16 = replace(plan, optimizer={**OPTIMIZER, "dtype": "bfloat16"}, lr=1e-6)
-        ((report,),) = run(1, bf16)
+        ((report,),) = train_all(1, bf16)
         assert report.metrics[0]["itemsize"] == torch.bfloat16.itemsize
         weights = load(report.weights)
         for name, start in ToyDraft(plan.seed).named_parameters():
@@ -96,14 +96,14 @@ class StrategySuite(ConformanceSuite):
 
     def test_s3_outputs_are_equal_on_every_rank(self, plan: Plan) -> None:
         """S3: loss, sums, counts and the gradient norm are those of the whole step, the same on all ranks."""
-        (first,), (second,) = run(2, replace(plan, micro_batches=2))
+        (first,), (second,) = train_all(2, replace(plan, micro_batches=2))
         assert first == second
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_s4_cut_and_ranks_change_rounding_only(self, plan: Plan, world_size: int) -> None:
         """S4: any number of ranks and micro-batches, empty ones among them, trains the same weights."""
         expected = reference(plan)
-        for reports in run(world_size, *(replace(plan, micro_batches=cuts) for cuts in (1, 3, 5))):
+        for reports in train_all(world_size, *(replace(plan, micro_batches=cuts) for cuts in (1, 3, 5))):
             for report in reports:
                 assert_close(report, expected)
 
@@ -113,7 +113,9 @@ class StrategySuite(ConformanceSuite):
         process's generator come along."""
         saved = plan.folder / "saved"
         saving = replace(plan, save_to=saved)
-        for went_on, resumed in run(world_size, saving, replace(plan, steps=1, seed=5, resume_from=saved)):
+        for went_on, resumed in train_all(
+            world_size, saving, replace(plan, steps=1, seed=5, resume_from=saved)
+        ):
             assert resumed.losses[-1] == went_on.losses[-1]
             assert resumed.weights == went_on.weights
             assert resumed.drawn == went_on.drawn
@@ -122,14 +124,16 @@ class StrategySuite(ConformanceSuite):
     def test_s5_loads_at_another_world_size(self, plan: Plan) -> None:
         """S5: what two ranks saved, one loads: the same bits before the next step, the same step after it."""
         saved = plan.folder / "saved"
-        ((went_on,), _) = run(2, replace(plan, save_to=saved))
-        ((resumed,),) = run(1, replace(plan, steps=1, seed=5, resume_from=saved))
+        ((went_on,), _) = train_all(2, replace(plan, save_to=saved))
+        ((resumed,),) = train_all(1, replace(plan, steps=1, seed=5, resume_from=saved))
         assert resumed.loaded == went_on.loaded
         assert_close(resumed, went_on)
 
     def test_s5_another_module_is_refused(self, plan: Plan) -> None:
         """S5: a state that lacks tensors of the module, or has others, ends in ArtifactError."""
-        assert spawn(load_into_another_module, 1, [replace(plan, save_to=plan.folder / "saved")]) == [[True]]
+        assert on_ranks(load_into_another_module, 1, [replace(plan, save_to=plan.folder / "saved")]) == [
+            [True]
+        ]
 
     def test_s7_data_parallel_is_a_pure_function(self, plan: Plan) -> None:
         """S7: every data-parallel rank has a process, and the size is the same for all."""
@@ -143,7 +147,7 @@ class StrategySuite(ConformanceSuite):
     def test_s8_weights_are_read_without_a_group(self, plan: Plan) -> None:
         """S8: one process reads the full weights that two processes saved."""
         saved = plan.folder / "saved"
-        ((report,), _) = run(2, replace(plan, save_to=saved))
+        ((report,), _) = train_all(2, replace(plan, save_to=saved))
         read = plan.strategy.read_weights(StateFolder(saved))
         expected = load(report.loaded)
         assert read.keys() == expected.keys()
@@ -163,13 +167,13 @@ class StrategySuite(ConformanceSuite):
 
     def test_evaluate_changes_nothing(self, plan: Plan) -> None:
         """``evaluate`` gives the output of the step that would follow, and trains nothing."""
-        for ((evaluated, stepped, unchanged),) in spawn(evaluate_then_step, 2, [plan]):
+        for ((evaluated, stepped, unchanged),) in on_ranks(evaluate_then_step, 2, [plan]):
             assert evaluated == pytest.approx(stepped, rel=TOLERANCE)
             assert unchanged
 
     def test_vocabulary_ops_are_the_targets(self, plan: Plan) -> None:
         """O1–O3: embedding rows as stored, teacher logits of final norm and head, without a gradient."""
-        assert spawn(compare_vocabulary_ops, 1, [plan]) == [[True]]
+        assert on_ranks(compare_vocabulary_ops, 1, [plan]) == [[True]]
 
 
 def _ungrouped(tree: ast.Module) -> list[int]:

@@ -98,7 +98,7 @@ def toy_features(
     hidden_TNH = torch.randn(schema.shape(len(next_ids)), generator=generator)
     for index, layer in enumerate(schema.layers):
         if layer == target.num_layers:
-            # Final norm and head turn this state into a law whose arg-max is the next token.
+            # Final norm and head turn this state into a distribution whose arg-max is the next token.
             hidden_TNH[:, index] = tensors.head_VH[next_ids] / tensors.norm_H
     return hidden_TNH
 

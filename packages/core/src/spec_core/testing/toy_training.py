@@ -111,12 +111,12 @@ class Report:
     """Safetensors: a tensor of a rank that has ended could not be read."""
 
 
-def run(world_size: int, *plans: Plan) -> list[list[Report]]:
+def train_all(world_size: int, *plans: Plan) -> list[list[Report]]:
     """[rank][plan]"""
-    return spawn(train, world_size, plans)
+    return on_ranks(train_toy, world_size, plans)
 
 
-def spawn(act: Callable[[Strategy, Plan], Any], world_size: int, plans: Sequence[Plan]) -> list[list[Any]]:
+def on_ranks(act: Callable[[Strategy, Plan], Any], world_size: int, plans: Sequence[Plan]) -> list[list[Any]]:
     return run_ranks(_rank, world_size, act, plans, f"group-{uuid4().hex}", timeout_s=LIMIT_S)
 
 
@@ -139,7 +139,7 @@ def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan],
     return results
 
 
-def train(strategy: Strategy, plan: Plan) -> Report:
+def train_toy(strategy: Strategy, plan: Plan) -> Report:
     report = Report()
     if plan.resume_from is not None:
         strategy.load(StateFolder(plan.resume_from))
@@ -159,7 +159,7 @@ def train(strategy: Strategy, plan: Plan) -> Report:
 
 
 def _step(strategy: Strategy, plan: Plan, report: Report) -> None:
-    batches, denominators = _share(strategy, plan.micro_batches)
+    batches, denominators = _toy_share(strategy, plan.micro_batches)
     done = strategy.step(batches, denominators, _ops(strategy, plan), plan.lr)
     report.losses.append(done.output.loss.item())
     report.metrics.append(done.output.metrics())
@@ -168,7 +168,7 @@ def _step(strategy: Strategy, plan: Plan, report: Report) -> None:
 
 def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bool]:
     before = save(strategy.full_weights())
-    batches, denominators = _share(strategy, 2)
+    batches, denominators = _toy_share(strategy, 2)
     evaluated = strategy.evaluate(batches, denominators, _ops(strategy, plan))
     after = save(strategy.full_weights())
     done = strategy.step(batches, denominators, _ops(strategy, plan), plan.lr)
@@ -228,7 +228,7 @@ def _samples() -> list[ToySample]:
     ]
 
 
-def _share(strategy: Strategy, micro_batches: int) -> tuple[list[DraftBatch], Tensor]:
+def _toy_share(strategy: Strategy, micro_batches: int) -> tuple[list[DraftBatch], Tensor]:
     """Return this rank's part of the one global batch: every ``size``-th sample, dealt to ``micro_batches``."""
     place = strategy.data_parallel(
         strategy.config, torch.distributed.get_rank(), torch.distributed.get_world_size()

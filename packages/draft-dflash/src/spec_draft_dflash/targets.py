@@ -1,4 +1,6 @@
-"""What slots are to guess: tokens, or the target's laws; each with its share of a cross-entropy and its gradient.
+"""What slots are to guess: tokens, or the target's distributions.
+
+Each kind has its share of a cross-entropy and its gradient.
 
 Cross-entropy is log-sum-exp of the logits − ``aligned``. Shapes: R counted slots, V local rows of the vocabulary.
 """
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Labels:
+class HardTargets:
+    """The tokens that the data has."""
+
     column_R1: Tensor
     """int64: the label among the local rows; any of them where it is on another shard."""
     here_R1: Tensor
@@ -38,20 +42,22 @@ class Labels:
         return cls(column_R[:, None], here_R[:, None], kernels)
 
     def aligned(self, logits_RV: Tensor, log_sum_R: Tensor) -> Tensor:
-        """[R]: the label's logit, local share."""
+        """Return the label's logit [R], the local share."""
         return (logits_RV.gather(1, self.column_R1).to(log_sum_R.dtype) * self.here_R1).squeeze(1)
 
     def gradient_(self, logits_RV: Tensor, log_sum_R: Tensor, weight_R: Tensor) -> Tensor:
-        """weight · (softmax − label), in the logits' memory; at the label's column it is rounded once."""
-        law_R1 = (logits_RV.gather(1, self.column_R1).to(log_sum_R.dtype) - log_sum_R[:, None]).exp()
-        there_R1 = ((law_R1 - self.here_R1.to(law_R1.dtype)) * weight_R[:, None]).to(logits_RV.dtype)
+        """Overwrite the logits by weight · (softmax − label); at the label's column it is rounded once."""
+        prob_R1 = (logits_RV.gather(1, self.column_R1).to(log_sum_R.dtype) - log_sum_R[:, None]).exp()
+        there_R1 = ((prob_R1 - self.here_R1.to(prob_R1.dtype)) * weight_R[:, None]).to(logits_RV.dtype)
         self.kernels.scaled_softmax_(logits_RV, log_sum_R, weight_R)
         return logits_RV.scatter_(1, self.column_R1, there_R1)
 
 
 @dataclass(frozen=True)
-class Laws:
-    law: Distribution
+class SoftTargets:
+    """The target's distributions."""
+
+    distribution: Distribution
     kernels: DFlashKernels
 
     @classmethod
@@ -61,15 +67,14 @@ class Laws:
         return cls((logits_RV, log_sum_R), kernels)
 
     def aligned(self, logits_RV: Tensor, log_sum_R: Tensor) -> Tensor:
-        """[R]: Σ law · logit, local share."""
+        """Return Σ p · logit [R], the local share; p: the target's distribution."""
         one_R = torch.ones_like(log_sum_R)
-        return self.kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], self.law, one_R)[0].squeeze(
-            1
-        )
+        terms = self.kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], self.distribution, one_R)
+        return terms[0].squeeze(1)
 
     def gradient_(self, logits_RV: Tensor, log_sum_R: Tensor, weight_R: Tensor) -> Tensor:
-        """weight · (softmax − law), in the logits' memory."""
+        """Overwrite the logits by weight · (softmax − p); p: the target's distribution."""
         weight_R1, one_R = weight_R[:, None], torch.ones_like(log_sum_R)
         factors = weight_R1, torch.zeros_like(weight_R1), weight_R1
-        self.kernels.distill_grad_(logits_RV[:, None], log_sum_R[:, None], factors, self.law, one_R)
+        self.kernels.distill_grad_(logits_RV[:, None], log_sum_R[:, None], factors, self.distribution, one_R)
         return logits_RV
