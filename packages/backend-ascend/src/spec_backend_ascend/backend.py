@@ -10,8 +10,7 @@ from pydantic import Field
 
 from spec_backend_ascend import host
 from spec_backend_ascend.visible_devices import visible_to_child
-from spec_core.backend import Backend, Placement, Role
-from spec_core.config import BackendConfig
+from spec_core import Backend, BackendConfig, Placement, Role
 from spec_core.errors import ConfigError, PluginUnavailable
 from spec_core.records import Availability, Capabilities
 
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from spec_core.process_group import ProcessGroup
-    from spec_core.rendezvous import Rendezvous
-    from spec_core.transport import Transport
+    from spec_core import ProcessGroup, Rendezvous, Transport
 
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 EXEC_TIMEOUT_UNIT_S = 68
@@ -120,7 +117,7 @@ class AscendBackend(Backend):
 
     def transport(self, placement: Placement) -> Transport:
         if placement == "inline":
-            from spec_core.streams.inline_transport import InlineTransport
+            from spec_core.streams import InlineTransport
 
             return InlineTransport()
         _torch_with_npu()
@@ -129,7 +126,7 @@ class AscendBackend(Backend):
 
             return HcclTransport()
         from spec_backend_ascend.npu_sharing import NpuSharing
-        from spec_core.streams.ipc_transport import IpcTransport
+        from spec_core.streams import IpcTransport
 
         required = self.config.ipc == "required"
         shares = required or (self.config.ipc == "auto" and self.capabilities().device_ipc)

@@ -21,15 +21,16 @@ import torch
 from spec_backend_ascend.hccl import HcclCommunicator, root_info
 from spec_backend_ascend.visible_devices import card_id
 from spec_core.errors import PeerLost, RunError
-from spec_core.streams.async_sender import DeferredBuffer, PendingSend
-from spec_core.streams.buffer_pool import (
+from spec_core.streams import (
     Block,
     BufferPoolFactory,
+    DeferredBuffer,
+    HostConnector,
+    PendingSend,
     ReceiverPool,
     SenderBuffer,
     SenderConnector,
 )
-from spec_core.streams.host_pool import HostConnector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import FeatureSample
-    from spec_core.streams.wire import ConnectReply, Packet, SampleLayout
+    from spec_core.streams import ConnectReply, Packet, SampleLayout
 
 SENDER, RECEIVER = 0, 1
 POLL_S = 1e-3

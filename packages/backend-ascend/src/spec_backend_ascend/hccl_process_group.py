@@ -8,13 +8,13 @@ import torch
 
 from spec_backend_ascend.hccl import SUMMABLE, HcclCommunicator, root_info
 from spec_backend_ascend.visible_devices import card_id
-from spec_core.collectives.agreed_process_group import AgreedProcessGroup, Communicator
+from spec_core.collectives import AgreedProcessGroup, Communicator
 from spec_core.errors import PeerLost
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.rendezvous import Rendezvous
+    from spec_core import Rendezvous
 
 GATHERED = frozenset({torch.uint8, torch.float64})
 """Summed here from the bytes of all ranks: HcclAllReduce does not add them up."""

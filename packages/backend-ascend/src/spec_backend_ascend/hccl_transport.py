@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_backend_ascend.hccl_pool import HcclConnector, HcclPoolFactory
-from spec_core.streams.async_sender import AsyncSender
-from spec_core.streams.host_pool import HostPool
-from spec_core.streams.receiver import StreamReceiver
-from spec_core.streams.wire import SampleLayout
-from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+from spec_core import FeatureReceiver, FeatureSender, Transport
+from spec_core.streams import AsyncSender, HostPool, SampleLayout, StreamReceiver
 
 if TYPE_CHECKING:
     from spec_core.records import FeatureSchema

@@ -15,10 +15,16 @@ import torch
 from spec_backend_ascend import acl
 from spec_backend_ascend.visible_devices import card_id
 from spec_core.errors import ProtocolError
-from spec_core.streams.async_sender import DeferredBuffer, PendingSend
-from spec_core.streams.device_arena import GrantInfo
-from spec_core.streams.device_pool import DeviceSharing, PeerEvents, SharedMemory, SharingUnsupported
-from spec_core.streams.shared_memory import aligned
+from spec_core.streams import (
+    DeferredBuffer,
+    DeviceSharing,
+    GrantInfo,
+    PeerEvents,
+    PendingSend,
+    SharedMemory,
+    SharingUnsupported,
+    aligned,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,9 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import FeatureSample
-    from spec_core.streams.buffer_pool import SenderBuffer
-    from spec_core.streams.free_list import Range
-    from spec_core.streams.wire import Packet, SampleLayout
+    from spec_core.streams import Packet, Range, SampleLayout, SenderBuffer
 
 _OFFER = struct.Struct("<65s7xQ")
 """The memory's key, and where in that allocation it begins."""

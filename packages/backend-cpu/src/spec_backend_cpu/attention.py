@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.kernels import Kernel
+    from spec_core import Kernel
 
 # The operators behind scaled_dot_product_attention on CPU; only they return the log-sum-exp. Layout
 # [1, heads, T, head_dim], any strides; grouped queries are part of the kernel.

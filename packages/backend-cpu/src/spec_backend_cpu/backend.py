@@ -7,8 +7,7 @@ from contextlib import nullcontext
 from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core.backend import Backend, Placement, Role
-from spec_core.config import BackendConfig
+from spec_core import Backend, BackendConfig, Placement, Role
 from spec_core.records import Availability, Capabilities
 
 if TYPE_CHECKING:
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from spec_core.kernels import Kernel
-    from spec_core.process_group import ProcessGroup
-    from spec_core.rendezvous import Rendezvous
-    from spec_core.transport import Transport
+    from spec_core import Kernel, ProcessGroup, Rendezvous, Transport
 
 
 class CpuConfig(BackendConfig):
@@ -58,16 +54,16 @@ class CpuBackend(Backend):
         return torch.device("cpu")
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
-        from spec_core.collectives.gloo_process_group import GlooProcessGroup
+        from spec_core.collectives import GlooProcessGroup
 
         return GlooProcessGroup(rendezvous)
 
     def transport(self, placement: Placement) -> Transport:
         if placement == "inline":
-            from spec_core.streams.inline_transport import InlineTransport
+            from spec_core.streams import InlineTransport
 
             return InlineTransport()
-        from spec_core.streams.shared_memory_transport import SharedMemoryTransport
+        from spec_core.streams import SharedMemoryTransport
 
         return SharedMemoryTransport()
 

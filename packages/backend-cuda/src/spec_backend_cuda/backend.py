@@ -21,11 +21,9 @@ from spec_backend_cuda.mps_owner import forget_events
 from spec_backend_cuda.nccl_settings import nccl_settings
 from spec_backend_cuda.nvml import DriverMissing, inventory
 from spec_backend_cuda.visible_devices import gpu_of, visible, visible_to_child
-from spec_core.backend import Backend, Placement, Role
-from spec_core.config import BackendConfig
+from spec_core import Backend, BackendConfig, Placement, Role, parse_address
 from spec_core.errors import ConfigError, RunError
 from spec_core.records import Availability, Capabilities
-from spec_core.rendezvous import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,10 +32,7 @@ if TYPE_CHECKING:
 
     from spec_backend_cuda.mps import MpsDaemon
     from spec_backend_cuda.nvml import Gpu
-    from spec_core.kernels import Kernel
-    from spec_core.process_group import ProcessGroup
-    from spec_core.rendezvous import Rendezvous
-    from spec_core.transport import Transport
+    from spec_core import Kernel, ProcessGroup, Rendezvous, Transport
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +187,7 @@ class CudaBackend(Backend):
 
     def transport(self, placement: Placement) -> Transport:
         if placement == "inline":
-            from spec_core.streams.inline_transport import InlineTransport
+            from spec_core.streams import InlineTransport
 
             return InlineTransport()
         if placement == "disaggregated":
@@ -200,7 +195,7 @@ class CudaBackend(Backend):
 
             return NcclTransport(self.config.listen)
         from spec_backend_cuda.device_sharing import CudaSharing
-        from spec_core.streams.ipc_transport import IpcTransport
+        from spec_core.streams import IpcTransport
 
         ipc = self.config.ipc
         return IpcTransport(CudaSharing, share_device=ipc != "never", required=ipc == "required")

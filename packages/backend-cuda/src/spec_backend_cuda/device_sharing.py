@@ -10,13 +10,20 @@ import torch
 
 from spec_backend_cuda.device_segment import DeviceSegment
 from spec_backend_cuda.driver import UNSUPPORTED, CudaError
-from spec_core.streams.buffer_pool import SenderBuffer
-from spec_core.streams.device_arena import GrantInfo, copy_sample, staged_copy
-from spec_core.streams.device_pool import DeviceSharing, PeerEvents, SharedMemory, SharingUnsupported
+from spec_core.streams import (
+    DeviceSharing,
+    GrantInfo,
+    PeerEvents,
+    SenderBuffer,
+    SharedMemory,
+    SharingUnsupported,
+    copy_sample,
+    staged_copy,
+)
 
 if TYPE_CHECKING:
     from spec_core.records import FeatureSample
-    from spec_core.streams.wire import Packet, SampleLayout
+    from spec_core.streams import Packet, SampleLayout
 
 
 class CudaSharing(DeviceSharing):

@@ -17,20 +17,25 @@ from spec_backend_cuda.driver import UNSUPPORTED, CudaError
 from spec_backend_cuda.nccl_link import NcclLink, new_link_name
 from spec_backend_cuda.push_buffer import PushBuffer
 from spec_backend_cuda.push_pool import PushPool
-from spec_core.streams.async_sender import AsyncSender
-from spec_core.streams.buffer_pool import SenderBuffer, SenderConnector
-from spec_core.streams.device_arena import DeviceArena, arena_bytes
-from spec_core.streams.host_pool import HostConnector, HostPool
-from spec_core.streams.receiver import StreamReceiver, open_port
-from spec_core.streams.wire import SampleLayout
-from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+from spec_core import FeatureReceiver, FeatureSender, Transport
+from spec_core.streams import (
+    AsyncSender,
+    DeviceArena,
+    HostConnector,
+    HostPool,
+    SampleLayout,
+    SenderBuffer,
+    SenderConnector,
+    StreamReceiver,
+    arena_bytes,
+    open_port,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import FeatureSchema
-    from spec_core.streams.buffer_pool import BufferPoolFactory
-    from spec_core.streams.wire import ConnectReply
+    from spec_core.streams import BufferPoolFactory, ConnectReply
 
 _PREFIX = "nccl|"
 """Before the GPU of a sender that can send over NCCL."""

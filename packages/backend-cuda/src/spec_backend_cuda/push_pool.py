@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 
 from spec_core.errors import RunError
-from spec_core.streams.buffer_pool import Block, BufferPoolFactory, ReceiverPool
-from spec_core.streams.device_arena import GrantInfo, ScatteredBlock, first_address
+from spec_core.streams import Block, BufferPoolFactory, GrantInfo, ReceiverPool, ScatteredBlock, first_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_backend_cuda.p2p_link import P2PLink
-    from spec_core.streams.buffer_pool import Arrived
-    from spec_core.streams.device_arena import DeviceArena
-    from spec_core.streams.free_list import Range
+    from spec_core.streams import Arrived, DeviceArena, Range
 
 log = logging.getLogger(__name__)
 

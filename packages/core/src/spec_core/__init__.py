@@ -20,12 +20,13 @@ from spec_core.launcher import (
 )
 from spec_core.ops import VocabularyOps
 from spec_core.process_group import ProcessGroup
-from spec_core.rendezvous import Rendezvous
+from spec_core.rendezvous import Rendezvous, parse_address
 from spec_core.state_folder import StateFolder
 from spec_core.strategy import DataParallel, OptimizerConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.trainer import BatchShare, DraftTrainer
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+from spec_core.visible_devices import child_devices
 
 __all__ = [
     "Backend",
@@ -69,7 +70,9 @@ __all__ = [
     "WorkerMain",
     "WorkerMessage",
     "WorkerSpec",
+    "child_devices",
     "foreign_errors",
     "no_kernel",
+    "parse_address",
     "to_device_async",
 ]

@@ -1,1 +1,29 @@
-"""For backends: process groups over a library of collectives, and one over gloo."""
+"""Library for backends: process groups over a library of collectives, gloo for one (docs/libraries/streams.md)."""
+
+from typing import TYPE_CHECKING
+
+from spec_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from spec_core.collectives.agreed_process_group import AgreedProcessGroup, Communicator
+    from spec_core.collectives.gloo_members import closed_afterwards, prove_default_group
+    from spec_core.collectives.gloo_process_group import GlooProcessGroup
+    from spec_core.collectives.library_process_group import CollectiveLibrary, LibraryProcessGroup
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        agreed_process_group="AgreedProcessGroup Communicator",
+        gloo_members="closed_afterwards prove_default_group",
+        gloo_process_group="GlooProcessGroup",
+        library_process_group="CollectiveLibrary LibraryProcessGroup",
+    )
+
+__all__ = [
+    "AgreedProcessGroup",
+    "CollectiveLibrary",
+    "Communicator",
+    "GlooProcessGroup",
+    "LibraryProcessGroup",
+    "closed_afterwards",
+    "prove_default_group",
+]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from spec_core.records import FeatureSample
     from spec_core.streams.wire import ConnectReply, Packet, SampleLayout
 
-    Arrived = Callable[[RunError | None], None]
+Arrived: TypeAlias = "Callable[[RunError | None], None]"
+"""Called with None when a sample is all there, else with why it never will be."""
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from spec_core import ProcessGroup, Transport
-    from spec_core.backend import Placement, Role
-    from spec_core.rendezvous import Rendezvous
+    from spec_core import Placement, ProcessGroup, Rendezvous, Role, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +76,7 @@ class EchoBackend(Backend):
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
         self._echo(f"process_group {rendezvous.rank} of {rendezvous.world_size}")
-        from spec_core.collectives.gloo_process_group import GlooProcessGroup
+        from spec_core.collectives import GlooProcessGroup
 
         return GlooProcessGroup(rendezvous)
 
@@ -89,10 +87,10 @@ class EchoBackend(Backend):
                 "backend 'echo' has one host: set placement.kind to inline or colocated, not disaggregated"
             )
         if placement == "inline":
-            from spec_core.streams.inline_transport import InlineTransport
+            from spec_core.streams import InlineTransport
 
             return InlineTransport()
-        from spec_core.streams.shared_memory_transport import SharedMemoryTransport
+        from spec_core.streams import SharedMemoryTransport
 
         return SharedMemoryTransport()
 
