@@ -1,8 +1,8 @@
 """BatchSchedule: what a run does, item by item, as a pure function of (data, seed, topology).
 
-Every process of a run derives the same items from the same configuration, so nobody has to be told what comes
-next: engines capture, ranks train, and a resumed run starts at exactly the next sample. The order of the items is
-also the order in which features are admitted to memory.
+Every process of a run derives the same items from the same configuration, so nothing is negotiated: engines capture,
+ranks train, and a resumed run starts at exactly the next sample. The order of the items is also the order in which
+features are admitted to memory.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class BatchSettings:
 
 
 class BatchSchedule:
-    """See the module's docstring."""
+    """The global batches of a run, in order, and how they are cut for engines and trainer processes."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings) -> None:
+        """Keep what fixes the schedule; nothing is computed before it is asked for."""
         self.dataset = dataset
         self.settings = settings
         self._train = EpochBatches(
@@ -93,23 +94,25 @@ class BatchSchedule:
         return self._train.steps_in_epochs(self.settings.epochs)
 
     def items(self, done_steps: int) -> Iterator[GlobalBatch]:
-        """All that is left to do after ``done_steps`` optimizer steps, in order."""
+        """Yield all that is left to do after ``done_steps`` optimizer steps, in order."""
         for step in range(done_steps, self.total_steps):
             yield self.train_item(step)
             if self.evaluates_after(step + 1):
                 yield from self.evaluation_items(step + 1)
 
     def train_item(self, step: int) -> GlobalBatch:
+        """Return the global batch of an optimizer step."""
         batch = self._train.batch(step)
         return GlobalBatch(step, False, batch.epoch, batch.sample_ids)
 
     def evaluates_after(self, done_steps: int) -> bool:
+        """Return whether the held-out set is evaluated after ``done_steps`` steps."""
         every = self.settings.eval_every
         due = done_steps == self.total_steps or (every > 0 and done_steps % every == 0)
         return due and self._held_out is not None
 
     def evaluation_items(self, done_steps: int) -> list[GlobalBatch]:
-        """The whole held-out set, cut into global batches; the same every time."""
+        """Return the whole held-out set, cut into global batches; the same every time."""
         if self._held_out is None:
             return []
         batches = [self._held_out.batch(index) for index in range(self._held_out.steps_in_epoch(0))]
@@ -141,16 +144,18 @@ class BatchSchedule:
         }
 
     def captures(self, item: GlobalBatch) -> list[tuple[int, ...]]:
-        """Capture batches of an item: made for the target, whoever trains the samples."""
+        """Return the capture batches of an item: made for the target, whoever trains the samples."""
         return capture_batches(item.sample_ids, self.dataset.lengths, self.settings.capture_tokens)
 
     def request_id(self, item: GlobalBatch, sample_id: int) -> int:
-        """Names one capture of a sample: the same sample comes again in later epochs and evaluations, and two
-        captures of it may be under way at once."""
+        """Return the id of one capture of a sample.
+
+        The same sample comes again in later epochs and evaluations, and two captures of it may be under way at once.
+        """
         return (2 * item.step + item.evaluates) * len(self.dataset.lengths) + sample_id
 
     def denominators(self, items: Sequence[GlobalBatch], draft: Draft) -> Tensor:
-        """Loss denominators over all samples of ``items``: from masks alone, so no rank has to ask another."""
+        """Return the loss denominators over all samples of ``items``, from masks alone: no rank asks another."""
         import torch
 
         return draft.denominators(

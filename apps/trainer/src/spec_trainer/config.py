@@ -42,7 +42,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 def _named(path: object) -> object:
-    """An empty path means the working directory to pathlib; to a person, it is a variable that was not set."""
+    """Refuse an empty path: pathlib takes it for the working directory, a user means a variable that was not set."""
     if path == "":
         raise ValueError("is empty, expected a folder")
     return path
@@ -60,7 +60,7 @@ class TrainConfig(OptimizerConfig):
     lr: PositiveFloat = 1e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    """What follows the warm-up; wsd holds the peak and decays linearly at the end."""
+    """Shape of the learning rate after the warm-up; wsd holds the peak and decays linearly at the end."""
     warmup_steps: NonNegativeInt = 20
     """Steps of linear warm-up."""
     decay_share: Fraction = 0.2
@@ -93,7 +93,7 @@ class PlacementConfig(Config):
     trainer_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of each device that the trainer gets; colocated only."""
     engine_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Likewise of the engine."""
+    """Share of each device that the engine gets; colocated only."""
     window_bytes: PositiveInt | None = None
     """Features in flight per trainer rank; by default twice the features of one global batch."""
 
@@ -109,11 +109,11 @@ class TimeoutsConfig(Config):
     """Section ``timeouts``, in seconds."""
 
     start_s: Seconds = 600.0
-    """For an engine or a trainer process to be ready."""
+    """Longest time for an engine or a trainer process to be ready."""
     peer_s: Seconds = 120.0
     """Silence after which another process of the run counts as lost."""
     step_s: Seconds = 1800.0
-    """For the features of one step to arrive."""
+    """Longest time for the features of one step to arrive."""
 
 
 class TrackConfig(Config):
@@ -126,6 +126,8 @@ class TrackConfig(Config):
 
 
 class ProfileConfig(Config):
+    """Section ``profile``: profiles of single steps."""
+
     steps: tuple[NonNegativeInt, ...] = ()
     """Steps, counted from 0, whose torch profile of rank 0 is written into the run directory."""
 
@@ -138,7 +140,7 @@ class RunConfig(Config, Generic[B, D, S, E, L]):
     output: Annotated[Path, BeforeValidator(_named)]
     """Run directory; by default runs/ and the stem of the configuration file or the name of the target."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of initial weights, data order, and whatever a draft draws."""
+    """Seed of initial weights, data order, and whatever a draft draws."""
     backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     data: DataConfig
     draft: D = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
@@ -191,7 +193,7 @@ def with_new_keys(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:
-    """Combinations that no value by itself is wrong in: keys, why, remedy. The first one is reported."""
+    """Return combinations of which no value by itself is wrong: keys, why, remedy."""
     placement, train, engine = config.placement, config.train, config.engine
     inline = placement.kind == "inline"
     fractions = [
@@ -242,7 +244,7 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
 
 
 def _illegal_with_features(config: AnyRunConfig) -> list[str]:
-    """What asks for processes or memory that a run which reads its features from a folder does not have."""
+    """Return settings of processes or memory that a run from stored features does not have."""
     placement, engine = config.placement, config.engine
     if config.data.features is None:
         return []
@@ -261,6 +263,8 @@ def _illegal_with_features(config: AnyRunConfig) -> list[str]:
 
 
 def _changed(section: Config, key: str) -> bool:
-    """True if a key has another value than its default. (Whether it was written at all says nothing: the resolved
-    ``config.yaml`` writes every key.)"""
+    """Return whether a key has another value than its default.
+
+    Whether it was written at all says nothing: the resolved ``config.yaml`` writes every key.
+    """
     return getattr(section, key) != type(section).model_fields[key].default

@@ -37,21 +37,27 @@ class ShardedDraftTrainer(DraftTrainer):
         strategy.attach(module, draft.shard_hints())
 
     def step(self, share: BatchShare, lr: float) -> TrainStep:
+        """Train one optimizer step (DT1)."""
         return self._strategy.step(share.micro_batches, share.denominators, self._ops, lr)
 
     def evaluate(self, share: BatchShare) -> StepOutput:
+        """Return the output of a forward pass only."""
         return self._strategy.evaluate(share.micro_batches, share.denominators, self._ops)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each full tensor with its name (DT2)."""
         yield from self._strategy.full_weights().items()
 
     def save(self, folder: StateFolder) -> None:
+        """Let the strategy write this process's part of the state (DT3)."""
         self._strategy.save(folder)
 
     def load(self, folder: StateFolder) -> None:
+        """Let the strategy read the state (DT3)."""
         self._strategy.load(folder)
 
     def export(self, target: TargetSpec, folder: Path) -> None:
+        """Write the draft's folder on process 0 (DT4)."""
         weights = dict(self.named_weights())
         if self._rank == 0:
             export_draft(self._draft, weights, target, folder)

@@ -1,5 +1,7 @@
-"""FeatureStream: one trainer rank's micro-batches, in the schedule's order, from a receiver. (From a folder:
-``offline/stream.py``.)"""
+"""FeatureStream: one trainer process's micro-batches, in the schedule's order, from a receiver.
+
+``offline/stream.py`` reads them from a folder.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,25 @@ if TYPE_CHECKING:
 
 
 class BatchSource(Protocol):
-    """Micro-batches of one trainer rank, wherever the features come from.
+    """Micro-batches of one trainer process, wherever the features come from.
 
-    Asked in the order of the schedule, once per item."""
+    The loop asks for each item of the schedule once, in order.
+    """
 
     def prepare(self, item: GlobalBatch) -> None:
-        """Begins with ``item``, without waiting for anything: called while the device trains on the one before.
-        May be left out."""
+        """Begin with ``item`` without waiting for anything, while the device trains on the item before.
+
+        Calling it is optional.
+        """
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """This rank's part of ``item``, on its device."""
+        """Return this process's part of ``item``, on its device."""
 
     def check(self) -> None:
-        """Raises RunError if features handed out so far were of other tokens than their samples. Waits for the
-        device: called where the device has been waited for anyway."""
+        """Raise RunError if features handed out so far were of other tokens than their samples.
+
+        It waits for the device; the loop calls it where it has waited for the device anyway.
+        """
 
 
 def lay_out(
@@ -48,7 +55,7 @@ def lay_out(
     config: AnyRunConfig,
     device: torch.device,
 ) -> list[DraftBatch]:
-    """A rank's micro-batches of ``item`` on ``device``: everything in place but the features, which are zero."""
+    """Return a process's micro-batches of ``item`` on ``device``, complete but for the features, which are zero."""
     return [
         empty_batch(
             [schedule.dataset.sample(sample_id) for sample_id in part],
@@ -63,9 +70,12 @@ def lay_out(
 
 
 class FeatureStream:
-    """Lays a batch out first and copies each sample to its place as it arrives: one copy, and the transport's
-    memory is free again at once. Samples of later items that arrive early wait in the transport. Where
-    features are on the device already, the host waits for senders only."""
+    """Micro-batches filled by what a receiver delivers.
+
+    A batch is laid out first, and each sample is copied to its place as it arrives: one copy, and the transport's
+    memory is free again at once. Samples of later items that arrive early wait in the transport. Where features are
+    on the device already, the CPU waits for senders only.
+    """
 
     def __init__(
         self,
@@ -77,7 +87,7 @@ class FeatureStream:
         device: torch.device,
         released: Callable[[int, int], None],
     ) -> None:
-        """``released(rank, num_tokens)`` is told of every sample whose transport memory is free."""
+        """Call ``released(rank, num_tokens)`` for every sample whose transport memory is free again."""
         self._schedule = schedule
         self._rank = rank
         self._receiver = receiver
@@ -88,19 +98,19 @@ class FeatureStream:
         self._item: GlobalBatch | None = None
         self._batches: list[DraftBatch] = []
         self._places: dict[int, tuple[DraftBatch, Span]] = {}
-        """Of ``_item``, by capture: what is still to come."""
+        """Places of ``_item`` whose features have not arrived, by request id."""
         self._early: dict[int, FeatureSample] = {}
         self._same_tokens: list[tuple[int, Tensor]] = []
-        """Sample id, and on the device whether it was captured of the sample's tokens."""
+        """Sample ids, each with a flag on the device: whether the captured tokens are the sample's."""
         self._failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Ends a wait for features that will never come; called from an engine's thread."""
+        """End a wait for features that will never come; called from an engine's thread."""
         self._failure = error
         self._receiver.close()
 
     def prepare(self, item: GlobalBatch) -> None:
-        """Lays ``item`` out and takes what has arrived of it."""
+        """Lay ``item`` out and take what has arrived of it."""
         self._item = item
         self._batches = lay_out(self._schedule, item, self._rank, self._schema, self._config, self._device)
         self._places = {
@@ -114,7 +124,7 @@ class FeatureStream:
             self._take(0.0)
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """This rank's part of ``item``; waits for its features at most ``timeouts.step_s``."""
+        """Return this process's part of ``item``; wait for its features at most ``timeouts.step_s``."""
         if self._item != item:
             self.prepare(item)
         try:
@@ -127,12 +137,13 @@ class FeatureStream:
         return self._batches
 
     def check(self) -> None:
+        """Raise ProtocolError if a sample's features were captured of other tokens."""
         checks, self._same_tokens = self._same_tokens, []
         if checks and not torch.stack([same for _, same in checks]).all():
             raise _other_tokens(next(sample_id for sample_id, same in checks if not same))
 
     def _take(self, timeout_s: float) -> None:
-        """Until every place is filled; DeadlineExceeded at the timeout."""
+        """Fill every place; raise DeadlineExceeded at the timeout."""
         deadline = time.monotonic() + timeout_s
         while self._places:
             sample = self._receive(max(0.0, deadline - time.monotonic()))
@@ -145,7 +156,7 @@ class FeatureStream:
         try:
             return self._receiver.receive(timeout_s)
         except PeerLost as error:
-            if self._failure is None:  # another process, which may yet tell what it has died of
+            if self._failure is None:  # another process, whose own error may still arrive
                 raise PeerLost(f"capture failed: {error}") from error
             raise EngineError(f"capture failed: {self._failure}") from self._failure
 

@@ -1,4 +1,4 @@
-"""The training loop: reads top-down; everything that it uses was wired in ``job.py``."""
+"""The training loop, to be read top-down; ``wiring.py`` has built everything that it uses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TrainState:
-    """What one trainer rank holds while it trains."""
+    """Everything that one trainer process holds while it trains."""
 
     spec: RunSpec
     rank: int
@@ -38,22 +38,23 @@ class TrainState:
     checkpoints: CheckpointStore
     log: RunLog
     should_stop: Callable[[int], bool]
-    """Asked after every step with the steps done; the same answer on every rank."""
+    """Answers after every step, given the steps done; the same on every process."""
     profiler: StepProfiler
     done_steps: int
     best: float
     """Best held-out acceptance length so far."""
     timer: Timer = field(default_factory=Timer)
     ahead: Iterator[GlobalBatch] = field(init=False)
-    """What comes after the item that is being trained on or evaluated."""
+    """Items after the one that is being trained on or evaluated."""
 
     def __post_init__(self) -> None:
+        """Place ``ahead`` behind the first item."""
         self.ahead = self.spec.schedule.items(self.done_steps)
         next(self.ahead, None)
 
 
 def train(state: TrainState) -> dict[str, Any]:
-    """Trains from ``done_steps`` to the end; the last record is returned."""
+    """Train from ``done_steps`` to the end; return the last record."""
     schedule, config = state.spec.schedule, state.spec.config.train
     record: dict[str, Any] = {}
     for item in map(schedule.train_item, range(state.done_steps, schedule.total_steps)):
@@ -88,7 +89,7 @@ def _prepare_next(state: TrainState) -> None:
 
 
 def _evaluate(state: TrainState) -> dict[str, Any]:
-    """Loss and metrics over the whole held-out set, as if it were one batch."""
+    """Return loss and metrics over the whole held-out set, as if it were one batch."""
     items = state.spec.schedule.evaluation_items(state.done_steps)
     total: StepOutput | None = None
     with state.timer("evaluate"):
@@ -105,7 +106,7 @@ def _evaluate(state: TrainState) -> dict[str, Any]:
 
 
 def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float) -> dict[str, Any]:
-    """One line of metrics.jsonl."""
+    """Return one line of metrics.jsonl."""
     tokens = sum(state.spec.dataset.lengths[sample_id] for sample_id in item.sample_ids)
     data_s, step_s = state.timer.last_s["data"], state.timer.last_s["step"]
     return {
@@ -126,18 +127,18 @@ def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float
 
 
 def _check_finite(state: TrainState, record: dict[str, Any]) -> None:
-    """Ends a run whose weights are lost, before a checkpoint of them takes the place of a good one."""
+    """End a run whose weights are lost, before a checkpoint of them takes the place of a good one."""
     if math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"]):
         return
-    told = f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}"
+    values = f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}"
     if record["step"] == 1:
         raise RunError(
-            f"{told}, before any weight has changed: target {state.spec.target.folder}, its features or the draft of "
-            "draft.init_from hold values that are not finite; check those files"
+            f"{values}, before any weight has changed: target {state.spec.target.folder}, its features or the draft "
+            "of draft.init_from hold values that are not finite; check those files"
         )
     newest = state.checkpoints.newest
     left = "no checkpoint was written" if newest is None else f"checkpoint {newest} is sound"
-    raise RunError(f"{told}; {left}: lower train.lr or train.clip and start anew")
+    raise RunError(f"{values}; {left}: lower train.lr or train.clip and start anew")
 
 
 def _checkpoint(state: TrainState, record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""From a command line to a Resolved run: everything read, loaded and checked, nothing started or created."""
+"""From a command line to a RunSpec: everything read, loaded and checked, nothing started or created."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ _SECTIONS = {
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
-    """Raises a UsageError, one line, for anything that is wrong; creates nothing."""
+    """Return the run that a command line describes; raise UsageError, in one line, for anything wrong with it.
+
+    Nothing is created or started.
+    """
     parts, dataset = read_inputs(config_file, flags, overrides)
     run = parts.with_dataset(dataset)
     with _one_line():
@@ -53,7 +56,7 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[RunParts, Dataset]:
-    """Configuration, plugins, target and data, for whatever is to be done with them. Errors as of ``resolve``."""
+    """Return configuration, plugins, target and data; raise as ``resolve`` does."""
     from spec_trainer.data.dataset import load_dataset
 
     with _one_line():
@@ -67,7 +70,7 @@ def read_inputs(
 def _one_line() -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # what is read here is what the person named
+    except OSError as error:  # everything read here was named by the user
         raise ConfigError(f"{error.filename or 'input'}: {error.strerror or error}") from error
 
 
@@ -82,7 +85,7 @@ def _check(run: RunSpec) -> None:
 
 
 def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
-    """Behind its last position a target has learned nothing, and a hosted engine refuses the sample in mid-run."""
+    """Refuse a sample that is longer than the target's positions: a hosted engine would refuse it in mid-run."""
     longest = max(dataset.lengths, key=dataset.lengths.__getitem__, default=None)
     if longest is not None and dataset.lengths[longest] > target.max_positions:
         raise ConfigError(
@@ -100,7 +103,7 @@ def _check_held_out(run: RunSpec) -> None:
 
 
 def resolve_parts(values: Mapping[str, Any]) -> RunParts:
-    """What a child process needs, from a resolved configuration."""
+    """Return what a worker process needs, from a resolved configuration."""
     return _load_parts(*_validated(dict(values), "configuration of the launcher"))
 
 
@@ -128,7 +131,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
 def resolve_config(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[AnyRunConfig, dict[str, Any]]:
-    """The validated configuration and the plugin class of each section that names one."""
+    """Return the validated configuration and the plugin class of each section that names one."""
     values = read_configuration(config_file, flags, overrides)
     values.setdefault("output", str(_default_output(config_file, values)))
     _anchor(values)
@@ -136,12 +139,12 @@ def resolve_config(
 
 
 def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
-    """As ``resolve_config``, of the ``config.yaml`` of a run or checkpoint: whatever stands in it is a value."""
+    """Return the same as ``resolve_config`` for the ``config.yaml`` of a run or checkpoint: it has no references."""
     return _validated(with_new_keys(read_resolved(file)), f"config {file}")
 
 
 def _anchor(values: dict[str, Any]) -> None:
-    """Paths that exist become absolute, so that ``config.yaml`` means the same from any working directory."""
+    """Make paths that exist absolute, so that ``config.yaml`` means the same from any working directory."""
     for section, key in _PATHS:
         part = values if section is None else values.get(section)
         if isinstance(part, dict) and isinstance(part.get(key), str):
@@ -163,8 +166,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
 
 
 def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
-    """The default of ``placement.kind`` for an engine that never runs in the trainer's process; and for several
-    ranks that need no engine."""
+    """Set the default of ``placement.kind`` for an engine with processes of its own and for ranks without engine."""
     placement = values.setdefault("placement", {})
     if not isinstance(placement, dict):
         return
@@ -190,7 +192,7 @@ def _check_placement(config: AnyRunConfig, engine_type: type[Engine]) -> None:
 
 
 def resolve_target(name: str) -> Path:
-    """A folder as it is; ``owner/name`` that is no folder is fetched from the hub (or its local cache)."""
+    """Return a folder as it is; fetch ``owner/name`` that is no folder from the hub, or from its local cache."""
     folder = Path(name)
     if os.path.exists(folder) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return folder

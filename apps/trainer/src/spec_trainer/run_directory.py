@@ -28,9 +28,10 @@ _TRAIN_IDENTITY = (
 
 
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
-    """What makes two runs the same: data, target, draft, optimizer, seed, dtype, global batch.
+    """Return a digest of data, target, draft, optimizer, seed, dtype and global batch: equal for the same run.
 
-    Topology, placement, logging, timeouts and ``train.steps`` may change between start and resume.
+    Strategy, number of processes, placement, logging, timeouts and ``train.steps`` may change between start and
+    resume.
     """
     parts = {
         "data": data_digest,
@@ -51,30 +52,37 @@ class RunDirectory:
 
     @property
     def config(self) -> Path:
+        """The whole configuration, resolved."""
         return self.root / "config.yaml"
 
     @property
     def metrics(self) -> Path:
+        """One JSON object for each step."""
         return self.root / "metrics.jsonl"
 
     @property
     def summary(self) -> Path:
+        """Numbers of the finished run."""
         return self.root / "summary.json"
 
     @property
     def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
         return self.root / "checkpoints"
 
     @property
     def draft(self) -> Path:
+        """Folder of the exported draft."""
         return self.root / "draft"
 
     @property
     def report(self) -> Path:
+        """Page with curves and numbers."""
         return self.root / "report.html"
 
     @property
     def logs(self) -> Path:
+        """Folder of each process's log."""
         return self.root / "logs"
 
     @property
@@ -82,7 +90,7 @@ class RunDirectory:
         return self.root / ".identity"
 
     def check_folder(self) -> None:
-        """Raises ArtifactError if the directory is no run directory, or cannot be made or written to."""
+        """Raise ArtifactError if the directory is no run directory, or cannot be made or written to."""
         if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a directory")
         check_writable(self.root)
@@ -92,7 +100,7 @@ class RunDirectory:
             raise ArtifactError(f"output {self.root} is not empty and is no run directory; choose another")
 
     def check_owner(self, identity: str) -> None:
-        """As ``check_folder``, and raises ArtifactError if the directory belongs to another run."""
+        """Raise ArtifactError as ``check_folder`` does, and if the directory belongs to another run."""
         self.check_folder()
         if os.path.exists(self._owner) and self._owner.read_text().strip() != identity:
             raise ArtifactError(
@@ -120,7 +128,7 @@ class RunDirectory:
                 raise
 
     def open(self, identity: str, config: AnyRunConfig) -> None:
-        """Takes ownership, before anything else is in the directory, and writes the resolved configuration."""
+        """Take ownership, before anything else is in the directory, and write the resolved configuration."""
         self.check_owner(identity)
         write_atomically(self._owner, identity + "\n")
         self.logs.mkdir(exist_ok=True)
@@ -130,11 +138,12 @@ class RunDirectory:
         write_atomically(self.config, dump_yaml(config))
 
     def check_still_owned(self, identity: str) -> None:
-        """Raises RunError where the directory was removed, or given to another run, since this one has opened it."""
+        """Raise RunError where the directory was removed, or given to another run, since this one has opened it."""
         if not self._owner.exists() or self._owner.read_text().strip() != identity:
             raise RunError(f"output {self.root} was removed or replaced while this run was under way")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write ``summary.json``."""
         write_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
 
 
@@ -143,7 +152,7 @@ def _remove(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises ArtifactError where ``folder`` cannot be made or written to; makes nothing."""
+    """Raise ArtifactError where ``folder`` cannot be made or written to; make nothing."""
     path = folder.absolute()
     there = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -151,7 +160,7 @@ def check_writable(folder: Path) -> None:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """A reader sees the old file or the new one, whole. Raises RunError where there is no room for it."""
+    """Write a file so that a reader sees the old one or the new one, whole. Raise RunError where there is no room."""
     scratch = file.with_name(f".{file.name.lstrip('.')}.{secrets.token_hex(8)}")
     try:
         with scratch.open("x") as stream:  # never through what somebody has put there

@@ -44,12 +44,15 @@ class RunLog:
             self._trained.write({"step": step, "samples": samples})
 
     def step(self, record: dict[str, Any]) -> None:
+        """Write a step's metrics and show them; nothing on other processes than 0."""
         if self._reports:
             self._metrics.log(record)
             self._show(record)
 
     def __enter__(self) -> Self:
+        """Return the log itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Close every file and tracker."""
         self._stack.close()

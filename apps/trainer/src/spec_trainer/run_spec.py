@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """What the configuration names, loaded and checked; all but the data."""
+    """Everything that the configuration names but the data, loaded and checked."""
 
     config: AnyRunConfig
     backend: Backend
@@ -34,40 +34,64 @@ class RunParts:
     schema: FeatureSchema
 
     def with_dataset(self, dataset: Dataset) -> RunSpec:
-        schedule = BatchSchedule(dataset, BatchSettings.from_config(self.config, self.strategy_type))
-        return RunSpec(**vars(self), dataset=dataset, schedule=schedule)
+        """Return the run that trains on ``dataset``."""
+        settings = BatchSettings.from_config(self.config, self.strategy_type)
+        return self.with_schedule(BatchSchedule(dataset, settings))
+
+    def with_schedule(self, schedule: BatchSchedule) -> RunSpec:
+        """Return the run that does what ``schedule`` says."""
+        return RunSpec(
+            config=self.config,
+            backend=self.backend,
+            draft=self.draft,
+            engine_type=self.engine_type,
+            strategy_type=self.strategy_type,
+            launcher_type=self.launcher_type,
+            target=self.target,
+            schema=self.schema,
+            schedule=schedule,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(RunParts):
-    """All that a run is, on this machine."""
+    """Everything that a run is, on this machine."""
 
-    dataset: Dataset
     schedule: BatchSchedule
 
+    @property
+    def dataset(self) -> Dataset:
+        """The samples that the schedule is made of."""
+        return self.schedule.dataset
+
     def resuming(self, checkpoint: str) -> RunSpec:
-        """The same run with another ``train.resume_from``."""
+        """Return the same run with another ``train.resume_from``."""
         train = self.config.train.model_copy(update={"resume_from": checkpoint})
         return replace(self, config=self.config.model_copy(update={"train": train}))
 
     @cached_property
     def directory(self) -> RunDirectory:
+        """The run directory, ``output``."""
         return RunDirectory(self.config.output)
 
     @cached_property
     def identity(self) -> str:
+        """Digest of everything that makes two runs the same (``run_identity``)."""
         return run_identity(self.config, self.dataset.digest, self.target.digest)
 
     @cached_property
     def window_bytes(self) -> int:
-        """``placement.window_bytes``, or room for two global batches, so that one is captured while one trains."""
+        """Bytes of features in flight for each trainer process.
+
+        ``placement.window_bytes``, or room for two global batches, so that one is captured while one trains.
+        """
         if self.config.placement.window_bytes is not None:
             return self.config.placement.window_bytes
         longest = max(self.dataset.lengths.values())
         return 2 * sample_bytes(self.schema, max(self.config.train.global_batch_tokens, longest))
 
     def members(self) -> list[Member]:
-        """The processes of the run; none inline. ConfigError where their devices cannot hold them."""
+        """Return the processes of the run; none inline. Raise ConfigError where their devices cannot hold them."""
         if self.config.placement.kind == "inline":
             return []
         window_bytes = self.window_bytes if self.config.data.features is None else 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spec_core import StateFolder
 
 PICKLED_INDEX_FILE = ".metadata"
-"""What earlier versions wrote in place of ``index.json``, and without digests."""
+"""The index that earlier versions wrote in place of ``index.json``; they wrote no digests."""
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {

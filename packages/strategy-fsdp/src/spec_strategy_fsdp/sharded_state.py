@@ -44,7 +44,7 @@ class Part(Config):
 
 
 class IndexEntry(Config):
-    """What the index says of one tensor."""
+    """A tensor's dtype, full shape and parts."""
 
     dtype: str
     shape: Offset

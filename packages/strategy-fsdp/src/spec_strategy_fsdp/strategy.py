@@ -21,8 +21,11 @@ _MODEL = "model."
 
 
 class FsdpStrategy(Strategy):
-    """Parameters live as float32 shards; FSDP2 casts them to the compute dtype when it gathers them, and reduces
-    and accumulates gradients in float32."""
+    """FSDP2 over all trainer processes.
+
+    Parameters live as float32 shards; FSDP2 casts them to the compute dtype when it gathers them, and reduces and
+    accumulates gradients in float32.
+    """
 
     name: ClassVar[str] = "fsdp"
     api_version: ClassVar[int] = 2
@@ -33,6 +36,7 @@ class FsdpStrategy(Strategy):
     _optimizer: AdamW
 
     def attach(self, module: nn.Module, hints: ShardHints) -> None:
+        """Shard the module over all processes and build its optimizer."""
         import torch
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
@@ -60,6 +64,7 @@ class FsdpStrategy(Strategy):
         self._optimizer = self._build_optimizer(list(self._trained.values()))
 
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
+        """Return the whole vocabulary on every process."""
         import torch
 
         from spec_core.drafting import TargetOps
@@ -69,6 +74,7 @@ class FsdpStrategy(Strategy):
     def step(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
     ) -> TrainStep:
+        """Train one optimizer step, with one reduce-scatter at its end (S1-S4)."""
         import torch
 
         denominators = to_device_async(denominators, self.device)
@@ -89,6 +95,7 @@ class FsdpStrategy(Strategy):
     def evaluate(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps
     ) -> StepOutput:
+        """Return the output of a forward pass only, summed over processes."""
         import torch
         from torch.distributed.fsdp import FSDPModule
 
@@ -102,14 +109,17 @@ class FsdpStrategy(Strategy):
         return self._sum_over_ranks(outputs)
 
     def full_weights(self) -> dict[str, Tensor]:
+        """Return the gathered float32 weights and the buffers (S2)."""
         return {name: _full(value).detach().cpu() for name, value in self._module.state_dict().items()}
 
     def save(self, folder: StateFolder) -> None:
+        """Write this process's shards, and on rank 0 their index (S5)."""
         from spec_strategy_fsdp.sharded_state import save_sharded
 
         save_sharded(self._state(), folder, self._mesh.get_group())
 
     def load(self, folder: StateFolder) -> None:
+        """Read shards that any number of processes wrote (S5)."""
         from spec_strategy_fsdp.pickled_state import is_pickled, load_pickled
         from spec_strategy_fsdp.sharded_state import load_sharded
 
@@ -120,6 +130,7 @@ class FsdpStrategy(Strategy):
 
     @classmethod
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
+        """Return the model of a saved state, put together from its shards (S8)."""
         from spec_strategy_fsdp.pickled_state import is_pickled, read_pickled
         from spec_strategy_fsdp.sharded_state import read_full
 

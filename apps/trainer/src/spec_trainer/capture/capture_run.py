@@ -17,7 +17,6 @@ from spec_trainer.data.dataset import Dataset
 from spec_trainer.dispatch import sample_bytes
 from spec_trainer.offline.folder import FeatureFolder
 from spec_trainer.offline.index import FeatureIdentity, data_digest
-from spec_trainer.run_spec import RunSpec
 from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from spec_trainer.batch_schedule import GlobalBatch
     from spec_trainer.feature_stream import FeatureStream
-    from spec_trainer.run_spec import RunParts
+    from spec_trainer.run_spec import RunParts, RunSpec
 
 
 class ShardSchedule(BatchSchedule):
@@ -82,7 +81,7 @@ def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
         num_samples=len(dataset.samples),
         shard_bytes=config.capture.shard_bytes,
     )
-    return CaptureRun(RunSpec(**vars(parts), dataset=schedule.dataset, schedule=schedule), folder, identity)
+    return CaptureRun(parts.with_schedule(schedule), folder, identity)
 
 
 def write_shards(

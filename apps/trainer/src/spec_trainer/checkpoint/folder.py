@@ -40,6 +40,7 @@ class CheckpointMeta(Config):
     """Digest of each other file by its path in the folder; empty where an earlier version has written it."""
 
     def to_json(self) -> str:
+        """Return the file's text, with a checksum of its own."""
         body = self.model_dump(mode="json")
         checksum = new_digest(json.dumps(body).encode()).hexdigest()
         return json.dumps({**body, "checksum": checksum}, indent=2) + "\n"
@@ -82,11 +83,13 @@ def finished(root: Path) -> list[Path]:
 
 
 def step_folders(root: Path) -> list[Path]:
+    """Return the step folders of ``root``, finished or not, in order of steps."""
     named = [folder for folder in root.glob("step-*") if _STEP.fullmatch(folder.name)]
     return sorted(named, key=step_of)
 
 
 def step_of(folder: Path) -> int:
+    """Return the optimizer steps done at a step folder."""
     return int(folder.name.removeprefix("step-"))
 
 

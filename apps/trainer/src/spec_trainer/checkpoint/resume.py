@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def checkpoint_to_resume(root: Path, resume_from: str) -> Path | None:
     """Return a checkpoint that is whole, or None where a run has none yet; ArtifactError says what to do."""
     checkpoints = finished(root)
-    _tell_unfinished(root, checkpoints)
+    _warn_of_unfinished(root, checkpoints)
     if resume_from == "previous":
         return _newest_whole(root, checkpoints[:-1])
     if resume_from != "latest":
@@ -62,7 +62,7 @@ def _way_out(damaged: Path, earlier: Sequence[Path]) -> str:
     return f"go on from {earlier[-1].name} with --resume-from previous, or delete {damaged}"
 
 
-def _tell_unfinished(root: Path, checkpoints: Sequence[Path]) -> None:
+def _warn_of_unfinished(root: Path, checkpoints: Sequence[Path]) -> None:
     for folder in step_folders(root):
         if folder not in checkpoints:
             logger.warning("%s has no meta.json: it is passed over, and written again at its step", folder)

@@ -56,6 +56,7 @@ class CheckpointStore:
         """The checkpoint that this process saved or loaded last."""
 
     def folder(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint."""
         return self._root / f"step-{step}"
 
     def best(self) -> Path | None:
@@ -109,14 +110,17 @@ class CheckpointStore:
         return meta
 
     def _link_best(self, folder: Path) -> None:
-        """Swapped in one rename, before there is the folder: after a crash in between, the step is evaluated anew."""
+        """Swap the link in one rename, before the folder is there.
+
+        After a crash in between, the step is evaluated anew.
+        """
         scratch = self._root / f".{_BEST}"
         scratch.unlink(missing_ok=True)
         scratch.symlink_to(folder.name)
         scratch.replace(self._root / _BEST)
 
     def _rotate(self, step: int) -> None:
-        """Later ones than ``step`` are of a future that was given up: they count for nothing."""
+        """Remove old checkpoints; those later than ``step`` do not count: the run resumed before them."""
         best = self.best()
         for folder in [folder for folder in finished(self._root) if step_of(folder) <= step][: -self._keep]:
             if folder.resolve() != best:
@@ -124,7 +128,7 @@ class CheckpointStore:
 
 
 def _discard(folder: Path) -> None:
-    """Renamed first: a crash in the middle of the removal leaves no half checkpoint under a good name."""
+    """Remove a folder, renamed first: a crash in the middle leaves no half checkpoint under a good name."""
     if folder.exists():
         doomed = folder.with_name(f".{folder.name}.old")
         folder.rename(doomed)
@@ -151,7 +155,7 @@ def _readable(folder: Path) -> AbstractContextManager[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the rename itself durable."""
+    """Make a rename within the folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -56,16 +56,18 @@ class StrategySuite(ConformanceSuite):
     """Needs the fixture ``strategy``: the plugin's class."""
 
     backend: ClassVar[type[Backend] | None] = None
-    """Where the suite runs: its devices and its ``dist_backend``; by default the reference backend."""
+    """Backend whose devices and ``dist_backend`` the suite uses; by default the reference backend."""
     options: ClassVar[dict[str, object]] = {}
     """Values of section ``strategy`` that the suite runs with; by default the strategy's own defaults."""
 
     @pytest.fixture
     def strategy(self) -> type[Strategy]:
+        """Return the strategy's class; a suite's subclass overrides this."""
         raise pytest.UsageError("a StrategySuite needs a fixture 'strategy' that returns the plugin's class")
 
     @pytest.fixture
     def plan(self, strategy: type[Strategy], tmp_path: Path) -> Plan:
+        """Return what each rank of a test trains."""
         return Plan(strategy, self.backend or type(reference_backend()), tmp_path, options=self.options)
 
     def test_imports_without_torch(self, strategy: type[Strategy]) -> None:
@@ -84,8 +86,7 @@ class StrategySuite(ConformanceSuite):
             assert_close(report, wanted)
 
     def test_s2_masters_are_float32(self, plan: Plan) -> None:
-        """S2: computing in bfloat16, updates far below bfloat16's resolution still add up; weights come as
-        float32."""
+        """S2: computing in bfloat16, updates far below its resolution still add up; weights come as float32."""
         bf16 = replace(plan, optimizer={**OPTIMIZER, "dtype": "bfloat16"}, lr=1e-6)
         ((report,),) = train_all(1, bf16)
         assert report.metrics[0]["itemsize"] == torch.bfloat16.itemsize
@@ -109,8 +110,10 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_s5_resumes_to_the_bit(self, plan: Plan, world_size: int) -> None:
-        """S5: loaded into a fresh strategy with other weights, the next step gives the same bits; buffers and each
-        process's generator come along."""
+        """S5: loaded into a fresh strategy with other weights, the next step gives the same bits.
+
+        Buffers and each process's generator come along.
+        """
         saved = plan.folder / "saved"
         saving = replace(plan, save_to=saved)
         for went_on, resumed in train_all(

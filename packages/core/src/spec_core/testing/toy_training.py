@@ -44,9 +44,10 @@ TOLERANCE = 2e-5
 
 
 class ToyDraft(nn.Module):
-    """Tells odd tokens from even ones by their features: two layers, one buffer, shares of a squared error."""
+    """Predicts from a token's features whether its id is odd: two layers, one buffer, shares of a squared error."""
 
     def __init__(self, seed: int) -> None:
+        """Draw the weights from ``seed``."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.block = nn.Linear(SCHEMA.hidden_size, 5)
@@ -57,6 +58,7 @@ class ToyDraft(nn.Module):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps | None) -> StepOutput:
+        """Return the batch's share of the loss."""
         dtype = self.out.weight.dtype  # the root's: a block of its own is gathered inside its forward only
         guess_T = self.out(torch.tanh(self.block(batch.hidden_TNH[:, 0].to(dtype)))).squeeze(-1)
         # Float64 from here on where the parameters are: the reference loop runs in it.
@@ -73,7 +75,7 @@ class ToyDraft(nn.Module):
 
 @dataclass(frozen=True)
 class Plan:
-    """What one rank does. ``cut`` says how the global batch is partitioned."""
+    """The training that one rank does; ``micro_batches`` says how its part of the global batch is cut."""
 
     strategy: type[Strategy]
     backend: type[Backend]
@@ -97,7 +99,7 @@ class Plan:
 
 @dataclass
 class Report:
-    """What one rank saw."""
+    """Everything that one rank saw while it trained."""
 
     losses: list[float] = field(default_factory=list[float])
     metrics: list[dict[str, float | list[float]]] = field(
@@ -112,11 +114,12 @@ class Report:
 
 
 def train_all(world_size: int, *plans: Plan) -> list[list[Report]]:
-    """[rank][plan]"""
+    """Train each plan on every rank; return the reports as [rank][plan]."""
     return on_ranks(train_toy, world_size, plans)
 
 
 def on_ranks(act: Callable[[Strategy, Plan], Any], world_size: int, plans: Sequence[Plan]) -> list[list[Any]]:
+    """Call ``act`` with a strategy and each plan in a process for each rank; return [rank][plan]."""
     return run_ranks(_rank, world_size, act, plans, f"group-{uuid4().hex}", timeout_s=LIMIT_S)
 
 
@@ -140,6 +143,7 @@ def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan],
 
 
 def train_toy(strategy: Strategy, plan: Plan) -> Report:
+    """Train a plan from start to end; return what this rank saw."""
     report = Report()
     if plan.resume_from is not None:
         strategy.load(StateFolder(plan.resume_from))
@@ -167,6 +171,7 @@ def _step(strategy: Strategy, plan: Plan, report: Report) -> None:
 
 
 def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bool]:
+    """Return the loss evaluated, the loss of the step after it, and whether evaluating left the weights alone."""
     before = save(strategy.full_weights())
     batches, denominators = _toy_share(strategy, 2)
     evaluated = strategy.evaluate(batches, denominators, _ops(strategy, plan))
@@ -193,6 +198,7 @@ def load_into_another_module(strategy: Strategy, plan: Plan) -> bool:
 
 
 def compare_vocabulary_ops(strategy: Strategy, plan: Plan) -> bool:
+    """Assert that the strategy's vocabulary is the target's; return True."""
     ops, device = _ops(strategy, plan), strategy.device
     target = toy_target(plan.folder)
     tensors = toy_tensors(target)
@@ -264,6 +270,7 @@ def reference(plan: Plan) -> Report:
 
 
 def assert_close(got: Report, expected: Report) -> None:
+    """Assert that two reports differ by rounding only."""
     last = len(got.losses)
     assert got.losses == pytest.approx(expected.losses[-last:], rel=TOLERANCE)
     assert got.grad_norms == pytest.approx(expected.grad_norms[-last:], rel=TOLERANCE)

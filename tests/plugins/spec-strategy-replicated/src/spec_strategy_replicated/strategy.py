@@ -1,7 +1,7 @@
 """Strategy ``replicated``: every process holds the whole draft; gradients are summed in buckets.
 
-Processes can be told to train each share in several copies, which compare what they computed: a device that
-computes wrongly ends the run instead of spoiling the draft.
+Several processes can train each share and compare what they computed: a device that computes wrongly ends the run
+instead of spoiling the draft.
 """
 
 from __future__ import annotations
