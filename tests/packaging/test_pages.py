@@ -23,7 +23,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_pages_are_found():
-    assert {"write-a-backend", "write-a-draft", "write-a-strategy"} <= PAGES.keys()
+    assert {"write-a-backend", "write-a-draft", "write-a-strategy", "write-an-engine"} <= PAGES.keys()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -103,7 +103,7 @@ def test_built_ins_take_the_same_road_as_third_parties(wheels):
     }
     for folder in THIRD_PARTIES:
         assert entry_points_of(wheels[folder.name]).keys() < groups.keys()
-        assert requirements_of(wheels[folder.name]) <= {"spec-core", "torch"}
+        assert requirements_of(wheels[folder.name]) <= {"spec-core", "torch", "transformers"}
 
 
 @pytest.mark.parametrize("name", ["spec-backend-ascend", "spec-backend-cuda"])
@@ -133,10 +133,15 @@ def test_torch_is_required_without_a_vendor(wheels, name):
     assert not [word for word in required if word.startswith(("nvidia", "torch-npu", "triton"))]
 
 
+# Each test of an engine's suite starts a process that imports Transformers.
+FEW = {"spec-engine-remote": ["-k", "e1 or e4_samples_follow"]}
+
+
 @pytest.mark.parametrize("folder", THIRD_PARTIES, ids=lambda folder: folder.name)
 def test_a_third_party_passes_the_suites_in_a_clean_environment(run, clean_python, folder, tmp_path):
     shutil.copytree(folder / "tests", tmp_path / "tests")
     pytest_options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", "-n", "2"]
+    pytest_options += FEW.get(folder.name, [])
     report = run(clean_python, "-m", "pytest", *pytest_options, tmp_path / "tests", cwd=tmp_path)
     assert " passed" in report
     assert str(ROOT) not in run(clean_python, "-c", "import spec_core; print(spec_core.__file__)")
@@ -170,6 +175,19 @@ def test_a_third_partys_draft_trains(run, clean_python, tiny_llama, tmp_path):
     words = ["--target", tiny_llama, "--draft-model", output / "draft", "--prompts", rows, "--json"]
     measured = json.loads(run(command, "evaluate", *words, cwd=tmp_path))
     assert "acceptance" in json.dumps(measured)
+
+
+def test_a_draft_trains_on_the_features_of_a_third_partys_engine(run, clean_python, tiny_llama, tmp_path):
+    """The target runs in a process of the engine's own, which sends the features to the trainer's."""
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "run"
+    ids = [[(7 * row + 3 * token) % 97 for token in range(40)] for row in range(16)]
+    rows.write_text("".join(json.dumps({"input_ids": one, "loss_mask": [1] * 40}) + "\n" for one in ids))
+    words = ["--target", tiny_llama, "--data", rows, "--engine", "remote", "--output", output]
+    settings = ["engine.threads=1", "train.steps=8", "train.lr=5e-3"]
+    run(clean_python.parent / "spec-trainer", *words, *settings, cwd=tmp_path)
+    losses = [json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+    assert "the remote target is up" in (output / "logs" / "engine-0.log").read_text()
 
 
 def test_without_torch_npu_the_ascend_backend_says_what_to_install(run, clean_python, tmp_path):

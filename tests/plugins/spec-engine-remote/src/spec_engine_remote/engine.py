@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import metadata
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from pydantic import Field
 
@@ -59,7 +59,7 @@ class RemoteEngine(SubprocessEngine):
     def start_program(self, mode: Mode) -> RemoteProcess:
         layers = mode.schema.layers if isinstance(mode, CaptureMode) else ()
         arguments = {"folder": str(self.target.folder), "dtype": self.target.dtype, "layers": layers}
-        env = {**os.environ, "OMP_NUM_THREADS": str(self.config.model_dump()["threads"])}
+        env = {**os.environ, "OMP_NUM_THREADS": str(cast("RemoteConfig", self.config).threads)}
         return RemoteProcess(self.config, self.context, mode, arguments, env)
 
 
