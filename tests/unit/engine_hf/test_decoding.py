@@ -158,7 +158,7 @@ def test_end_of_sequence_stops_and_is_emitted(open_engine, make_target):
         assert generate_ids(engine, PROMPTS[:1], greedy(20, k, stop=False)) == [answer[:20]]
 
 
-def test_top_two_gap_is_that_of_the_row_behind_each_token(plain_engine, tiny_llama):
+def test_top2_margin_is_that_of_the_row_behind_each_token(plain_engine, tiny_llama):
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama).eval()
     plain_engine.use_proposer(PromptLookupProposer)
     for k in (0, 3):
@@ -167,7 +167,7 @@ def test_top_two_gap_is_that_of_the_row_behind_each_token(plain_engine, tiny_lla
         with torch.no_grad():
             top = model(torch.tensor([text])).logits[0, len(PROMPTS[1]) - 1 : -1].topk(2).values
         expected = (top[:, 0] - top[:, 1]).tolist()
-        assert answer.top_two_gap == pytest.approx(expected, abs=1e-4)
+        assert answer.top2_margin == pytest.approx(expected, abs=1e-4)
 
 
 def test_proposer_gets_the_targets_states_of_every_verified_position_once(plain_engine, tiny_llama):

@@ -135,7 +135,7 @@ def test_generation_and_counters(open_engine, eagle3_folder):
     engine = open_engine(args={"attention_backend": "triton"})
     (plain,) = engine.generate([[5, 6]], SamplingParams(max_new_tokens=3))
     assert plain.token_ids == (7, 8, 9)
-    assert plain.top_two_gap == (1.75, 1.75, 1.75)
+    assert plain.top2_margin == (1.75, 1.75, 1.75)
     with pytest.raises(EngineError, match="no draft is loaded"):
         engine.generate([[5]], SamplingParams(max_new_tokens=3, num_draft_tokens=2))
     engine.load_draft(eagle3_folder)

@@ -268,8 +268,8 @@ class SamplingParams:
     num_draft_tokens: int = 0
     """Tokens that the loaded draft proposes per round; 0 decodes without a draft."""
     stop_at_eos: bool = True
-    with_gaps: bool = True
-    """Whether ``Generation.top_two_gap`` is wanted, which costs some engines time."""
+    with_margins: bool = True
+    """Whether ``Generation.top2_margin`` is wanted, which costs some engines time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +277,7 @@ class Generation:
     """One answer: the new tokens, without the prompt."""
 
     token_ids: tuple[int, ...]
-    top_two_gap: tuple[float, ...] = ()
+    top2_margin: tuple[float, ...] = ()
     """Per token, the gap between the target's two largest logits, if the engine gives it; a tie explains a difference
     between two greedy runs."""
 

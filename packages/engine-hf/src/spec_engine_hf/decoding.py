@@ -131,4 +131,4 @@ class _Answer:
                 self._gaps.append(gap)
 
     def generation(self) -> Generation:
-        return Generation(token_ids=tuple(self._token_ids), top_two_gap=tuple(self._gaps))
+        return Generation(token_ids=tuple(self._token_ids), top2_margin=tuple(self._gaps))

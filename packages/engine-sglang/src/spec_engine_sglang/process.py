@@ -52,7 +52,7 @@ class SglangProcess(EngineSubprocess):
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
         names = [f"spec-generate-{index}-{time.monotonic_ns()}" for index in range(len(prompts))]
         greedy_plain = sampling.temperature == 0 and not self._num_draft_tokens
-        gaps = greedy_plain and sampling.with_gaps and self._config.gaps
+        gaps = greedy_plain and sampling.with_margins and self._config.gaps
         answers = self._run(names, prompts, self._sampling(sampling), gaps=gaps).result()["answers"]
         drafted = self._num_draft_tokens
         for answer in answers:

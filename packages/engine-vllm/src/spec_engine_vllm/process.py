@@ -102,7 +102,7 @@ class VllmProcess(EngineSubprocess):
             "top_p": sampling.top_p,
             "seed": sampling.seed * 1_000_003 + index,
             "stop_token_ids": list(self._target.eos_token_ids) if sampling.stop_at_eos else [],
-            "logprobs": 2 if greedy_plain and sampling.with_gaps else None,
+            "logprobs": 2 if greedy_plain and sampling.with_margins else None,
         }
 
     def explain(self, message: str) -> str:

@@ -14,7 +14,7 @@ from spec_trainer.evaluation.workload import Workload
 
 def answers(*texts, gap=1.0) -> list[Generation]:
     return [
-        Generation(token_ids=text, top_two_gap=() if gap is None else (gap,) * len(text)) for text in texts
+        Generation(token_ids=text, top2_margin=() if gap is None else (gap,) * len(text)) for text in texts
     ]
 
 

@@ -38,8 +38,8 @@ class Scripted(Engine):
         else:
             self.asked.append((self.draft, sampling.temperature, sampling.num_draft_tokens, len(prompts)))
             time.sleep(0.01)
-        gaps = (1.0,) * 20 if self.always_tells_gaps or sampling.with_gaps else ()
-        return [Generation(token_ids=tuple(range(20)), top_two_gap=gaps) for _ in prompts]
+        gaps = (1.0,) * 20 if self.always_tells_gaps or sampling.with_margins else ()
+        return [Generation(token_ids=tuple(range(20)), top2_margin=gaps) for _ in prompts]
 
     def load_draft(self, folder):
         self.draft, self.rounds = folder.name, 0
@@ -108,7 +108,7 @@ def test_gaps_that_cost_time_are_told_in_a_pass_of_their_own():
     engine = Scripted(always_tells_gaps=False)
     passes = decode_without_draft(engine, Workload(prompts=PROMPTS, sampling=GREEDY))
     assert engine.asked == [(None, 0.0, 0, 2)] * 2
-    assert [answer.top_two_gap for answer in passes.greedy.answers] == [(1.0,) * 20] * 2
+    assert [answer.top2_margin for answer in passes.greedy.answers] == [(1.0,) * 20] * 2
 
 
 def test_groups_are_all_of_the_size_asked_for():

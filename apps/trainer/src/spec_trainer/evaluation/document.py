@@ -76,7 +76,7 @@ def _differences(
         pairs = zip(one.token_ids, other.token_ids, strict=False)
         position = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
         if position is not None:
-            gap = one.top_two_gap[position] if one.top_two_gap else None
+            gap = one.top2_margin[position] if one.top2_margin else None
             yield {"prompt": prompt, "position": position}, gap
         elif len(one.token_ids) != len(other.token_ids):
             yield {"prompt": prompt, "position": min(len(one.token_ids), len(other.token_ids))}, math.inf

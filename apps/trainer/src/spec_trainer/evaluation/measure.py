@@ -56,12 +56,12 @@ class Passes:
 def decode_without_draft(engine: Engine, work: Workload) -> Passes:
     work = work.without_draft()
     passes = _decode_all(engine, work, "without a draft")
-    if passes.greedy.answers[0].top_two_gap:
+    if passes.greedy.answers[0].top2_margin:
         return passes
     log.info(
         "decoding %d prompts greedily once more, for the gaps of the two largest logits", len(work.prompts)
     )
-    told = engine.generate(work.prompts, replace(work.greedy, with_gaps=True))
+    told = engine.generate(work.prompts, replace(work.greedy, with_margins=True))
     return replace(passes, greedy=replace(passes.greedy, answers=told))
 
 

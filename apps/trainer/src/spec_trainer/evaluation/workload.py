@@ -23,7 +23,7 @@ class Workload:
     @property
     def timed(self) -> SamplingParams:
         """``sampling``, without anything that costs time beside decoding."""
-        return replace(self.sampling, with_gaps=False)
+        return replace(self.sampling, with_margins=False)
 
     @property
     def greedy(self) -> SamplingParams:

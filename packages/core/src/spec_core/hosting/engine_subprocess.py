@@ -163,7 +163,7 @@ class EngineSubprocess(Resource):
         """Return the answers in the prompts' order."""
         return [
             Generation(
-                token_ids=tuple(answer["ids"])[: sampling.max_new_tokens], top_two_gap=tuple(answer["gaps"])
+                token_ids=tuple(answer["ids"])[: sampling.max_new_tokens], top2_margin=tuple(answer["gaps"])
             )
             for answer in self.decode(prompts, sampling)
         ]
