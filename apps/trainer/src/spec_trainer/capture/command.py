@@ -55,7 +55,7 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
     """Captures what the folder lacks; returns the command's document."""
     started = time.monotonic()
     run = capture.run
-    inline = run.config.placement.kind == "inline"
+    capture_shards = _capture_inline if run.config.placement.kind == "inline" else _launch
     with capture.folder.locked(), StopRequest() as stop:
         capture.folder.open(capture.identity)
         missing = capture.missing()
@@ -65,7 +65,7 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
         )  # fmt: skip
         if missing:
             with run.backend.prepare_host(run.config.placement.kind):
-                (_capture_inline if inline else _launch)(capture, stop)
+                capture_shards(capture, stop)
         capture.folder.seal(capture.identity, capture.num_shards)
     return _document(capture, missing, time.monotonic() - started)
 

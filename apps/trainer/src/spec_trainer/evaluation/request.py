@@ -45,14 +45,14 @@ class EvaluationRequest:
                 raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"--seed={self.seed}: expected an integer of at most 64 bits")
-        _ = self.concurrencies
-
-    @property
-    def concurrencies(self) -> tuple[int, ...]:
         words = [word.strip() for word in self.concurrency.split(",")] if self.concurrency else []
         if not all(word.isdecimal() and len(word) < 6 and int(word) > 0 for word in words):
             raise ConfigError(
                 f"--concurrency={shortened(self.concurrency, 200)}: expected positive integers below 100000, such as "
                 "1,8,32"
             )
-        return tuple(dict.fromkeys(map(int, words)))
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """``concurrency`` as numbers, each once."""
+        return tuple(dict.fromkeys(map(int, self.concurrency.split(",")))) if self.concurrency else ()

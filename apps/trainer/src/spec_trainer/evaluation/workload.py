@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,6 @@ class Workload:
 
     def groups(self, size: int) -> list[Prompts]:
         """The prompts, ``size`` at a time; the last group is filled up from the start, so that all are as large."""
-        count = -(-len(self.prompts) // size)
+        count = math.ceil(len(self.prompts) / size)
         cyclic = [self.prompts[index % len(self.prompts)] for index in range(count * size)]
         return [cyclic[start : start + size] for start in range(0, len(cyclic), size)]

@@ -29,7 +29,7 @@ only pages that were written to take memory."""
 
 
 def aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 def create(window_bytes: int) -> tuple[int, int]:
