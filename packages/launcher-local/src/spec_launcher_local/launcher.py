@@ -145,10 +145,10 @@ class LocalLauncher(Launcher):
         return self.context.logs / f"{name}.log"
 
     def _read(self, worker: LocalWorker) -> None:
-        for record in worker.channel.records():
+        for envelope in worker.channel.messages():
             worker.received_s = time.monotonic()
-            if record["kind"] == "message":
-                self._inbox.put(WorkerMessage(worker, record["message"]))
+            if envelope["kind"] == "message":  # not a heartbeat
+                self._inbox.put(WorkerMessage(worker, envelope["message"]))
         self._inbox.put(worker)
 
     def _ending(self, worker: LocalWorker) -> WorkerEnded:

@@ -24,20 +24,20 @@ class LocalLink(RunLink):
 
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
-        self._records = channel.records()
+        self._messages = channel.messages()
 
     def send(self, message: Message) -> None:
         self._channel.send("message", message=message)
 
     def receive(self) -> Message | None:
-        record = next(self._records, None)
-        return None if record is None else record["message"]
+        envelope = next(self._messages, None)
+        return None if envelope is None else envelope["message"]
 
 
 def main() -> None:
     """Call the entry that the order names."""
     channel = channel_to_parent(*sys.argv[2:])
-    start = next(channel.records(), None)
+    start = next(channel.messages(), None)
     if start is None:
         sys.exit(1)
     channel.keep_alive(start["peer_s"])  # before the entry imports anything heavy

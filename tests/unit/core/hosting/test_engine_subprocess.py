@@ -25,7 +25,7 @@ _BEGIN = """
 import sys, time
 from spec_core.processes.spawn import channel_to_parent
 channel = channel_to_parent(*sys.argv[1:])
-records = channel.records()
+records = channel.messages()
 order = next(records)
 """
 

@@ -174,7 +174,7 @@ class CaptureController(Resource):
             self._heard_s = time.monotonic()
             self._exporter = channel
             self._connected.set()
-            for message in channel.records():
+            for message in channel.messages():
                 self._heard_s = time.monotonic()
                 if message["kind"] != "alive":
                     self._finish(message)

@@ -236,7 +236,7 @@ class EngineSubprocess(Resource):
         return [found[1] for line in self._last_lines if (found := _CAUSE.search(line))]
 
     def _listen(self) -> None:
-        for message in self._channel.records():
+        for message in self._channel.messages():
             self._heard_s = time.monotonic()
             kind = message["kind"]
             if kind == "ready":

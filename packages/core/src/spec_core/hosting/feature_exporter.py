@@ -58,7 +58,7 @@ class FeatureExporter(Resource):
         name, _, token = address.partition(":")
         self._channel = _connect(name, timeout_s)
         self._channel.send("token", token=token)
-        self._messages = self._channel.records()
+        self._messages = self._channel.messages()
         configuration = next(self._messages, None)
         if configuration is None:
             self._channel.close()

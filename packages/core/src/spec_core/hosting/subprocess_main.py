@@ -39,7 +39,7 @@ class EngineLink(AbstractContextManager["EngineLink"]):
     def __init__(self) -> None:
         """Connect to the engine by the last two words of the command line, and wait for its order."""
         self._channel = channel_to_parent(*sys.argv[-2:])
-        self._messages = self._channel.records()
+        self._messages = self._channel.messages()
         order = next(self._messages, None)
         if order is None:  # the engine was closed at once
             sys.exit(1)

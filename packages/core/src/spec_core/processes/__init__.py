@@ -5,7 +5,7 @@
 A Reaper ends whatever the process has started in turn, even where this process dies of ``kill -9``.
 """
 
-from spec_core.processes.control import BEATS_PER_TIMEOUT, ControlChannel, Record
+from spec_core.processes.control import BEATS_PER_TIMEOUT, ControlChannel
 from spec_core.processes.reaper import Reaper, end_group
 from spec_core.processes.spawn import channel_to_parent, spawn
 from spec_core.processes.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
@@ -14,7 +14,6 @@ __all__ = [
     "BEATS_PER_TIMEOUT",
     "ControlChannel",
     "Reaper",
-    "Record",
     "channel_to_parent",
     "end_group",
     "hide_broken_extensions",

@@ -1,7 +1,7 @@
-"""ControlChannel: small JSON records between the launcher and one child, over an inherited socket pair.
+"""ControlChannel: JSON messages between two processes of one host, over a socket that only these two hold.
 
-No port and no token: only the two processes ever hold an end. When either dies the kernel closes its end, and the
-other reads the end of the stream. Records never carry tensors.
+When either process dies the kernel closes its end, and the other one receives the end of the stream. Messages never
+carry tensors.
 """
 
 from __future__ import annotations
@@ -12,58 +12,62 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
+from spec_core.errors import DeadlineExceeded, PeerLost
 from spec_core.framed_socket import FramedSocket
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
-Record = dict[str, Any]
+    from spec_core.launcher import Message
 
-MAX_RECORD_BYTES = 1 << 30
 BEATS_PER_TIMEOUT = 8
-"""Number of heartbeats within the silence after which a process counts as lost."""
+"""Heartbeats within the silence after which a process counts as lost."""
+_MAX_BYTES = 1 << 30
 
 
 class ControlChannel:
-    """``send`` may be called from any thread; ``records`` from one."""
+    """One end of a channel. Any thread may send; one thread receives."""
 
     def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
-        self._channel = FramedSocket(end, MAX_RECORD_BYTES)
+        """Own ``end``. ``send_timeout_s``: longest wait in seconds for the other process to read, or None."""
+        self._socket = FramedSocket(end, _MAX_BYTES)
         self._closed = threading.Event()
         self._send_timeout_s = send_timeout_s
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a record. Raise PeerLost if the other process is gone, DeadlineExceeded if it does not read."""
+        """Send a message. Raise PeerLost if the other process is gone, DeadlineExceeded if it does not read."""
         limit_s = self._send_timeout_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
         try:
-            self._channel.send(json.dumps({"kind": kind, **fields}).encode(), deadline)
+            self._socket.send(json.dumps({"kind": kind, **fields}).encode(), deadline)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the control channel was not read within {limit_s} s") from error
         except OSError as error:
             raise PeerLost(f"the control channel is closed: {error}") from error
 
     def keep_alive(self, peer_s: float) -> None:
-        """Send heartbeats from now on: a process that was stopped goes silent, though it exists.
+        """Begin to send heartbeats, which a stopped process does not send.
 
         Call it before anything heavy is imported, so that a slow start is no silence.
         """
         pause_s = peer_s / BEATS_PER_TIMEOUT
         threading.Thread(target=self._beat, args=(pause_s,), name="heartbeat", daemon=True).start()
 
-    def records(self) -> Iterator[Record]:
-        """Yield each record, blocking; end when the other process has closed its end or died."""
-        with suppress(OSError, ProtocolError):
-            while True:
-                yield json.loads(self._channel.receive())
+    def messages(self) -> Iterator[Message]:
+        """Wait for each message and yield it, until the other process has closed its end or died."""
+        while True:
+            try:
+                packet = self._socket.receive()
+            except OSError:
+                return
+            yield json.loads(packet)
 
     def close(self) -> None:
-        """Close this end, and end a ``records`` that another thread waits in."""
+        """Close this end, which also ends ``messages`` in another thread."""
         self._closed.set()
-        self._channel.shutdown()
-        self._channel.close()
+        self._socket.shutdown()
+        self._socket.close()
 
     def _beat(self, pause_s: float) -> None:
         with suppress(PeerLost, DeadlineExceeded):

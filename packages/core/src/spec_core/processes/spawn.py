@@ -1,7 +1,7 @@
-"""A process of ours and the one that starts it, each side's first steps.
+"""The first steps of a child process and of the process that starts it.
 
-The child leads a process group of its own, holds one end of a control channel, and lives no longer than the thread
-that started it, whatever that ends of.
+The child leads a process group of its own, holds one end of a control channel, and ends with the thread that started
+it, whatever ends that thread.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def spawn(
     words: Sequence[str], env: Mapping[str, str], output: int | IO[bytes], peer_s: float
 ) -> tuple[subprocess.Popen[bytes], ControlChannel]:
-    """Starts ``python -m WORDS FD PARENT`` with the environment ``env``; ``peer_s``: longest wait for it to read.
+    """Start ``python -m WORDS FD PARENT`` with the environment ``env``; return it and the channel to it.
 
-    Neither it nor a Python that it starts in turn imports from the working directory, which may be anybody's.
+    ``peer_s``: longest wait, in seconds, for it to read a message. Neither it nor a Python that it starts imports
+    from the working directory, where anybody may have put a module.
     """
     ours, theirs = socket.socketpair()
     channel = ControlChannel(ours, peer_s)
@@ -45,14 +46,14 @@ def spawn(
 
 
 def channel_to_parent(descriptor: str, parent: str) -> ControlChannel:
-    """In the child: takes up what ``spawn`` has handed over; FD and PARENT are its last two arguments."""
+    """Return the child's end of the channel; FD and PARENT are the last two words of its command line."""
     _die_with(int(parent))
     os.set_inheritable(int(descriptor), False)
     return ControlChannel(socket.socket(fileno=int(descriptor)))
 
 
 def _die_with(parent: int) -> None:
-    """The kernel kills this process when the thread that started it ends."""
+    """Have the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
