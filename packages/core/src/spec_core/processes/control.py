@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import DeadlineExceeded, PeerLost
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.framed_socket import FramedSocket
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ControlChannel:
         while True:
             try:
                 packet = self._socket.receive()
-            except OSError:
+            except (OSError, ProtocolError):
                 return
             yield json.loads(packet)
 
