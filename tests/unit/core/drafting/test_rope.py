@@ -9,6 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from spec_core.drafting import Rope, rotate
+from spec_core.drafting.rope import inverse_frequencies
 from spec_core.targets.rope_parameters import rope_problem
 
 HEAD_DIM, MAX_POSITIONS = 64, 131072
@@ -88,6 +89,7 @@ def transformers_rope(parameters):
 def test_angles_are_those_of_transformers(parameters):
     rope = make_rope(parameters)
     inv_freq, scale = transformers_rope(parameters)
+    assert torch.equal(inverse_frequencies(parameters, 2 * len(inv_freq), MAX_POSITIONS), inv_freq)
     position_T = torch.tensor([0, 1, 17, 4095, 100_000])
     cos, sin = rope.angles(position_T, torch.float32)
     angle = position_T[:, None].float() * inv_freq
