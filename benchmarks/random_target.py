@@ -46,11 +46,11 @@ SHAPES: dict[str, dict[str, object]] = {
 
 def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16") -> Path:
     """Write config.json and sharded safetensors; leave a folder that is complete already as it is."""
+    if (folder / "model.safetensors.index.json").exists():
+        return folder
     import torch
     import transformers
 
-    if (folder / "model.safetensors.index.json").exists():
-        return folder
     folder.mkdir(parents=True, exist_ok=True)
     fields = dict(SHAPES[shape])
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields, dtype=dtype)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import psutil
 
+from spec_trainer import cli
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -79,9 +81,16 @@ class Lab:
         """Where its runs look for packages: what the tests inherit counts, too."""
         return os.pathsep.join(filter(None, [self.python_path, os.environ.get("PYTHONPATH")]))
 
-    def command(self, output: Path, **keys: object) -> list[str]:
+    def words(self, output: Path, **keys: object) -> list[str]:
         words = {**self.keys, "output": output, **{key.replace("__", "."): v for key, v in keys.items()}}
-        return [*_program(), "train", *(f"{key}={value}" for key, value in words.items())]
+        return ["train", *(f"{key}={value}" for key, value in words.items())]
+
+    def command(self, output: Path, **keys: object) -> list[str]:
+        return [*_program(), *self.words(output, **keys)]
+
+    def train_here(self, output: Path, **keys: object) -> None:
+        """Train to a good end in this process, which has imported torch and transformers already."""
+        assert cli.run(self.words(output, **keys)) == 0
 
     def start(self, output: Path, **keys: object) -> Run:
         """Starts a run; ``train__steps=5`` is ``train.steps=5``."""

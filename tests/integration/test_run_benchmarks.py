@@ -25,8 +25,14 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def colocated():
-    done = run("colocated.py", "--toy")
+def target(tmp_path_factory):
+    """The folder of the random target, written by the first benchmark."""
+    return str(tmp_path_factory.mktemp("target") / "toy")
+
+
+@pytest.fixture(scope="module")
+def colocated(target):
+    done = run("colocated.py", "--toy", "--target", target)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -56,10 +62,10 @@ def test_the_run_is_timed_between_its_warm_up_and_its_cool_down(colocated):
     assert 0 <= both["data_wait_share"] <= 1
 
 
-def test_disaggregated_counts_all_devices_and_profiles_a_step_of_the_warm_up():
+def test_disaggregated_counts_all_devices_and_profiles_a_step_of_the_warm_up(target):
     done = run(
-        "disaggregated.py", "--toy", "--setting", "dflash", "--phases", "both", "--profile-step", "1", "--",
-        "engine.batch_tokens=96", "train.lr=1e-3",
+        "disaggregated.py", "--toy", "--target", target, "--setting", "dflash", "--phases", "both",
+        "--profile-step", "1", "--", "engine.batch_tokens=96", "train.lr=1e-3",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

@@ -22,7 +22,7 @@ SAMPLES = range(40)
 def inline(lab: Lab) -> list[float]:
     """Loss curve of one process."""
     output = lab.folder / "inline"
-    lab.train(output, train__steps=SHOWN)
+    lab.train_here(output, train__steps=SHOWN)
     assert_trained_exactly_once(output, SAMPLES)
     return losses(output)
 

@@ -68,7 +68,7 @@ def cpu_curve(lab):
     @functools.cache
     def curve(draft):
         output = lab.folder / f"cpu-{draft}"
-        lab.train(output, **DRAFTS[draft])
+        lab.train_here(output, **DRAFTS[draft])
         return losses(output)
 
     return curve
@@ -96,7 +96,7 @@ def test_a_killed_run_resumes_and_its_checkpoint_goes_on_on_the_cpu(lab, cpu_cur
     resumed = lab.start(output, **ASCEND, **two_ranks, train__steps=6)
     assert resumed.wait(120) == 0, resumed.story()
     assert resumed.resumed_from() >= 3
-    lab.train(output, **DRAFTS[draft])
+    lab.train_here(output, **DRAFTS[draft])
     assert losses(output) == pytest.approx(cpu_curve(draft), rel=1e-4)
 
 
@@ -104,9 +104,9 @@ def test_a_killed_run_resumes_and_its_checkpoint_goes_on_on_the_cpu(lab, cpu_cur
 def test_bfloat16_follows_the_cpu_as_closely_as_it_can(lab):
     """Rounded products add up to other last bits where the kernels are others."""
     curves = []
-    for backend in ("cpu", "ascend"):
+    for backend, train in (("cpu", lab.train_here), ("ascend", lab.train)):
         output = lab.folder / f"bfloat16-{backend}"
-        lab.train(output, backend__name=backend, train__dtype="bfloat16", **DRAFTS["eagle3"])
+        train(output, backend__name=backend, train__dtype="bfloat16", **DRAFTS["eagle3"])
         curves.append(losses(output))
     assert curves[1] == pytest.approx(curves[0], rel=1e-2)
 
