@@ -29,7 +29,7 @@ from measure import machine, versions
 from random_target import SHAPES, write_random_target
 
 from spec_core import Backend, Draft, Engine, plugins
-from spec_core.config import read_layers, validate
+from spec_core.config import read_configuration, validate
 from spec_core.engine import EngineContext
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.targets.target_reader import read_target
@@ -81,7 +81,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     target = read_target(folder)
     backend = load_backend(arguments.backend)
     engine_type = plugins.load_available(Engine, arguments.engine)
-    options = read_layers(None, {}, arguments.options)
+    options = read_configuration(None, {}, arguments.options)
     config = validate(engine_type.Config, {"name": arguments.engine, **options}, "engine")
     draft_type = plugins.load_available(Draft, arguments.draft)
     schema = draft_type(draft_type.Config(name=arguments.draft)).required_features(target)

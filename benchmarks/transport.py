@@ -35,7 +35,7 @@ import torch
 from measure import device_name, machine, versions
 
 from spec_core import Backend, plugins
-from spec_core.config import read_layers, validate
+from spec_core.config import read_configuration, validate
 from spec_core.errors import PeerLost
 from spec_core.records import FeatureSample, FeatureSchema
 
@@ -69,7 +69,7 @@ class Setup:
     def load(self) -> Backend:
         """Return the backend with its options."""
         plugin = plugins.load_available(Backend, self.backend)
-        config = {"name": self.backend, **read_layers(None, {}, self.options)}
+        config = {"name": self.backend, **read_configuration(None, {}, self.options)}
         return plugin(validate(plugin.Config, config, "backend"))
 
 
