@@ -69,7 +69,7 @@ def test_killed_with_9_and_started_again_it_ends_bitwise_the_same(
 def test_on_another_number_of_trainers_it_has_the_same_losses(
     lab: Lab, killed: tuple[Path, int], uninterrupted: Path
 ) -> None:
-    """Until SIGINT to the process group, as a terminal sends it."""
+    """SIGINT goes to the process group, as a terminal sends it."""
     folder, step = killed
     output = _copy(lab, folder, "one-trainer")
     run = lab.start(output, placement__kind="disaggregated", train__ranks=1)

@@ -1,4 +1,4 @@
-"""What a run does, item by item: each sample once, in an order that needs no state."""
+"""A run item by item: each sample once, in an order that needs no state."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_unfinished_folders_are_no_checkpoints(store, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", '{"step": 1}', "[]", '{"step": 1, "colour": "red"}'])
-def test_damaged_meta_is_told(store, content):
+def test_damaged_meta_is_reported(store, content):
     folder = save(store, 1)
     (folder / "meta.json").write_text(content)
     with pytest.raises(ArtifactError, match=r"meta.json (is damaged|is not JSON|holds no JSON object)"):
@@ -169,7 +169,7 @@ def test_damaged_meta_is_told(store, content):
 
 
 @pytest.mark.parametrize("file", ["index.json", "rank-0.safetensors"])
-def test_damaged_state_is_told(store, file):
+def test_damaged_state_is_reported(store, file):
     folder = save(store, 1)
     (folder / "state" / file).write_bytes(b"x")
     with pytest.raises(ArtifactError, match=r"cannot be read|is not JSON"):
@@ -390,7 +390,7 @@ def test_damaged_index_of_an_earlier_version_is_one_error_and_no_log(store, capl
 
 
 @pytest.mark.filterwarnings("ignore:.*single process")
-def test_a_flipped_bit_in_an_index_of_an_earlier_version_is_told_or_harmless(store):
+def test_a_flipped_bit_in_an_index_of_an_earlier_version_is_reported_or_harmless(store):
     folder = write_as_before(store.folder(0).parent, Weights(5.0))
     file = folder / "state" / ".metadata"
     sound = file.read_bytes()

@@ -90,6 +90,18 @@ def test_references_carry_ids_and_destination(make_schedule):
         assert sample.destinations == tuple(f"rank-{rank}" for rank in ranks[sample.sample_id])
 
 
+def test_a_sample_takes_room_at_each_of_its_destinations(make_schedule):
+    schedule = make_schedule([4, 4, 4], global_batch_tokens=4, data_parallel_ranks=(0, 0))
+    engine = SlowEngine()
+    sent = dispatcher(schedule, [engine], window_tokens=4, ranks=2)
+    sent.start(schedule.items(0), never)
+    engine.finish()
+    sent.released(0, 4)
+    assert len(engine.asked) == 1
+    sent.released(1, 4)
+    assert len(engine.asked) == 2
+
+
 def test_samples_are_admitted_in_plan_order_and_never_beyond_the_window(make_schedule):
     schedule = make_schedule([5] * 12, global_batch_tokens=10, capture_tokens=5)
     engine = SlowEngine()

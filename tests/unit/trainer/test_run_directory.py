@@ -189,7 +189,7 @@ def test_atomic_write_replaces_the_whole_and_leaves_nothing_else(tmp_path, full_
 
 
 def test_atomic_write_follows_no_link_that_somebody_has_put_in_its_way(tmp_path, monkeypatch):
-    """The names that it writes to are told to nobody; and one that is there already is not written through."""
+    """Nobody else knows the names that it writes to; a name that is taken already is not written through."""
     (tmp_path / "precious").write_text("kept")
     for name in (f".file.{os.getpid()}", ".file.0000"):
         (tmp_path / name).symlink_to(tmp_path / "precious")

@@ -1,10 +1,13 @@
-"""What each rank writes down: all of them their samples, rank 0 the metrics."""
+"""Every data-parallel rank writes its samples, process 0 the metrics."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
 from spec_core import BatchShare
+from spec_trainer.batch_schedule import BatchSchedule
 from spec_trainer.data.packing import empty_batch
 from spec_trainer.metrics import read_metrics
 from spec_trainer.run_log import RunLog
@@ -29,6 +32,18 @@ def test_every_rank_notes_its_samples_and_only_rank_0_reports(resolved):
     for rank in (0, 1):
         lines = read_metrics(run.directory.logs / f"trained-{rank}.jsonl")
         assert lines == [{"step": 1, "samples": [3 + rank, 5 + rank]}]
+
+
+def test_processes_of_one_data_parallel_rank_write_their_samples_once(resolved):
+    spec = resolved("train.ranks=2", "placement.kind=disaggregated")
+    settings = replace(spec.schedule.settings, data_parallel_ranks=(0, 0))
+    spec = spec.with_schedule(BatchSchedule(spec.dataset, settings))
+    spec.directory.logs.mkdir(parents=True)
+    for process in (0, 1):
+        with RunLog(spec, process, 0, lambda record: None) as log:
+            log.trained(1, share(spec, 3))
+    assert [file.name for file in spec.directory.logs.iterdir()] == ["trained-0.jsonl"]
+    assert read_metrics(spec.directory.logs / "trained-0.jsonl") == [{"step": 1, "samples": [3]}]
 
 
 def test_on_fewer_ranks_the_notes_of_the_others_end_at_the_checkpoint(resolved):
