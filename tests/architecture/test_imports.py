@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .private_imports import check
+from .private_imports import LIBRARIES, check
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
@@ -129,8 +128,9 @@ def test_planted_private_import_is_found(workspace, code, name):
 
 
 def test_interfaces_and_entry_points_import_without_torch_and_without_effects():
-    modules = [*INTERFACES, *entry_point_modules()]
-    assert len(modules) > len(INTERFACES) + 4
+    libraries = [f"spec_core.{name}" for name in LIBRARIES if name != "testing"]
+    modules = [*INTERFACES, *libraries, *entry_point_modules()]
+    assert len(modules) > len(INTERFACES) + 10
     code = (
         "import importlib, logging, os, sys, threading\n"
         "sys.modules['torch'] = None\n"
@@ -143,15 +143,3 @@ def test_interfaces_and_entry_points_import_without_torch_and_without_effects():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
-def test_the_application_imports_no_engine():
-    """It finds them by entry point, as it finds a third party's."""
-    application = ROOT / "apps/trainer/src/spec_trainer"
-    engines = re.compile(r"(import|from) spec_trainer\.engines(\.| import )(hf|vllm|sglang)\b")
-    found = [
-        str(file.relative_to(application))
-        for file in application.rglob("*.py")
-        if "engines" not in file.parts and engines.search(file.read_text(encoding="utf-8"))
-    ]
-    assert found == []

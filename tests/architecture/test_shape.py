@@ -138,6 +138,13 @@ def test_public_names_change_on_purpose():
     assert public_names() == PUBLIC_NAMES.read_text().splitlines()
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_listed_name_is_there(library):
+    module = importlib.import_module(f"spec_core.{library}")
+    assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+    assert not hasattr(module, "no_such_name")
+
+
 def test_public_members_are_documented():
     """Every public class and function of spec_core says what it is."""
     public = {name: getattr(spec_core, name) for name in spec_core.__all__}
