@@ -159,7 +159,7 @@ def issue_at_once():
     communicator = hccl.HcclCommunicator(hccl.root_info(), 0, 1)
     stream = torch.npu.current_stream().npu_stream
     value = torch.ones(4, device="npu")
-    raw, codes = hccl.library(), []
+    raw, codes = hccl.hccl_library(), []
 
     def issue():
         codes.append(raw.HcclBroadcast(*_arguments(communicator, value, stream)))
@@ -188,7 +188,7 @@ def test_two_threads_that_issue_at_once_are_refused(long_calls):
 
 
 def test_two_communicators_that_are_made_at_once_are_refused(long_calls):
-    raw, start, codes = hccl.library(), threading.Barrier(2), []
+    raw, start, codes = hccl.hccl_library(), threading.Barrier(2), []
     roots = [hccl.root_info() for _ in range(2)]
 
     def create(root):

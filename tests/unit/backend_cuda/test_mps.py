@@ -256,7 +256,9 @@ def _parent(pid: int) -> int:
 @pytest.mark.parametrize("length", [10, 65, 66, 79, 90])
 def test_the_sockets_of_a_daemon_have_names_that_are_short_enough(monkeypatch, length):
     monkeypatch.setattr(tempfile, "tempdir", "/" + "t" * (length - 1))
-    pipe = Path(mps_owner.environment(mps_owner.folders() / f"{mps_owner.PREFIX}12345678")[mps_owner.PIPE])
+    pipe = Path(
+        mps_owner.mps_environment(mps_owner.folders() / f"{mps_owner.PREFIX}12345678")[mps_owner.PIPE]
+    )
     assert len(str(pipe / "control_privileged")) < 108
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from spec_backend_cuda.nvml import Gpu
-from spec_backend_cuda.visible_devices import gpu_of, visible, visible_to_child
+from spec_backend_cuda.visible_devices import gpu_of, gpus_visible_to_child, visible_gpus
 from spec_core.errors import ConfigError
 
 GPUS = [Gpu(f"GPU-{letter}1234567", (9, 0)) for letter in "abc"]
@@ -30,28 +30,28 @@ LISTED = "CUDA_VISIBLE_DEVICES"
 )
 def test_a_list_is_read_as_cuda_reads_it(listed, seen):
     environ = {} if listed is None else {LISTED: listed}
-    assert visible(environ, GPUS) == seen
+    assert visible_gpus(environ, GPUS) == seen
 
 
 @pytest.mark.parametrize("listed", ["2,0,1", "GPU-c,GPU-a,GPU-b"])
 def test_a_child_gets_its_part_of_an_inherited_list(listed):
     entries = [entry if entry.isdigit() else f"{entry}1234567" for entry in listed.split(",")]
     environ = {LISTED: listed}
-    assert visible_to_child(environ, GPUS, 0, 1) == {LISTED: entries[0]}
-    assert visible_to_child(environ, GPUS, 1, 2) == {LISTED: ",".join(entries[1:])}
+    assert gpus_visible_to_child(environ, GPUS, 0, 1) == {LISTED: entries[0]}
+    assert gpus_visible_to_child(environ, GPUS, 1, 2) == {LISTED: ",".join(entries[1:])}
 
 
 def test_without_a_list_indices_are_in_pci_order():
-    assert visible_to_child({}, GPUS, 2, 1) == {LISTED: "2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert visible_to_child({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, GPUS, 2, 1) == {LISTED: "2"}
+    assert gpus_visible_to_child({}, GPUS, 2, 1) == {LISTED: "2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert gpus_visible_to_child({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, GPUS, 2, 1) == {LISTED: "2"}
 
 
 def test_a_device_that_is_not_there_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"device 1.*shows 1 \(CUDA_VISIBLE_DEVICES=2\)") as error:
-        visible_to_child({LISTED: "2"}, GPUS, 1, 1)
+        gpus_visible_to_child({LISTED: "2"}, GPUS, 1, 1)
     assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match=r"2 devices from 2 on.*shows 3 \(CUDA_VISIBLE_DEVICES=not set\)"):
-        visible_to_child({}, GPUS, 2, 2)
+        gpus_visible_to_child({}, GPUS, 2, 2)
 
 
 def test_an_entry_names_its_gpu():

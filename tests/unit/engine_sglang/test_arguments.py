@@ -148,7 +148,7 @@ def test_a_newer_sglang_reads_what_an_older_one_does_not(draft, monkeypatch):
 )
 def test_versions_outside_the_tested_range_are_not_available(monkeypatch, version, ok):
     monkeypatch.setattr(metadata, "version", lambda name: version)
-    found = versions.availability()
+    found = versions.sglang_availability()
     assert found.ok is ok
     assert dict(found.versions) == {"sglang": version}
     assert ok or f"sglang {version} is installed; this engine is tested with 0.5.16 to 0.5.23" in found.reason
@@ -162,8 +162,8 @@ def test_names_carry_id_length_and_destinations():
 
 
 def test_a_persons_list_of_plugins_is_extended():
-    assert "SGLANG_PLUGINS" not in hook.environment("norm", {})
-    assert hook.environment("norm", {"SGLANG_PLUGINS": "a,b"})["SGLANG_PLUGINS"] == "a,b,spec-trainer"
+    assert "SGLANG_PLUGINS" not in hook.hook_environment("norm", {})
+    assert hook.hook_environment("norm", {"SGLANG_PLUGINS": "a,b"})["SGLANG_PLUGINS"] == "a,b,spec-trainer"
     (plugin,) = metadata.entry_points(group="sglang.srt.plugins", name=hook.PLUGIN)
     assert plugin.load() is hook.register
 

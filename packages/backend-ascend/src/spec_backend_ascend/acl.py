@@ -30,7 +30,7 @@ class AclError(RuntimeError):
 
 
 @cache
-def library() -> ctypes.CDLL:
+def acl_library() -> ctypes.CDLL:
     """OSError where CANN's environment script has not been sourced."""
     return ctypes.CDLL(LIBRARY)
 
@@ -83,6 +83,6 @@ def drain(stream: torch.npu.Stream) -> None:
 
 
 def _call(name: str, *args: Any) -> None:
-    code = getattr(library(), name)(*args)
+    code = getattr(acl_library(), name)(*args)
     if code:
         raise AclError(name, code)

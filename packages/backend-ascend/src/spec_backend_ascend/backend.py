@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from spec_backend_ascend import host
-from spec_backend_ascend.visible_devices import visible_to_child
+from spec_backend_ascend.visible_devices import npus_visible_to_child
 from spec_core import Backend, BackendConfig, Placement, Role
 from spec_core.errors import ConfigError, PluginUnavailable
 from spec_core.records import Availability, Capabilities
@@ -91,7 +91,7 @@ class AscendBackend(Backend):
         unsaid = {name: value for name, value in wanted.items() if name not in os.environ}
         if ALLOCATOR in os.environ:
             unsaid[ALLOCATOR] = _without_segments(os.environ[ALLOCATOR])
-        return visible_to_child(os.environ, host.num_devices(), local_rank, num_devices) | unsaid
+        return npus_visible_to_child(os.environ, host.num_devices(), local_rank, num_devices) | unsaid
 
     def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
         return nullcontext()

@@ -31,7 +31,7 @@ _MISUSE = {1: "a parameter error", 2: "an empty pointer", 5: "an unsupported fea
 
 
 @cache
-def library() -> ctypes.CDLL:
+def hccl_library() -> ctypes.CDLL:
     """OSError where CANN's environment script has not been sourced."""
     loaded = ctypes.CDLL(LIBRARY)
     loaded.HcclGetErrorString.restype = ctypes.c_char_p
@@ -100,13 +100,13 @@ class HcclCommunicator:
 
 
 def _call(name: str, *args: Any) -> None:
-    code = getattr(library(), name)(*args)
+    code = getattr(hccl_library(), name)(*args)
     if code:
         raise _error(name, code)
 
 
 def _error(call: str, code: int) -> RunError:
-    words = f"{call}: HCCL error {code} ({library().HcclGetErrorString(code).decode()})"
+    words = f"{call}: HCCL error {code} ({hccl_library().HcclGetErrorString(code).decode()})"
     if code == _TIMEOUT:
         return DeadlineExceeded(words)
     return ProtocolError(words) if code in _MISUSE else PeerLost(words)

@@ -69,7 +69,7 @@ def shares_memory(found: Mapping[str, str]) -> bool:
 
 def _missing_library() -> str:
     """The first of CANN's libraries that cannot be loaded."""
-    for library, load in ((acl.LIBRARY, acl.library), (hccl.LIBRARY, hccl.library)):
+    for library, load in ((acl.LIBRARY, acl.acl_library), (hccl.LIBRARY, hccl.hccl_library)):
         try:
             load()
         except OSError:

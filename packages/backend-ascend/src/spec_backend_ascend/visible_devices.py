@@ -18,7 +18,7 @@ NAME = "ASCEND_RT_VISIBLE_DEVICES"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def visible(environ: Mapping[str, str], num_devices: int) -> list[str]:
+def visible_npus(environ: Mapping[str, str], num_devices: int) -> list[str]:
     """Return the physical ids of the NPUs that a process with this environment sees; all without a list."""
     if NAME not in environ:
         return [str(index) for index in range(num_devices)]
@@ -30,18 +30,18 @@ def visible(environ: Mapping[str, str], num_devices: int) -> list[str]:
     return ids
 
 
-def visible_to_child(
+def npus_visible_to_child(
     environ: Mapping[str, str], total: int, local_rank: int, num_devices: int
 ) -> dict[str, str]:
     """Return the variable that lets a child see ``num_devices`` devices from ``local_rank`` on, and no other.
 
     Raise ConfigError if there are fewer.
     """
-    return child_devices(NAME, environ, visible(environ, total), local_rank, num_devices)
+    return child_devices(NAME, environ, visible_npus(environ, total), local_rank, num_devices)
 
 
 def card_id(device: torch.device) -> str:
     """Return the name of host and card, the same in every process."""
     index = device.index or 0
-    ids = visible(os.environ, index + 1)
+    ids = visible_npus(os.environ, index + 1)
     return f"NPU {ids[index]} of host {BOOT_ID.read_text().strip()}"

@@ -20,7 +20,7 @@ from spec_backend_cuda.mps import MpsUnavailable, mps_daemon, thread_percentage
 from spec_backend_cuda.mps_owner import forget_events
 from spec_backend_cuda.nccl_settings import nccl_settings
 from spec_backend_cuda.nvml import DriverMissing, inventory
-from spec_backend_cuda.visible_devices import gpu_of, visible, visible_to_child
+from spec_backend_cuda.visible_devices import gpu_of, gpus_visible_to_child, visible_gpus
 from spec_core import Backend, BackendConfig, Placement, Role, parse_address
 from spec_core.errors import ConfigError, RunError
 from spec_core.records import Availability, Capabilities
@@ -98,7 +98,7 @@ class CudaBackend(Backend):
             missing.append(str(error))
         else:
             versions["driver"] = found.driver
-            if not visible(os.environ, found.gpus):
+            if not visible_gpus(os.environ, found.gpus):
                 listed = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
                 missing.append(
                     f"this process sees none of {len(found.gpus)} GPUs (CUDA_VISIBLE_DEVICES is {listed!r})"
@@ -112,7 +112,7 @@ class CudaBackend(Backend):
             gpus = inventory().gpus
         except DriverMissing:
             return Capabilities(num_devices=0)
-        entries = visible(os.environ, gpus)
+        entries = visible_gpus(os.environ, gpus)
         if not entries:
             return Capabilities(num_devices=0)
         first = gpu_of(entries[0], gpus)
@@ -130,9 +130,9 @@ class CudaBackend(Backend):
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         """Under this run's MPS daemon (inside ``prepare_host``) also what a client of it needs."""
         gpus = inventory().gpus
-        cores = len(os.sched_getaffinity(0)) / max(1, len(visible(os.environ, gpus)))
+        cores = len(os.sched_getaffinity(0)) / max(1, len(visible_gpus(os.environ, gpus)))
         env = {
-            **visible_to_child(os.environ, gpus, local_rank, num_devices),
+            **gpus_visible_to_child(os.environ, gpus, local_rank, num_devices),
             **allocator_settings(os.environ),
             **nccl_settings(os.environ),
             "OMP_NUM_THREADS": str(max(1, int(share * num_devices * cores))),

@@ -32,7 +32,7 @@ class DeviceSegment:
         torch.cuda.current_stream(device).query()  # makes the device's context, if nothing else has
         unit = driver.granularity(device.index)
         size = -(-max(1, min_bytes) // unit) * unit
-        handle = driver.create(size, device.index)
+        handle = driver.create_memory(size, device.index)
         try:
             descriptor = driver.export(handle)
         except driver.CudaError:

@@ -46,7 +46,7 @@ class _AccessDesc(ctypes.Structure):
     _fields_: ClassVar = [("location", _Location), ("flags", ctypes.c_int)]
 
 
-def create(size: int, device: int) -> int:
+def create_memory(size: int, device: int) -> int:
     """Handle of new memory on a device; ``size`` is a multiple of ``granularity``."""
     handle = ctypes.c_uint64()
     _call(

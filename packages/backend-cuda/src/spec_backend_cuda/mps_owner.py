@@ -48,7 +48,7 @@ sys.exit(code and f"cuInit: CUDA error {code}")
 """
 
 
-def environment(folder: Path) -> dict[str, str]:
+def mps_environment(folder: Path) -> dict[str, str]:
     """Return the variables of a client of the daemon in ``folder``."""
     return {PIPE: str(folder / "pipe"), LOG: str(folder / "log")}
 
@@ -87,7 +87,7 @@ def lock(folder: Path) -> int | None:
 def start(folder: Path) -> str:
     """Start the daemon; return why it does not work, or an empty string."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
-    client_env = inherited | environment(folder)
+    client_env = inherited | mps_environment(folder)
     env = dict(client_env)
     if not all(entry.startswith("GPU-") for entry in env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
         env.pop("CUDA_VISIBLE_DEVICES", None)  # a daemon renumbers what it sees, and clients would count anew
@@ -119,7 +119,7 @@ def stop(folder: Path) -> None:
         subprocess.run(
             [CONTROL],
             input=b"quit -t 1\n",
-            env={**os.environ, **environment(folder)},
+            env={**os.environ, **mps_environment(folder)},
             capture_output=True,
             timeout=ANSWER_S,
             check=False,
@@ -266,7 +266,7 @@ def main() -> None:
     folder = own_folder()
     try:
         reason = start(folder)
-        print(json.dumps({"reason": reason} if reason else environment(folder)), flush=True)
+        print(json.dumps({"reason": reason} if reason else mps_environment(folder)), flush=True)
         if not reason:
             watch(folder)
         sys.stdin.read()

@@ -15,7 +15,7 @@ NAME = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 
 
-def visible(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
+def visible_gpus(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
     """Entries for the devices that ``environ`` lets a process see: what its list says up to the first entry that
     names none, or nothing if it names one twice, as CUDA reads it; without a list every GPU by its index."""
     if NAME not in environ:
@@ -36,14 +36,14 @@ def gpu_of(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
     return next((gpu for gpu in gpus if gpu.uuid == entry), None)
 
 
-def visible_to_child(
+def gpus_visible_to_child(
     environ: Mapping[str, str], gpus: Sequence[Gpu], local_rank: int, num_devices: int
 ) -> dict[str, str]:
     """Return variables that let a child see ``num_devices`` devices from ``local_rank`` on, and no other.
 
     Raise ConfigError if there are fewer.
     """
-    chosen = child_devices(NAME, environ, visible(environ, gpus), local_rank, num_devices)
+    chosen = child_devices(NAME, environ, visible_gpus(environ, gpus), local_rank, num_devices)
     # Indices without a list are the driver's, in PCI order; CUDA by itself counts the fastest first.
     order = {} if NAME in environ or ORDER in environ else {ORDER: "PCI_BUS_ID"}
     return {**chosen, **order}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from spec_core.hosting import SpeculativeMode, SubprocessEngine
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
-from spec_engine_sglang.serving_format import check_folder, check_speculation
-from spec_engine_sglang.versions import availability
+from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation
+from spec_engine_sglang.versions import sglang_availability
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,20 +30,20 @@ class SglangEngine(SubprocessEngine):
 
     @classmethod
     def probe(cls) -> Availability:
-        return availability()
+        return sglang_availability()
 
     @classmethod
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
         cls.serving_method(config, draft, folder)
-        check_folder(folder, target)
+        check_sglang_folder(folder, target)
         check_speculation(folder, num_draft_tokens)
 
     @classmethod
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
         if cls.name in draft.serving_methods:
-            check_folder(folder, target)
+            check_sglang_folder(folder, target)
 
     def start_program(self, mode: Mode) -> SglangProcess:
         return SglangProcess(cast("SglangConfig", self.config), self.target, self.context, mode)

@@ -27,7 +27,7 @@ _SWITCH_S = 5e-4
 threads would wait that long each time."""
 
 
-def environment(norm: str, inherited: Mapping[str, str]) -> dict[str, str]:
+def hook_environment(norm: str, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return what the processes of a capturing SGLang need beside the address of the capture controller."""
     needed = {NORM_VARIABLE: norm}
     if listed := inherited.get(_WHITELIST):
@@ -36,16 +36,16 @@ def environment(norm: str, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def register() -> None:
-    """Register ``attach`` with SGLang, if this SGLang captures."""
+    """Register ``attach_capture`` with SGLang, if this SGLang captures."""
     if NORM_VARIABLE not in os.environ:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     # By then the model is loaded and every graph captured; SGLang registers its own forward hooks at that point too.
-    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", attach, HookType.AFTER)
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", attach_capture, HookType.AFTER)
 
 
-def attach(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+def attach_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     """Start to capture, after ``Scheduler.__init__``.
 
     Every rank of a tensor-parallel group holds all states: the first captures.

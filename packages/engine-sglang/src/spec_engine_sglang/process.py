@@ -40,7 +40,7 @@ class SglangProcess(EngineSubprocess):
         self._counted = AcceptanceCounters()
         env = {**os.environ, **ENVIRONMENT}
         if isinstance(mode, CaptureMode):
-            env |= hook.environment(target.norm_name.split(".")[-2], os.environ)
+            env |= hook.hook_environment(target.norm_name.split(".")[-2], os.environ)
         arguments = server_arguments(config, target, context.memory_fraction, mode)
         super().__init__(config, context, mode, arguments, env)
 

@@ -22,7 +22,7 @@ from spec_core.drafting import (
     section,
 )
 from spec_core.errors import ArtifactError, ConfigError
-from spec_engine_sglang.versions import OLDEST, READS_DRAFT_CAUSALITY, installed
+from spec_engine_sglang.versions import OLDEST, READS_DRAFT_CAUSALITY, installed_sglang
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
     }
 
 
-def check_folder(folder: Path, target: TargetSpec) -> None:
+def check_sglang_folder(folder: Path, target: TargetSpec) -> None:
     """Raise ArtifactError, one line, for a folder that an SGLang from 0.5.16 on would refuse or read differently."""
     check_served("SGLang", _FLAWS, folder, target)
 
@@ -88,7 +88,7 @@ def _block_size(folder: Path, fields: Json) -> int | None:
 def _check_switches(folder: Path, fields: Json) -> None:
     if fields.get("norm_before_residual"):
         raise config_error(folder, "norm_before_residual=true, which SGLang does not read")
-    if (installed() or OLDEST) >= READS_DRAFT_CAUSALITY:
+    if (installed_sglang() or OLDEST) >= READS_DRAFT_CAUSALITY:
         return
     if fields.get("norm_before_fc"):
         raise config_error(folder, "norm_before_fc=true, which this version of SGLang does not read")

@@ -15,7 +15,7 @@ READS_DRAFT_CAUSALITY: Version = (0, 5, 23)
 """From here on, at the latest, a draft's ``is_causal`` and ``norm_before_fc`` are read; 0.5.16 does not know them."""
 
 
-def installed() -> Version | None:
+def installed_sglang() -> Version | None:
     """Release numbers of the installed SGLang; None where there is none."""
     try:
         return parsed(metadata.version("sglang"))
@@ -28,7 +28,7 @@ def parsed(version: str) -> Version:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-def availability() -> Availability:
+def sglang_availability() -> Availability:
     try:
         version = metadata.version("sglang")
     except metadata.PackageNotFoundError:

@@ -9,7 +9,7 @@ from spec_engine_vllm import versions
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
-from spec_engine_vllm.serving_format import check_folder
+from spec_engine_vllm.serving_format import check_vllm_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,19 +28,19 @@ class VllmEngine(SubprocessEngine):
 
     @classmethod
     def probe(cls) -> Availability:
-        return versions.availability()
+        return versions.vllm_availability()
 
     @classmethod
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
         cls.serving_method(config, draft, folder)
-        check_folder(folder, target, is_cpu_build=versions.is_cpu_build())
+        check_vllm_folder(folder, target, is_cpu_build=versions.is_cpu_build())
 
     @classmethod
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
         if cls.name in draft.serving_methods:
-            check_folder(folder, target)
+            check_vllm_folder(folder, target)
 
     @classmethod
     def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:

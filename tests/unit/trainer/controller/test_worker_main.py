@@ -61,7 +61,7 @@ def start(launcher: Launcher, program: str, turn: int = 0) -> WorkerHandle:
         name="engine-0", program=f"test_worker_main:{program}", index=0, memory_fraction=None, turn=turn,
         config={}, token="", dataset="",
     )  # fmt: skip
-    entry = "spec_trainer.controller.worker_main:run"
+    entry = "spec_trainer.controller.worker_main:run_worker"
     return launcher.start([WorkerSpec(name="engine-0", entry=entry, order=asdict(order), role="engine")])[
         "engine-0"
     ]

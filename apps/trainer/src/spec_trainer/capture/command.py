@@ -87,7 +87,7 @@ def _launch(capture: CaptureRun, stop: StopRequest) -> None:
     """Engines in processes of their own, and one process that writes."""
     from spec_trainer.controller.run_controller import run_workers
 
-    writer = ("writer", "spec_trainer.capture.writer_worker:run")
+    writer = ("writer", "spec_trainer.capture.writer_worker:run_writer")
     capture.run.directory.logs.mkdir(exist_ok=True)
     run_workers(capture.run, stop, _progress(capture), writer)
 

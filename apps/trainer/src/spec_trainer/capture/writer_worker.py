@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from spec_trainer.controller.worker_main import ControllerLink
 
 
-def run(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
+def run_writer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
     """Write every missing shard."""
     link = RankLink(controller, order)
     capture = plan_capture(resolve_parts(order.config), open_dataset(order.dataset))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
+def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
     """Capture until the controller stops this worker, or has ended."""
     parts = resolve_parts(order.config)
     engine = stack.enter_context(

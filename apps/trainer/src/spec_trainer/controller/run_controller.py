@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ENTRY = "spec_trainer.controller.worker_main:run"
-_ENGINE = "spec_trainer.controller.engine_worker:run"
-_TRAINER = ("trainer", "spec_trainer.controller.trainer_worker:run")
+_ENTRY = "spec_trainer.controller.worker_main:run_worker"
+_ENGINE = "spec_trainer.controller.engine_worker:run_engine"
+_TRAINER = ("trainer", "spec_trainer.controller.trainer_worker:run_trainer")
 _LEAVING_S = 30.0
 """Least time for workers without work to end; an engine ends processes of its own first."""
 _HOST_CHECK_S = 0.5

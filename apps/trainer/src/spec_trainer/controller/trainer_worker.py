@@ -112,7 +112,7 @@ class RankLink:
         os._exit(1)
 
 
-def run(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
+def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
     """Train to the end of the run, or until the controller ends it."""
     link = RankLink(controller, order)
     spec = resolve_parts(order.config).with_dataset(open_dataset(order.dataset))

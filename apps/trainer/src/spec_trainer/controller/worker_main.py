@@ -51,7 +51,7 @@ class ControllerLink:
             self.send(Failed(type(error).__name__, first_line(error), isinstance(error, UsageError)))
 
 
-def run(link: RunLink, order: Mapping[str, Any]) -> None:
+def run_worker(link: RunLink, order: Mapping[str, Any]) -> None:
     """Run the program that the order names.
 
     An error is reported before anything is closed: others fail of what is closed, and the user is to see the first

@@ -28,7 +28,7 @@ def split_address(address: str) -> tuple[str, str, str]:
     return name, token, remote
 
 
-def connect(name: str, remote: str, timeout_s: float) -> FramedSocket:
+def connect_stream(name: str, remote: str, timeout_s: float) -> FramedSocket:
     """Return a connection to the receiver. Raise OSError, TimeoutError for one."""
     if not remote or is_on_this_host(name):
         end = local_socket.connect(name, socket.SOCK_STREAM, timeout_s)

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, RunError, SchemaMismatch
-from spec_core.streams.connection import connect, hang_up, split_address
+from spec_core.streams.connection import connect_stream, hang_up, split_address
 from spec_core.streams.wire import ConnectReply, ConnectRequest, Packet, PacketKind, SampleLayout
 from spec_core.transport import FeatureSender
 
@@ -42,7 +42,7 @@ class StreamSender(FeatureSender):
         self._closed = False
         deadline = time.monotonic() + timeout_s
         with self._mapped():
-            self._channel = connect(self._name, remote, timeout_s)
+            self._channel = connect_stream(self._name, remote, timeout_s)
         try:
             self._handshake(token, connector, deadline)
         except BaseException:

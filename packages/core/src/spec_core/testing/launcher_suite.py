@@ -218,7 +218,7 @@ class LauncherSuite(ConformanceSuite):
 
     def test_l6_workers_reach_each_other_by_their_addresses(self, launcher: Launcher) -> None:
         """L6: a worker that listens at its ``RunLink.address`` is reached there by another one."""
-        handles = launcher.start([toy("listen", "listen-0"), toy("connect", "connect-0")])
+        handles = launcher.start([toy("listen_for_peer", "listen-0"), toy("connect_to_peer", "connect-0")])
         handles["connect-0"].send(message(launcher))
         events = [received(launcher) for _ in range(3)]
         assert [event.message for event in events if isinstance(event, WorkerMessage)] == [

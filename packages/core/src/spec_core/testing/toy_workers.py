@@ -66,7 +66,7 @@ def stubborn(link: RunLink, order: Mapping[str, Any]) -> None:
     time.sleep(LONG_S)
 
 
-def listen(link: RunLink, order: Mapping[str, Any]) -> None:
+def listen_for_peer(link: RunLink, order: Mapping[str, Any]) -> None:
     """Accept one connection at this worker's address, and send what arrives on it."""
     with socket.create_server((link.address, 0)) as server:
         link.send({"address": link.address, "port": server.getsockname()[1]})
@@ -75,7 +75,7 @@ def listen(link: RunLink, order: Mapping[str, Any]) -> None:
             link.send({"received": connection.recv(100).decode()})
 
 
-def connect(link: RunLink, order: Mapping[str, Any]) -> None:
+def connect_to_peer(link: RunLink, order: Mapping[str, Any]) -> None:
     """Send a word to the worker whose address the first message has."""
     where = link.receive()
     assert where is not None
