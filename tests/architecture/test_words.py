@@ -111,7 +111,6 @@ def test_dropped_words_stay_away():
     assert found == []
 
 
-@pytest.mark.xfail(reason="the areas are being rewritten", strict=False)
 def test_no_public_name_stands_twice():
     places = defaultdict(list)
     for file in SOURCES:
