@@ -35,7 +35,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
      ("SIGABRT", "was killed by signal 6"), ("SIGKILL", "was killed by signal 9")],
 )  # fmt: skip
 def test_an_end_is_told_with_its_cause_and_its_log(launcher, tmp_path, how, words):
-    launcher.start([toy("end", how=how)])
+    launcher.start([toy("count_and_end", how=how)])
     ended = [received(launcher) for _ in range(101)][-1]
     assert isinstance(ended, WorkerEnded)
     assert ended.how == f"{words}; see {tmp_path}/toy-0.log"

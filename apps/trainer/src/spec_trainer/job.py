@@ -1,4 +1,4 @@
-"""Runs a resolved training: inline in this process, or in processes of their own."""
+"""Run a resolved training, inline in this process or by workers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 def run_training(spec: RunSpec) -> dict[str, Any]:
-    """Trains, exports, writes summary and report; returns the summary. Resumes what its directory holds."""
+    """Train, export, and return the summary; resume what the run directory holds."""
     with (
         spec.directory.locked(),
         spec.backend.prepare_host(spec.config.placement.kind),
         StopRequest() as stop,
     ):
-        # What the command was asked to resume from is for this command alone: the directory's own is the newest.
+        # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
         spec.directory.open(spec.identity, spec.resuming("latest").config)
         start = checkpoint_to_resume(spec.directory.checkpoints, spec.config.train.resume_from)
         spec = spec.resuming(start.name if start else "latest")
-        run = _train_inline if spec.config.placement.kind == "inline" else _launch
-        return run(spec, stop)
+        train_run = _train_inline if spec.config.placement.kind == "inline" else _train_by_workers
+        return train_run(spec, stop)
 
 
-def _launch(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
-    """Every engine replica and trainer rank in a process of its own."""
+def _train_by_workers(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
+    """Train with each engine replica and trainer rank in a process of its own."""
     from spec_trainer.controller.run_controller import run_workers
 
     run_workers(spec, stop, StepProgress(spec.schedule.total_steps))
@@ -40,7 +40,7 @@ def _launch(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
 
 
 def _train_inline(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
-    """Engine, if there is one, and the one trainer rank in this process."""
+    """Train with the engine, if there is one, and the one rank in this process."""
     import torch.distributed as dist
 
     device = spec.backend.device(0)
@@ -50,6 +50,6 @@ def _train_inline(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
         links = RankLinks(
             store=dist.HashStore(), should_stop=lambda done_steps: stop.requested, show=progress.show
         )
-        run = stack.enter_context(train_state(spec, 0, device, stream, links))
-        begin(run.done_steps)
-        return finish(run, train(run))
+        state = stack.enter_context(train_state(spec, 0, device, stream, links))
+        begin(state.done_steps)
+        return finish(state, train(state))

@@ -1,4 +1,4 @@
-"""What nobody foresaw: its traceback goes to a file, and one line names that file."""
+"""Unforeseen errors: the traceback goes to a file, and one line names that file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _FORESEEN = (SpecError, OSError, Interrupted, KeyboardInterrupt, SystemExit)
 
 @contextmanager
 def unforeseen_errors(logs: Path | None = None, *foreseen: type[BaseException]) -> Iterator[None]:
-    """Raise RunError for an error that nobody foresaw. Its traceback is kept in ``logs``, or where there is no such
-    folder in the user's cache, or in the folder for temporary files."""
+    """Raise RunError for an error that nobody foresaw.
+
+    Its traceback is kept in ``logs``; without such a folder in the user's cache, or in the temporary folder.
+    """
     try:
         yield
     except (*_FORESEEN, *foreseen):

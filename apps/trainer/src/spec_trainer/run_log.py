@@ -1,4 +1,4 @@
-"""RunLog: what a rank says about each step. Every rank notes what it has trained; rank 0 reports the rest."""
+"""RunLog: the record of each step. Every rank notes the samples that it has trained; rank 0 logs the rest."""
 
 from __future__ import annotations
 

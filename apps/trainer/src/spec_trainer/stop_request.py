@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP ask the loop to stop after the running step; asked twice, SIGINT interrupts at once."""
+"""SIGINT, SIGTERM and SIGHUP request a stop after the running step; a second SIGINT interrupts at once."""
 
 from __future__ import annotations
 
@@ -16,38 +16,40 @@ class Interrupted(Exception):
     """The run stopped because a user asked it to, after it had saved a checkpoint; exit code 130, and no error."""
 
 
-_HEARD = b"spec-trainer: stopping after this step; a second Ctrl-C stops at once\n"
+_NOTICE = b"spec-trainer: stopping after this step; a second Ctrl-C stops at once\n"
 
 
 class StopRequest(AbstractContextManager["StopRequest"]):
-    """Installed for the duration of a run; must be entered in the main thread."""
+    """Signal handlers for the duration of a run; enter it in the main thread."""
 
     def __init__(self) -> None:
         self.requested = False
-        self._told: Callable[[], None] | None = None
+        self._callback: Callable[[], None] | None = None
         self._previous: dict[signal.Signals, object] = {}
 
-    def on_request(self, told: Callable[[], None]) -> None:
-        """``told`` is called in the signal handler."""
-        self._told = told
+    def on_request(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called in the signal handler."""
+        self._callback = callback
 
     def __enter__(self) -> Self:
+        """Install the handlers."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # as nohup has set it: the run is to outlive its terminal
-            self._previous[number] = signal.signal(number, self._ask)
+            self._previous[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Put the previous handlers back."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not self.requested:
             with suppress(OSError):  # a handler may not log: it may have interrupted the logger
-                os.write(2, _HEARD)
+                os.write(2, _NOTICE)
         self.requested = True
-        if self._told is not None:
-            self._told()
+        if self._callback is not None:
+            self._callback()

@@ -1,4 +1,4 @@
-"""Builds the parts of a resolved run, one trainer rank or one inline engine at a time, and connects them."""
+"""Builds the parts of a resolved run and connects them, whichever processes they are in."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLinks:
-    """What ties a trainer rank to the rest of its run, whichever processes that is in."""
+    """Connections of a trainer rank to the rest of its run, in this process or in others."""
 
     store: Store
-    """Where the ranks meet for torch's default group."""
+    """Store of the ranks, for torch's default group."""
     should_stop: Callable[[int], bool]
-    """Asked after every step with the steps done; the same answer on every rank."""
+    """Called after every step with the steps done; returns the same on every rank."""
     show: Callable[[dict[str, Any]], None]
-    """Takes rank 0's record of each step to the person."""
+    """Called with rank 0's record of each step, for the progress display."""
 
 
 def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around: Any) -> Engine:
@@ -115,7 +115,7 @@ def train_state(
     stream: BatchSource,
     links: RankLinks,
 ) -> Iterator[TrainState]:
-    """One trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
+    """Yield the state of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
     import torch.distributed as dist
 
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def train_state(
         trainer = _build_trainer(spec, rank, device)
         checkpoints = CheckpointStore(spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD)
         start, best = spec.config.train.resume_from, checkpoints.best()
-        # The launcher has chosen a checkpoint by name, or "latest" where there is none.
+        # ``run_training`` has chosen a checkpoint by name, or "latest" where there is none.
         done_steps = (
             0 if start == "latest" else checkpoints.load(trainer, spec.directory.checkpoints / start).step
         )
@@ -159,7 +159,7 @@ def _build_trainer(spec: RunSpec, rank: int, device: torch.device) -> DraftTrain
 
 @contextmanager
 def _default_group(spec: RunSpec, rank: int, store: Store) -> Iterator[None]:
-    """torch's default group, among the trainer's ranks only; no engine ever joins it."""
+    """Join torch's default group, which holds the trainer's ranks and no engine."""
     import torch.distributed as dist
 
     from spec_core.collectives.gloo_members import closed_afterwards, prove_default_group
@@ -170,7 +170,7 @@ def _default_group(spec: RunSpec, rank: int, store: Store) -> Iterator[None]:
             store=store,
             rank=rank,
             world_size=spec.config.train.ranks,
-            # A rank may wait for another that waits for features; who is alive is the supervisor's to watch.
+            # A rank may wait for another that waits for features; the controller watches who is alive.
             timeout=timedelta(seconds=spec.config.timeouts.step_s),
         )
         prove_default_group(store, spec.config.timeouts.start_s)
@@ -181,7 +181,7 @@ def _default_group(spec: RunSpec, rank: int, store: Store) -> Iterator[None]:
 
 
 def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
-    """Exports the trained draft, then summary and report."""
+    """Export the trained draft, write summary and report, and return the summary on rank 0."""
     directory = state.spec.directory
     directory.check_still_owned(state.spec.identity)
     with state.timer("export"):
@@ -195,7 +195,7 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept_summary(state: TrainState) -> dict[str, Any] | None:
-    """The summary of an earlier incarnation that left nothing to do: it knows the times."""
+    """Return the existing summary if the run was already complete: it has the real times."""
     file = state.spec.directory.summary
     kept = json.loads(file.read_text()) if file.exists() else {}
     return kept if kept.get("steps") == state.done_steps else None
@@ -218,7 +218,7 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trained_tokens(state: TrainState) -> int:
-    """Tokens of every step of the run, those of earlier incarnations included."""
+    """Return the tokens of every step of the run, whichever command has trained it."""
     lengths, schedule = state.spec.dataset.lengths, state.spec.schedule
     items = map(schedule.train_item, range(state.done_steps))
     return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)

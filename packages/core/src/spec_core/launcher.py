@@ -13,7 +13,7 @@ L2  ``start`` returns a handle for each worker, by name, or raises RunError with
 L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one WorkerEnded,
     whatever ended the worker: its entry returned, it exited, or it was killed. ``WorkerEnded.killed`` is True where
     the worker was killed with SIGKILL, or with its machine, or went silent.
-L4  From ``WorkerHandle.watch`` on, a worker of which the launcher has heard nothing for ``peer_s`` seconds counts as
+L4  From ``WorkerHandle.watch`` on, a worker from which nothing has arrived for ``peer_s`` seconds counts as
     ended. A worker that computes is not silent, and one that is stopped (SIGSTOP) is.
 L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises DeadlineExceeded
     where the worker's process has taken in nothing for ``peer_s`` seconds.
@@ -125,7 +125,7 @@ class WorkerEnded:
 
     worker: WorkerHandle
     how: str
-    """What happened, to be read after the worker's name: ``was killed by signal 9; see LOG``."""
+    """The cause, to be read after the worker's name: ``was killed by signal 9; see LOG``."""
     killed: bool = False
     """True if the cause lies outside the run's own processes: SIGKILL, a lost machine, silence."""
 

@@ -52,9 +52,11 @@ class LocalWorker(WorkerHandle):
     ended: bool = False
 
     def send(self, message: Message) -> None:
+        """Send a message; do nothing if the worker has ended (L5)."""
         self._send("message", message=message)
 
     def watch(self) -> None:
+        """Count silence as the worker's end from now on (L4)."""
         self.watched = True
 
     def _send(self, kind: str, **fields: object) -> None:
@@ -80,6 +82,7 @@ class LocalLauncher(Launcher):
         self._reaper: Reaper | None = None
 
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
+        """Start every worker; where one cannot be started, end the others (L2)."""
         self._reaper = self._reaper or Reaper()
         try:
             return {spec.name: self._start(spec, self._reaper) for spec in workers}
@@ -88,6 +91,7 @@ class LocalLauncher(Launcher):
             raise
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
+        """Return what comes next from any worker (L3)."""
         while True:
             if (lost := self._silent_worker()) is not None:
                 return lost
@@ -104,9 +108,11 @@ class LocalLauncher(Launcher):
                 return self._ending(event)
 
     def wake(self) -> None:
+        """Make ``receive`` return None."""
         self._inbox.put(None)
 
     def stop(self, grace_s: float) -> None:
+        """Close the channels, wait, and kill what is left of each process group (L7)."""
         for worker in self._workers:
             worker.channel.close()
         deadline = time.monotonic() + grace_s

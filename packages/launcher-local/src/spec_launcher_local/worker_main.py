@@ -27,9 +27,11 @@ class LocalLink(RunLink):
         self._messages = channel.messages()
 
     def send(self, message: Message) -> None:
+        """Send a message to the run (L6)."""
         self._channel.send("message", message=message)
 
     def receive(self) -> Message | None:
+        """Return the next message of the run; None at its end (L6)."""
         envelope = next(self._messages, None)
         return None if envelope is None else envelope["message"]
 

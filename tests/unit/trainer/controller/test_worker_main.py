@@ -56,9 +56,9 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
         yield launcher
 
 
-def start(launcher: Launcher, program: str, turn: int = 0) -> WorkerHandle:
+def start(launcher: Launcher, program: str, init_order: int = 0) -> WorkerHandle:
     order = WorkerOrder(
-        name="engine-0", program=f"test_worker_main:{program}", index=0, memory_fraction=None, turn=turn,
+        name="engine-0", program=f"test_worker_main:{program}", index=0, memory_fraction=None, init_order=init_order,
         config={}, token="", dataset="",
     )  # fmt: skip
     entry = "spec_trainer.controller.worker_main:run_worker"
@@ -89,7 +89,7 @@ def test_a_program_that_does_not_import_is_a_failure_with_its_cause(launcher):
 
 
 def test_a_worker_waits_for_its_turn(launcher):
-    worker = start(launcher, "obedient", turn=1)
+    worker = start(launcher, "obedient", init_order=1)
     assert launcher.receive(time.monotonic() + 3.0) is None
     worker.send(Begin().to_json())
     assert message(launcher)["kind"] == "Ready"

@@ -31,7 +31,7 @@ def config(kind: str, replicas: int, ranks: int, **fractions: float) -> AnyRunCo
 
 
 def places(found: AnyRunConfig, capabilities: Capabilities) -> list[tuple[str, int, float, float | None]]:
-    return [(m.name, m.local_rank, m.share, m.memory_fraction) for m in members(found, capabilities)]
+    return [(m.name, m.first_device, m.share, m.memory_fraction) for m in members(found, capabilities)]
 
 
 def test_disaggregated_processes_have_devices_of_their_own() -> None:
@@ -59,22 +59,22 @@ def test_shares_of_a_device_never_exceed_it(kind: str, replicas: int, ranks: int
         found = members(config(kind, replicas, ranks), Capabilities(num_devices=devices))
         assert len(found) == replicas + ranks
         for device in range(devices):
-            assert sum(member.share for member in found if member.local_rank == device) <= 1 + 1e-9
+            assert sum(member.share for member in found if member.first_device == device) <= 1 + 1e-9
         assert all(member.memory_fraction is None for member in found)
 
 
 def test_engines_of_a_device_begin_one_after_the_other_and_ranks_after_them() -> None:
     limited = Capabilities(num_devices=2, memory_limit=True)
     found = members(config("colocated", 3, 2), limited)
-    assert [(m.name, m.turn) for m in found] == [
+    assert [(m.name, m.init_order) for m in found] == [
         ("engine-0", 0),
         ("engine-1", 0),
         ("engine-2", 1),
         ("trainer-0", 2),
         ("trainer-1", 2),
     ]
-    assert {m.turn for m in members(config("disaggregated", 1, 1), limited)} == {0}
-    assert {m.turn for m in members(config("colocated", 3, 2), Capabilities(num_devices=2))} == {0}
+    assert {m.init_order for m in members(config("disaggregated", 1, 1), limited)} == {0}
+    assert {m.init_order for m in members(config("colocated", 3, 2), Capabilities(num_devices=2))} == {0}
 
 
 @pytest.mark.parametrize(("replicas", "ranks", "turns"), [(1, 2, {1}), (2, 1, {1}), (1, 1, {0}), (3, 4, {2})])
@@ -83,7 +83,7 @@ def test_ranks_begin_together_also_where_some_have_a_device_to_themselves(
 ) -> None:
     """They are ready together: one that waited for the others to be would wait for ever."""
     found = members(config("disaggregated", replicas, ranks), Capabilities(num_devices=2, memory_limit=True))
-    assert {m.turn for m in found if m.role == "trainer"} == turns
+    assert {m.init_order for m in found if m.role == "trainer"} == turns
 
 
 def test_disaggregated_processes_of_one_device_are_limited_all_the_same() -> None:

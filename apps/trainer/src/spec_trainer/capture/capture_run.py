@@ -1,8 +1,8 @@
-"""A capture is a run whose steps are shards: what it is, and its writing, the same in every process.
+"""CaptureRun: a run whose steps are shards, the same in every process of a capture.
 
-The plan, dispatcher, engines and stream are those of training, with shards in place of global batches and a disk
-in place of a trainer. Which samples a shard holds follows from data and settings alone, so going on means
-capturing the shards that are not there.
+Schedule, dispatcher, engines and stream are those of training, with shards in place of global batches and a disk in
+place of a trainer. The samples of a shard follow from data and settings alone, so to continue is to capture the
+missing shards.
 """
 
 from __future__ import annotations
@@ -28,39 +28,46 @@ if TYPE_CHECKING:
 
 
 class ShardSchedule(BatchSchedule):
-    """Every sample once, in the order of the data; an item is a shard, and only missing ones are items."""
+    """Schedule of every sample once, in the order of the data; its items are the missing shards."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings, folder: FeatureFolder) -> None:
         super().__init__(Dataset(dataset.samples, (), dataset.report), settings)
         self._folder = folder
 
     def items(self, done_steps: int) -> Iterator[GlobalBatch]:
+        """Return the missing shards after ``done_steps`` shards."""
         return (item for item in super().items(done_steps) if not self._folder.has(item.step))
 
 
 @dataclass(frozen=True)
 class CaptureRun:
+    """A capture, its folder, and the identity of the folder's features."""
+
     run: RunSpec
     folder: FeatureFolder
     identity: FeatureIdentity
 
     @property
     def num_shards(self) -> int:
+        """Number of shards of the whole folder."""
         return self.run.schedule.total_steps
 
     def missing(self) -> list[GlobalBatch]:
+        """Return the shards that the folder lacks."""
         return list(self.run.schedule.items(0))
 
     def num_bytes(self, items: Sequence[GlobalBatch]) -> int:
+        """Return the size of the features of some shards."""
         return sample_bytes(self.run.schema, self.num_tokens(items))
 
     def num_tokens(self, items: Sequence[GlobalBatch]) -> int:
+        """Return the tokens of some shards."""
         lengths = self.run.dataset.lengths
         return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)
 
 
 def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
-    """The same in every process of a capture."""
+    """Return the capture of a dataset, the same in every process."""
     config, folder = parts.config, FeatureFolder(parts.config.output)
     settings = BatchSettings(
         global_batch_tokens=max(1, config.capture.shard_bytes // sample_bytes(parts.schema, 1)),
@@ -90,7 +97,7 @@ def write_shards(
     should_stop: Callable[[int], bool],
     show: Callable[[dict[str, Any]], None],
 ) -> None:
-    """The missing shards, from ``stream`` to disk; one is written while the next one arrives."""
+    """Write the missing shards from ``stream`` to disk, each while the next one arrives."""
     from spec_trainer.offline.shard import write_shard
 
     missing = capture.missing()

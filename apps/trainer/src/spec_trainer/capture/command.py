@@ -1,4 +1,4 @@
-"""``spec-trainer capture``: the target runs over every sample once, and its features go into a folder."""
+"""``spec-trainer capture``: run the target over every sample once and keep its features in a folder."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WRITER_FRACTION = 0.1
-"""Of a device that it shares with an engine: it holds features on their way to the host, nothing else."""
+"""Share of a device that the writer has with an engine: it only holds features on their way to the host."""
 
 
 def resolve_capture(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> CaptureRun:
-    """As for training. Raises a UsageError, one line, for anything that is wrong; creates nothing."""
+    """Return the capture that a command line describes. Raise UsageError, one line; create nothing."""
     parts, dataset = read_inputs(config_file, flags, overrides)
     if parts.config.data.features is not None:
         raise ConfigError(
@@ -52,10 +52,10 @@ def resolve_capture(
 
 
 def run_capture(capture: CaptureRun) -> dict[str, Any]:
-    """Captures what the folder lacks; returns the command's document."""
+    """Capture the missing shards; return the command's document."""
     started = time.monotonic()
     run = capture.run
-    capture_shards = _capture_inline if run.config.placement.kind == "inline" else _launch
+    capture_shards = _capture_inline if run.config.placement.kind == "inline" else _capture_by_workers
     with capture.folder.locked(), StopRequest() as stop:
         capture.folder.open(capture.identity)
         missing = capture.missing()
@@ -71,7 +71,7 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
 
 
 def _capture_inline(capture: CaptureRun, stop: StopRequest) -> None:
-    """Engine and disk in this process."""
+    """Capture with engine and disk in this process."""
     import torch
 
     from spec_trainer.wiring import inline_source
@@ -83,8 +83,8 @@ def _capture_inline(capture: CaptureRun, stop: StopRequest) -> None:
         write_shards(capture, stream, lambda done: stop.requested, progress.show)
 
 
-def _launch(capture: CaptureRun, stop: StopRequest) -> None:
-    """Engines in processes of their own, and one process that writes."""
+def _capture_by_workers(capture: CaptureRun, stop: StopRequest) -> None:
+    """Capture with engines in processes of their own, and one process that writes."""
     from spec_trainer.controller.run_controller import run_workers
 
     writer = ("writer", "spec_trainer.capture.writer_worker:run_writer")
@@ -100,7 +100,7 @@ def _progress(capture: CaptureRun) -> StepProgress:
 
 
 def _for_capture(config: AnyRunConfig) -> AnyRunConfig:
-    """One process writes, whatever the training is to have; it leaves an engine's device to the engine."""
+    """Return the configuration with one writer in place of the ranks, which leaves its device to the engine."""
     placement = config.placement
     if placement.kind == "colocated" and placement.engine_fraction is placement.trainer_fraction is None:
         placement = placement.model_copy(update={"trainer_fraction": _WRITER_FRACTION})

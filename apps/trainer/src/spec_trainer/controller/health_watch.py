@@ -1,4 +1,4 @@
-"""HealthWatch: asks an engine regularly whether it can serve, and tells the launcher when it cannot."""
+"""HealthWatch: asks an engine regularly whether it can serve, and reports when it cannot."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _CHECKS_PER_TIMEOUT = 8
 _LEAVING_S = 1.0
-"""For a check that is under way; it ends with its engine at the latest."""
+"""Seconds for a check that is under way; it ends with its engine at the latest."""
 
 
 class HealthWatch(AbstractContextManager["HealthWatch"]):
-    """Watches until it is left, or the engine has failed once: the run ends of that."""
+    """Watch an engine until the block is left or the engine has failed once, which ends the run."""
 
     def __init__(self, engine: Engine, controller: ControllerLink, peer_s: float) -> None:
         self._engine = engine
@@ -28,10 +28,12 @@ class HealthWatch(AbstractContextManager["HealthWatch"]):
         self._thread = threading.Thread(target=self._watch, name="health", daemon=True)
 
     def __enter__(self) -> Self:
+        """Begin to watch."""
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Stop watching."""
         self._left.set()
         self._thread.join(_LEAVING_S)
 

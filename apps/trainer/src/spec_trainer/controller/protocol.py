@@ -4,7 +4,7 @@
 
     worker                      controller
       ◄──────────────────── order     what the worker is
-      ◄──────────────────── Begin     to a worker that waits for its turn on a shared device
+      ◄──────────────────── Begin     to a worker that waits for others of its device
     RendezvousAddress ────────►       from trainer rank 0: where the ranks meet; passed on to the others
     Ready ────────────────────►
       ◄──────────────────── Start     to trainer ranks, once every worker is ready
@@ -40,17 +40,17 @@ def from_json(fields: dict[str, Any]) -> ControlMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOrder:
-    """What a worker is: the order of its WorkerSpec."""
+    """Description of a worker: the order of its WorkerSpec."""
 
     name: str
     program: str
-    """``package.module:function``, called with an ExitStack, a ControllerLink and this order."""
+    """Function as ``package.module:name``, called with an ExitStack, a ControllerLink and this order."""
     index: int
     """Number of the engine replica or trainer rank."""
     memory_fraction: float | None
     """Share of each device's memory that the worker may take; None for no limit."""
-    turn: int
-    """A worker touches no device before all workers of earlier turns are ready; after turn 0 it waits for Begin."""
+    init_order: int
+    """A worker touches no device before all workers of lower numbers are ready; above 0 it waits for Begin."""
     config: dict[str, Any]
     """The resolved configuration of the run."""
     token: str
@@ -138,7 +138,7 @@ class Finished(ControlMessage):
 
 @dataclass(frozen=True)
 class Interruption(ControlMessage):
-    """A rank has stopped on request, as ``message`` tells the user."""
+    """A rank has stopped on request, as ``message`` explains to the user."""
 
     message: str
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RemoteEngine:
-    """A Capturer for the dispatcher: sends references, and is told which batches were captured."""
+    """A Capturer for the dispatcher: sends references, and completes when the engine reports a batch."""
 
     def __init__(self, worker: WorkerHandle) -> None:
         self._worker = worker

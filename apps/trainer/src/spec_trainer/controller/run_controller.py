@@ -67,8 +67,8 @@ class RunController:
         self._engines: dict[str, RemoteEngine] = {}
         self._ranks: dict[str, WorkerHandle] = {}
         self._ready: dict[str, protocol.Ready] = {}
-        self._turns: dict[str, int] = {}
-        """``WorkerOrder.turn`` of the workers that are not ready."""
+        self._init_orders: dict[str, int] = {}
+        """``WorkerOrder.init_order`` of the workers that are not ready."""
         self._working: set[str] = set()
         """Ranks that have not finished."""
         self._proceed: dict[int, bool] = {}
@@ -85,10 +85,10 @@ class RunController:
             raise Interrupted(self._interrupted)
 
     def _start(self, workers: Sequence[WorkerSpec]) -> None:
-        """Start every worker; they load in parallel, and touch their devices in turns."""
+        """Start every worker; they load in parallel, and touch shared devices one after the other."""
         self._workers = self._launcher.start(workers)
         self._running = set(self._workers)
-        self._turns = {spec.name: spec.order["turn"] for spec in workers}
+        self._init_orders = {spec.name: spec.order["init_order"] for spec in workers}
         for spec in workers:
             worker = self._workers[spec.name]
             if spec.role == "engine":
@@ -167,15 +167,15 @@ class RunController:
         worker.watch()
         self._ready[worker.name] = message
         log.info("%s is ready", worker.name)
-        self._begin_next(self._turns.pop(worker.name))
-        if not self._turns:
+        self._begin_next(self._init_orders.pop(worker.name))
+        if not self._init_orders:
             self._begin_work()
 
-    def _begin_next(self, turn: int) -> None:
-        """Let the workers of the next turn begin once every worker of ``turn`` is ready."""
-        following = min(self._turns.values(), default=turn)
-        if following > turn:
-            for name in [name for name, its_turn in self._turns.items() if its_turn == following]:
+    def _begin_next(self, done: int) -> None:
+        """Let the workers that come next begin once every worker of the number ``done`` is ready."""
+        following = min(self._init_orders.values(), default=done)
+        if following > done:
+            for name in [name for name, order in self._init_orders.items() if order == following]:
                 self._workers[name].send(protocol.Begin().to_json())
 
     def _begin_work(self) -> None:
@@ -215,7 +215,7 @@ def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = _TRAI
             program=program,
             index=member.index,
             memory_fraction=member.memory_fraction,
-            turn=member.turn,
+            init_order=member.init_order,
             config=spec.config.model_dump(mode="json"),
             token=token,
             dataset=str(dataset),

@@ -68,7 +68,7 @@ def run_worker(link: RunLink, order: Mapping[str, Any]) -> None:
     with ExitStack() as stack:
         try:
             program: WorkerProgram = pkgutil.resolve_name(worker.program)
-            if worker.turn > 0 and controller.receive() is None:
+            if worker.init_order > 0 and controller.receive() is None:
                 sys.exit(1)
             program(stack, controller, worker)
         except Exception as error:  # noqa: BLE001 (top of a process)

@@ -1,4 +1,4 @@
-"""Members of a run: which process is what, on which device, with which share of it."""
+"""Members of a run: the part, the devices and the share of them of each process."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ Place = tuple["Role", int, range]
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
+    """A process of a run."""
+
     role: Role
     index: int
-    """Engine replica or trainer rank."""
-    local_rank: int
-    """Its first device of this host."""
+    """Number of the engine replica or trainer rank."""
+    first_device: int
+    """Number of its first device among those of the launcher."""
     num_devices: int = 1
-    """How many it has, from there on."""
+    """Number of its devices, from ``first_device`` on."""
     share: float
-    """Of the computing of each of them, 0..1]."""
+    """Share of the compute of each of its devices, 0..1]."""
     memory_fraction: float | None
-    """What its memory is limited to; None: not limited."""
+    """Share of each device's memory that it may take; None for no limit."""
     uncounted_bytes: int = 0
-    """What it takes of a device beside that limit."""
-    turn: int = 0
-    """It touches no device before the members of earlier turns are ready. An engine measures what is free on its
-    device when it starts, and would count to itself what another process takes meanwhile."""
+    """Bytes of each device that it takes beside that limit."""
+    init_order: int = 0
+    """The process touches no device before the members of lower numbers are ready. An engine measures the free memory
+    of its device when it starts, and would take for its own what another process takes meanwhile."""
 
     @property
     def name(self) -> str:
+        """Role and index, as ``engine-0``."""
         return f"{self.role}-{self.index}"
 
     @property
@@ -52,44 +55,46 @@ class Member:
             entry="",
             order={},
             role=self.role,
-            first_device=self.local_rank,
+            first_device=self.first_device,
             num_devices=self.num_devices,
             share=self.share,
         )
 
 
 def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int = 0) -> list[Member]:
-    """Every process of the run. Colocated, engines and ranks both start at device 0 and share devices; disaggregated,
-    engines come first and ranks after them. Both go around the host's devices, and processes of a device share it
-    evenly. With ``data.features`` there are no engines. ``window_bytes``: of each rank's features in flight.
-    ConfigError where an engine spreads over more devices than there are, or a shared device's memory is too small."""
+    """Return every process of a run. Raise ConfigError where devices or their memory do not suffice.
+
+    Colocated, engines and ranks both start at device 0 and share devices. Disaggregated, engines come first and ranks
+    follow. After the last device, both begin again at device 0; processes of one device share it evenly. With
+    ``data.features`` there are no engines. ``window_bytes``: features in flight for each rank.
+    """
     places = list(_places(config, capabilities.num_devices))
-    crowds = _crowds(places)
-    around = [[crowds[device] for device in devices] for _, _, devices in places]
+    roles_of = _roles_of_devices(places)
+    neighbours = [[roles_of[device] for device in devices] for _, _, devices in places]
     budget = MemoryBudget(capabilities, window_bytes)
     limits = [
-        _limit(config.placement, role, crowded, budget) if capabilities.memory_limit else None
-        for (role, _, _), crowded in zip(places, around, strict=True)
+        _memory_limit(config.placement, role, roles, budget) if capabilities.memory_limit else None
+        for (role, _, _), roles in zip(places, neighbours, strict=True)
     ]
     return [
         Member(
             role=role,
             index=index,
-            local_rank=devices[0],
+            first_device=devices[0],
             num_devices=len(devices),
-            share=_share(config.placement, role, crowded),
+            share=_compute_share(config.placement, role, roles),
             memory_fraction=limit,
             uncounted_bytes=budget.uncounted_bytes(role),
-            turn=turn,
+            init_order=init_order,
         )
-        for (role, index, devices), crowded, limit, turn in zip(
-            places, around, limits, _turns(places, limits), strict=True
+        for (role, index, devices), roles, limit, init_order in zip(
+            places, neighbours, limits, _init_orders(places, limits), strict=True
         )
     ]
 
 
 def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
-    """The devices of one engine are neighbours."""
+    """Yield the devices of each process; those of one engine are neighbours."""
     width = config.engine.tensor_parallel
     if width > num_devices:
         raise ConfigError(
@@ -106,22 +111,24 @@ def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
         yield "trainer", rank, range(device, device + 1)
 
 
-def _crowds(places: Iterable[Place]) -> dict[int, list[Role]]:
-    """Who is on each device."""
-    crowds: dict[int, list[Role]] = {}
+def _roles_of_devices(places: Iterable[Place]) -> dict[int, list[Role]]:
+    """Return the role of each process on each device."""
+    roles: dict[int, list[Role]] = {}
     for role, _, devices in places:
         for device in devices:
-            crowds.setdefault(device, []).append(role)
-    return crowds
+            roles.setdefault(device, []).append(role)
+    return roles
 
 
-def _turns(places: Sequence[Place], limits: Sequence[float | None]) -> Iterator[int]:
-    """Of those that are limited: engines of a device one after the other, then the ranks. None of the ranks is ready
-    before all are, so they wait together."""
+def _init_orders(places: Sequence[Place], limits: Sequence[float | None]) -> Iterator[int]:
+    """Yield ``Member.init_order``: limited engines of a device one after the other, then all ranks.
+
+    The ranks wait together, because none of them is ready before all are.
+    """
     engines = Counter[int]()
-    members = list(zip(places, limits, strict=True))
-    ranks_wait = any(limit is not None for (role, _, _), limit in members if role == "trainer")
-    for (role, _, devices), limit in members:
+    limited = list(zip(places, limits, strict=True))
+    ranks_wait = any(limit is not None for (role, _, _), limit in limited if role == "trainer")
+    for (role, _, devices), limit in limited:
         if role == "trainer":
             yield max(engines.values(), default=0) if ranks_wait else 0
         else:
@@ -129,26 +136,26 @@ def _turns(places: Sequence[Place], limits: Sequence[float | None]) -> Iterator[
             engines[devices[0]] += limit is not None
 
 
-def _share(placement: PlacementConfig, role: Role, around: Sequence[Sequence[Role]]) -> float:
-    """Of the computing: the whole device goes to those that are on it."""
+def _compute_share(placement: PlacementConfig, role: Role, neighbours: Sequence[Sequence[Role]]) -> float:
+    """Return the share of the compute: the whole device is divided among its processes."""
     if placement.kind != "colocated":
-        return 1 / max(map(len, around))
-    return _fractions(placement)[role] / max(crowd.count(role) for crowd in around)
+        return 1 / max(map(len, neighbours))
+    return _fractions(placement)[role] / max(roles.count(role) for roles in neighbours)
 
 
 def _fractions(placement: PlacementConfig) -> dict[Role, float]:
-    """Of a shared device; a role without a fraction gets what the other one leaves, by default half."""
+    """Return each role's part of a shared device; a role without a fraction gets the rest, by default half."""
     engine, trainer = placement.engine_fraction, placement.trainer_fraction
     if engine is None:
         engine = 0.5 if trainer is None else 1 - trainer
     return {"engine": engine, "trainer": 1 - engine if trainer is None else trainer}
 
 
-def _limit(
-    placement: PlacementConfig, role: Role, around: Sequence[Sequence[Role]], budget: MemoryBudget
+def _memory_limit(
+    placement: PlacementConfig, role: Role, neighbours: Sequence[Sequence[Role]], budget: MemoryBudget
 ) -> float | None:
-    """Of the memory of its devices. Disaggregated, who has a device to itself is not limited."""
+    """Return the memory fraction of a process; None for a disaggregated one that has its devices to itself."""
     if placement.kind == "colocated":
-        return min(budget.fractions(placement, crowd)[role] / crowd.count(role) for crowd in around)
-    shared = [crowd for crowd in around if len(crowd) > 1]
+        return min(budget.fractions(placement, roles)[role] / roles.count(role) for roles in neighbours)
+    shared = [roles for roles in neighbours if len(roles) > 1]
     return min(map(budget.even_fraction, shared), default=None)

@@ -26,63 +26,65 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Of every device of a host alike: the most crowded one decides."""
+    """The memory of a device, the same for every device: the one with most processes decides."""
 
     capabilities: Capabilities
     window_bytes: int
-    """Of each trainer rank."""
+    """Bytes of features in flight for each trainer rank."""
 
     def uncounted_bytes(self, role: Role) -> int:
-        """What a process takes of its device beside its limit."""
+        """Return the bytes that a process takes of its device beside its limit."""
         held = self.window_bytes if role == "trainer" and self.capabilities.device_ipc else 0
         return self.capabilities.process_bytes + held
 
-    def fractions(self, placement: PlacementConfig, crowd: Sequence[Role]) -> dict[Role, float]:
-        """The limit of each role on a device of ``crowd``; those of a role share it. What ``placement`` leaves open
-        is what is left. ConfigError if anything does not fit."""
-        given: dict[Role, float | None] = {
+    def fractions(self, placement: PlacementConfig, roles: Sequence[Role]) -> dict[Role, float]:
+        """Return the limit of each role on a device that the processes ``roles`` share; those of a role divide it.
+
+        A role without a fraction in ``placement`` gets the rest. Raise ConfigError if anything does not fit.
+        """
+        options: dict[Role, float | None] = {
             "engine": placement.engine_fraction,
             "trainer": placement.trainer_fraction,
         }
-        said = {role: fraction for role, fraction in given.items() if fraction is not None}
-        left = 1 - self._uncounted_share(crowd) - sum(said.values())
-        if left < -_ROUNDING or (left <= 0 and len(said) < len(given)):
-            raise ConfigError(self._refusal(said, crowd))
-        return {role: said.get(role, left / (len(given) - len(said) or 1)) for role in given}
+        given = {role: fraction for role, fraction in options.items() if fraction is not None}
+        left = 1 - self._uncounted_share(roles) - sum(given.values())
+        if left < -_ROUNDING or (left <= 0 and len(given) < len(options)):
+            raise ConfigError(self._refusal(given, roles))
+        return {role: given.get(role, left / (len(options) - len(given) or 1)) for role in options}
 
-    def even_fraction(self, crowd: Sequence[Role]) -> float:
-        """The limit of each process on a device that all share evenly."""
-        left = 1 - self._uncounted_share(crowd)
+    def even_fraction(self, roles: Sequence[Role]) -> float:
+        """Return the limit of each process on a device that the processes ``roles`` share evenly."""
+        left = 1 - self._uncounted_share(roles)
         if left <= 0:
-            raise ConfigError(self._refusal({}, crowd))
-        return left / len(crowd)
+            raise ConfigError(self._refusal({}, roles))
+        return left / len(roles)
 
-    def _uncounted_share(self, crowd: Sequence[Role]) -> float:
+    def _uncounted_share(self, roles: Sequence[Role]) -> float:
         if self.capabilities.device_bytes is None:
             return 0.0
-        return sum(map(self.uncounted_bytes, crowd)) / self.capabilities.device_bytes
+        return sum(map(self.uncounted_bytes, roles)) / self.capabilities.device_bytes
 
-    def _refusal(self, said: dict[Role, float], crowd: Sequence[Role]) -> str:
+    def _refusal(self, given: dict[Role, float], roles: Sequence[Role]) -> str:
         total = self.capabilities.device_bytes or 0
-        ranks, window = crowd.count("trainer"), self.uncounted_bytes("trainer")
+        ranks, window = roles.count("trainer"), self.uncounted_bytes("trainer")
         wanted = [
             f"placement.{role}_fraction={fraction} ({_gib(fraction * total)})"
-            for role, fraction in said.items()
+            for role, fraction in given.items()
         ]
         wanted.append(
-            f"{len(crowd)} processes with a context each ({_gib(len(crowd) * self.capabilities.process_bytes)})"
+            f"{len(roles)} processes with a context each ({_gib(len(roles) * self.capabilities.process_bytes)})"
         )
         if window > self.capabilities.process_bytes:
             wanted.append(
                 f"the features in flight of {ranks} trainer rank(s) with placement.window_bytes={self.window_bytes} "
                 f"({_gib(ranks * self.window_bytes)})"
             )
-        room = 1 - self._uncounted_share(crowd)
+        room = 1 - self._uncounted_share(roles)
         fitting = math.floor(1000 * room) / 1000
-        lower = f"the fractions to {fitting} together, or " if said and room > 0 else ""
+        lower = f"the fractions to {fitting} together, or " if given and room > 0 else ""
         return (
             f"a device of {_gib(total)} does not hold {', '.join(wanted)}"
-            f"{'' if len(said) == 2 else ' and leave memory to the rest'}; lower {lower}placement.window_bytes "
+            f"{'' if len(given) == 2 else ' and leave memory to the rest'}; lower {lower}placement.window_bytes "
             "(by default twice the features of train.global_batch_tokens)"
         )
 

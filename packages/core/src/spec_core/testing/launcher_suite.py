@@ -145,7 +145,7 @@ class LauncherSuite(ConformanceSuite):
     )
     def test_l3_messages_in_order_and_then_one_end(self, launcher: Launcher, how: str, killed: bool) -> None:
         """L3: 100 messages in order, then exactly one WorkerEnded, which says whether the worker was killed."""
-        worker = launcher.start([toy("end", how=how)])["toy-0"]
+        worker = launcher.start([toy("count_and_end", how=how)])["toy-0"]
         assert [message(launcher)["number"] for _ in range(100)] == list(range(100))
         ended = received(launcher)
         assert isinstance(ended, WorkerEnded)
@@ -210,11 +210,11 @@ class LauncherSuite(ConformanceSuite):
 
     def test_l6_a_stopped_run_ends_the_messages(self, launcher: Launcher, tmp_path: Path) -> None:
         """L6: ``RunLink.receive`` returns None and ``RunLink.send`` raises PeerLost; the worker ends by itself."""
-        launcher.start([toy("echo", farewell=str(tmp_path / "farewell"))])
+        launcher.start([toy("echo", ending=str(tmp_path / "ending"))])
         message(launcher)
         with limit():
             launcher.stop(PATIENCE_S)
-        assert (tmp_path / "farewell").read_text() == "PeerLost"
+        assert (tmp_path / "ending").read_text() == "PeerLost"
 
     def test_l6_workers_reach_each_other_by_their_addresses(self, launcher: Launcher) -> None:
         """L6: a worker that listens at its ``RunLink.address`` is reached there by another one."""
@@ -222,7 +222,7 @@ class LauncherSuite(ConformanceSuite):
         handles["connect-0"].send(message(launcher))
         events = [received(launcher) for _ in range(3)]
         assert [event.message for event in events if isinstance(event, WorkerMessage)] == [
-            {"received": "hello"}
+            {"received": "a word"}
         ]
 
     def test_l7_nothing_is_left(self, launcher: Launcher) -> None:
@@ -251,7 +251,7 @@ class LauncherSuite(ConformanceSuite):
 
     def test_l9_output_is_kept(self, launcher: Launcher, tmp_path: Path) -> None:
         """L9: what a worker prints is in its log, or its end says where."""
-        launcher.start([toy("echo", "printer-0"), toy("end", "raiser-0", how="raise")])
+        launcher.start([toy("echo", "printer-0"), toy("count_and_end", "raiser-0", how="raise")])
         events = [received(launcher) for _ in range(102)]
         (ended,) = [event for event in events if isinstance(event, WorkerEnded)]
         launcher.stop(PATIENCE_S)

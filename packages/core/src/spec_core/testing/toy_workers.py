@@ -24,7 +24,7 @@ LONG_S = 600.0
 def echo(link: RunLink, order: Mapping[str, Any]) -> None:
     """Send what this worker is, then return every message to the run.
 
-    At the end of the run, write into the file ``order["farewell"]`` what ``send`` raises.
+    At the end of the run, write into the file ``order["ending"]`` what ``send`` raises.
     """
     link.send(
         {
@@ -37,14 +37,14 @@ def echo(link: RunLink, order: Mapping[str, Any]) -> None:
     print("a line of output", flush=True)
     while (message := link.receive()) is not None:
         link.send(message)
-    if "farewell" in order:
+    if "ending" in order:
         try:
             link.send({})
         except PeerLost as error:
-            Path(order["farewell"]).write_text(type(error).__name__)
+            Path(order["ending"]).write_text(type(error).__name__)
 
 
-def end(link: RunLink, order: Mapping[str, Any]) -> None:
+def count_and_end(link: RunLink, order: Mapping[str, Any]) -> None:
     """Send 100 numbers and end as ``order["how"]`` says."""
     for number in range(100):
         link.send({"number": number})
@@ -80,7 +80,7 @@ def connect_to_peer(link: RunLink, order: Mapping[str, Any]) -> None:
     where = link.receive()
     assert where is not None
     with socket.create_connection((where["address"], where["port"])) as connection:
-        connection.sendall(b"hello")
+        connection.sendall(b"a word")
 
 
 def close_everything(link: RunLink, order: Mapping[str, Any]) -> None:

@@ -46,7 +46,7 @@ class PipeWorker(WorkerHandle):
         self.name = name
         self.process = process
         self.watched = self.ended = False
-        self.heard_s = time.monotonic()
+        self.received_s = time.monotonic()
         self._peer_s = peer_s
         os.set_blocking(process.stdin.fileno(), False)
 
@@ -63,7 +63,7 @@ class PipeWorker(WorkerHandle):
 
     def watch(self) -> None:
         """L4: a heartbeat that stays away is the worker's end from now on."""
-        self.watched, self.heard_s = True, time.monotonic()
+        self.watched, self.received_s = True, time.monotonic()
 
 
 class PipesLauncher(Launcher):
@@ -114,7 +114,7 @@ class PipesLauncher(Launcher):
     def _read(self, worker: PipeWorker) -> None:
         with worker.process.stdout as lines:
             for line in lines:
-                worker.heard_s = time.monotonic()
+                worker.received_s = time.monotonic()
                 if (message := json.loads(line)) is not None:  # null is a heartbeat
                     self._inbox.put(WorkerMessage(worker, message))
         worker.process.wait()
@@ -145,7 +145,7 @@ class PipesLauncher(Launcher):
 
     def _silent(self) -> WorkerEnded | None:
         for worker in self._workers:
-            silence_s = time.monotonic() - worker.heard_s
+            silence_s = time.monotonic() - worker.received_s
             if worker.watched and not worker.ended and silence_s > self.context.peer_s:
                 worker.ended = True
                 return WorkerEnded(worker, f"has been silent for {silence_s:.0f} s", killed=True)
