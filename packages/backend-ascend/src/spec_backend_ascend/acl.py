@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "libascendcl.so"
 KEY_BYTES = 65
-"""Of the name that exported memory gets."""
+"""Size of the name that exported memory gets."""
 WITHOUT_PID_LIST = 1
 """ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION: any process of this user that knows the key may import."""
 DEVICE_TO_DEVICE = 3
@@ -22,28 +22,29 @@ DEVICE_TO_DEVICE = 3
 
 
 class AclError(RuntimeError):
-    """A call failed; ``code`` is its aclError."""
+    """A call of ACL failed with ``code``, an aclError."""
 
     def __init__(self, call: str, code: int) -> None:
+        """Keep the name of the call and its error code."""
         super().__init__(f"{call} failed with ACL error {code}")
         self.code = code
 
 
 @cache
 def acl_library() -> ctypes.CDLL:
-    """OSError where CANN's environment script has not been sourced."""
+    """Return the library. Raise OSError where CANN's environment script has not been sourced."""
     return ctypes.CDLL(LIBRARY)
 
 
 def device_count() -> int:
-    """NPUs that this process may use; opens none."""
+    """Return the number of NPUs that this process may use; none is opened."""
     count = ctypes.c_uint32()
     _call("aclrtGetDeviceCount", ctypes.byref(count))
     return count.value
 
 
 def export_memory(address: int, size: int) -> bytes:
-    """Key of an allocation that starts at ``address``."""
+    """Return the key of an allocation that starts at ``address``."""
     key = ctypes.create_string_buffer(KEY_BYTES)
     _call(
         "aclrtIpcMemGetExportKey",
@@ -54,7 +55,7 @@ def export_memory(address: int, size: int) -> bytes:
 
 
 def import_memory(key: bytes) -> int:
-    """Address in this process of memory that another process of the same device has exported."""
+    """Return the address in this process of memory that another process of the same device has exported."""
     address = ctypes.c_void_p()
     _call(
         "aclrtIpcMemImportByKey", ctypes.byref(address), ctypes.create_string_buffer(key), ctypes.c_uint64(0)
@@ -64,12 +65,12 @@ def import_memory(key: bytes) -> int:
 
 
 def close_memory(key: bytes) -> None:
-    """Importers first, then the exporter."""
+    """Close exported memory; importers first, then the exporter."""
     _call("aclrtIpcMemClose", ctypes.create_string_buffer(key))
 
 
 def copy_on_stream(target: int, source: int, size: int, stream: int) -> None:
-    """Between addresses of one device, in the order of ``stream``."""
+    """Queue a copy between addresses of one device on ``stream``."""
     _call(
         "aclrtMemcpyAsync",
         *(ctypes.c_void_p(target), ctypes.c_size_t(size), ctypes.c_void_p(source), ctypes.c_size_t(size)),

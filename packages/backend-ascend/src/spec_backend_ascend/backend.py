@@ -28,8 +28,11 @@ EXEC_TIMEOUT_UNIT_S = 68
 
 
 class AscendConfig(BackendConfig):
-    """Section ``backend`` of a run on NPUs. What the environment says already is left alone, but for memory in
-    expandable segments: it cannot be shared with another process."""
+    """Section ``backend`` of a run on NPUs.
+
+    Variables that the environment has already stay, but for memory in expandable segments: it cannot be shared with
+    another process.
+    """
 
     ipc: Literal["auto", "required", "never"] = "auto"
     """Whether processes of one card hand features over in its memory. ``auto``: where driver and CANN are new enough;
@@ -48,6 +51,8 @@ class AscendConfig(BackendConfig):
 
 
 class AscendBackend(Backend):
+    """Huawei NPUs of one host."""
+
     name: ClassVar[str] = "ascend"
     api_version: ClassVar[int] = 2
     Config: ClassVar[type[BackendConfig]] = AscendConfig
@@ -59,12 +64,13 @@ class AscendBackend(Backend):
 
     @classmethod
     def probe(cls) -> Availability:
+        """Return whether this machine can run it, and if not, what to install (B2)."""
         reason = host.missing()
         return Availability(ok=not reason, reason=reason, versions=host.versions())
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        """There is no daemon that shares a card, as MPS does: processes of a card take turns by themselves."""
+        """Return what the cards offer (B3). Processes of a card take turns without a daemon."""
         return Capabilities(
             device_ipc=host.shares_memory(host.versions()),
             memory_limit=True,
@@ -74,9 +80,11 @@ class AscendBackend(Backend):
 
     @classmethod
     def import_env(cls) -> Mapping[str, str]:
+        """Return what a process needs to import torch where torch_npu is installed and does not load (B11)."""
         return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} if host.breaks_torch() else {}
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
+        """Return the variables of a child that gets a share of a device (B4)."""
         config = self.config
         wanted = {
             ALLOCATOR: config.allocator,
@@ -94,15 +102,17 @@ class AscendBackend(Backend):
         return npus_visible_to_child(os.environ, host.num_devices(), local_rank, num_devices) | unsaid
 
     def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
+        """Return a context in which the host is ready for a placement (B5)."""
         return nullcontext()
 
     def device(self, local_rank: int) -> torch.device:
+        """Return the device of a local rank and make it the current one (B6)."""
         torch = _torch_with_npu()
         torch.npu.set_device(local_rank)
         return torch.device("npu", local_rank)
 
     def limit_memory(self, fraction: float) -> None:
-        """Of what torch's allocator takes; HCCL's buffers come on top (``hccl_buffer_mb``)."""
+        """Cap what torch's allocator takes; HCCL's buffers come on top, see ``hccl_buffer_mb`` (B7)."""
         if not 0 < fraction <= 1:
             raise ConfigError(
                 f"a memory limit is a fraction above 0 and at most 1 of the device, not {fraction}"
@@ -110,12 +120,14 @@ class AscendBackend(Backend):
         _torch_with_npu().npu.set_per_process_memory_fraction(fraction)
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
+        """Return collectives among the members of ``rendezvous`` (B8)."""
         _torch_with_npu()
         from spec_backend_ascend.hccl_process_group import HcclProcessGroup
 
         return HcclProcessGroup(rendezvous, device)
 
     def transport(self, placement: Placement) -> Transport:
+        """Return how features travel for a placement (B9)."""
         if placement == "inline":
             from spec_core.streams import InlineTransport
 

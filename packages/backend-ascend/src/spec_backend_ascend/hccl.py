@@ -32,14 +32,14 @@ _MISUSE = {1: "a parameter error", 2: "an empty pointer", 5: "an unsupported fea
 
 @cache
 def hccl_library() -> ctypes.CDLL:
-    """OSError where CANN's environment script has not been sourced."""
+    """Return the library. Raise OSError where CANN's environment script has not been sourced."""
     loaded = ctypes.CDLL(LIBRARY)
     loaded.HcclGetErrorString.restype = ctypes.c_char_p
     return loaded
 
 
 def root_info() -> bytes:
-    """What the first rank of a new communicator hands to the others; made on the device that is current."""
+    """Return what the first rank of a new communicator gives to the others; made on the current device."""
     raw = ctypes.create_string_buffer(ROOT_INFO_BYTES)
     with ISSUE:
         _call("HcclGetRootInfo", raw)
@@ -63,23 +63,28 @@ class HcclCommunicator:
             _call("HcclCommInitRootInfo", *(world_size, raw, rank), ctypes.byref(self._handle))
 
     def broadcast(self, raw: Tensor, src: int, deadline: float = 0.0) -> None:
+        """Fill the tensor on every rank with that of ``src``."""
         self._issue("HcclBroadcast", *(_at(raw), _count(raw.nbytes), UINT8, src))
 
     def send(self, raw: Tensor, dst: int, deadline: float = 0.0) -> None:
+        """Send a tensor to the rank ``dst``."""
         self._issue("HcclSend", *(_at(raw), _count(raw.nbytes), UINT8, dst))
 
     def recv(self, raw: Tensor, src: int, deadline: float = 0.0) -> None:
+        """Fill the tensor with what the rank ``src`` sends."""
         self._issue("HcclRecv", *(_at(raw), _count(raw.nbytes), UINT8, src))
 
     def all_gather(self, raw: Tensor, gathered: Tensor, deadline: float = 0.0) -> None:
+        """Gather one tensor of every rank, in rank order."""
         self._issue("HcclAllGather", *(_at(raw), _at(gathered), _count(raw.nbytes), UINT8))
 
     def all_reduce(self, tensor: Tensor, deadline: float = 0.0) -> None:
+        """Sum the tensor over the ranks, in place."""
         where, dtype = _at(tensor), SUMMABLE[str(tensor.dtype).removeprefix("torch.")]
         self._issue("HcclAllReduce", *(where, where, _count(tensor.numel()), dtype, SUM))
 
     def check(self) -> None:
-        """Raises what HCCL has noticed since, PeerLost for one."""
+        """Raise what HCCL has noticed since the last call, PeerLost for one."""
         code = ctypes.c_int()
         _call("HcclGetCommAsyncError", self._handle, ctypes.byref(code))
         if code.value:

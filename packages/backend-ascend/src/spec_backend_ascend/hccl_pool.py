@@ -52,22 +52,26 @@ _spare_streams: list[torch.npu.Stream] = []
 
 
 class HcclPoolFactory(BufferPoolFactory):
-    """For senders of other cards: each gets a pool of its own."""
+    """Factory for senders of other cards, each of which gets a pool of its own."""
 
     def __init__(self, layout: SampleLayout, device: torch.device) -> None:
+        """Make pools that deliver on ``device``."""
         self._layout, self._device = layout, device
         self._admitted: list[HcclPool] = []
 
     def serves(self, device_id: str) -> bool:
+        """Return whether a sender on that device can write to its pools."""
         kind, card, _ = _split(device_id)
         return kind == HcclPool.kind and card != card_id(self._device)
 
     def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+        """Return the pool for one more sender."""
         _, _, root = _split(device_id)
         self._admitted.append(HcclPool(self._layout, self._device, base64.b64decode(root)))
         return self._admitted[-1]
 
     def close(self) -> None:
+        """Close it and give back what it holds. Idempotent."""
         for pool in self._admitted:
             pool.close()
 
@@ -82,6 +86,7 @@ class HcclPool(ReceiverPool):
     descriptor: int
 
     def __init__(self, layout: SampleLayout, device: torch.device, root: bytes) -> None:
+        """Begin to connect to the sender that has made ``root``."""
         self._layout, self._device = layout, device
         self.size = COUNTER_BYTES
         self.descriptor = os.memfd_create("spec-taken", os.MFD_CLOEXEC)
@@ -90,12 +95,15 @@ class HcclPool(ReceiverPool):
         self._communicator = _connected(root, RECEIVER, device)
 
     def allocate(self, num_tokens: int) -> Block | None:
+        """Return room for a sample of that many tokens, or None until other blocks are freed."""
         return Block(0, num_tokens)
 
     def is_written(self, block: Block) -> bool:
+        """Return whether the sample has no bytes: others travel only when they are read."""
         return not block.num_tokens  # then nothing travels
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Receive the sample into new memory, on the current stream."""
         communicator = self._communicator.result()
         communicator.check()
         size = self._layout.block_bytes(block.num_tokens)
@@ -109,6 +117,7 @@ class HcclPool(ReceiverPool):
         """Do nothing: the memory goes with the sample."""
 
     def close(self) -> None:
+        """Close it and give back what it holds. Idempotent."""
         os.close(self.descriptor)
         del self._taken
         _destroy(self._communicator)
@@ -136,12 +145,15 @@ class _Transfer(PendingSend):
 
 
 class HcclBuffer(DeferredBuffer):
-    """``write`` copies a sample aside on the current stream; from there it is sent on a stream of its own, which
-    waits for the receiver without delaying any other stream."""
+    """``write`` copies a sample aside on the current stream.
+
+    From there it is sent on a stream of its own, which waits for the receiver without delaying any other stream.
+    """
 
     overlapping: ClassVar[bool] = True
 
     def __init__(self, layout: SampleLayout, root: bytes, device: torch.device, descriptor: int) -> None:
+        """Begin to connect to the receiver, whose counter is behind ``descriptor``."""
         self._layout, self._device = layout, device
         self._communicator = _connected(root, SENDER, device)
         self._taken = _counter(descriptor)
@@ -157,6 +169,7 @@ class HcclBuffer(DeferredBuffer):
         return self._taken[0]
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
+        """Copy a sample aside and queue its transfer."""
         num_tokens = len(sample.input_ids)
         staged = torch.empty(self._layout.block_bytes(num_tokens), dtype=torch.uint8, device=self._device)
         ids, hidden = self._layout.view(staged, 0, num_tokens)
@@ -167,6 +180,7 @@ class HcclBuffer(DeferredBuffer):
         self._pending.append(_Transfer(self, copied, staged))
 
     def take_pending(self) -> PendingSend:
+        """Return what the last ``write`` has begun."""
         return self._pending.pop()
 
     def enqueue(self, copied: torch.npu.Event, staged: Tensor) -> torch.npu.Event:
@@ -189,9 +203,11 @@ class HcclBuffer(DeferredBuffer):
         """Return at once: nothing of the receiver's is ever written to."""
 
     def abandon(self) -> None:
+        """Make pending and future sends raise PeerLost."""
         self._abandoned.set()
 
     def close(self) -> None:
+        """Free the communicator, and keep the stream for another sender."""
         _destroy(self._communicator)
         del self._taken
         if not self._abandoned.is_set():
@@ -204,10 +220,12 @@ class HcclConnector(SenderConnector):
     """A sender whose tensors are on ``device``."""
 
     def __init__(self, device: torch.device) -> None:
+        """Make the root of a new communicator on ``device``."""
         self._device, self._root = device, root_info()
         self.device_id = f"{HcclPool.kind}|{card_id(device)}|{base64.b64encode(self._root).decode()}"
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
+        """Return the view of the pool that the receiver offers."""
         if reply.pool != HcclPool.kind or descriptor is None:
             return HostConnector().attach(reply, descriptor, layout)
         return HcclBuffer(layout, self._root, self._device, descriptor)

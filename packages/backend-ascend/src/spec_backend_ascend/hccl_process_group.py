@@ -27,6 +27,7 @@ class HcclProcessGroup(AgreedProcessGroup):
     summable = frozenset(getattr(torch, name) for name in SUMMABLE) | GATHERED
 
     def all_reduce(self, tensor: Tensor) -> None:
+        """Sum the tensor over the ranks, in place; some dtypes from gathered bytes."""
         if tensor.dtype in GATHERED:
             tensor.copy_(torch.stack(self.all_gather(tensor)).sum(0, dtype=tensor.dtype))
         else:

@@ -18,11 +18,13 @@ class HcclTransport(Transport):
     """Receives on, and sends from, the device that is current when an end is made."""
 
     def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
         device = torch.device("npu", torch.npu.current_device())
         layout = SampleLayout(schema)
         pools = [HcclPoolFactory(layout, device), HostPool(layout, window_bytes, device)]
         return StreamReceiver(schema, window_bytes, pools)
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        """Return a sender to the receiver at ``address`` (T1, T6)."""
         device = torch.device("npu", torch.npu.current_device())
         return AsyncSender(address, schema, timeout_s, HcclConnector(device))

@@ -1,4 +1,4 @@
-"""What this host has of Ascend's software: found without importing torch and without opening a device."""
+"""Ascend's software on this host, found without importing torch and without opening a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DRIVER = "usr/local/Ascend/driver/version.info"
 INSTALLED = "etc/ascend_install.info"
-"""Says where the driver is if it is not there."""
+"""File that names the driver's folder where it is another one."""
 TOOLKIT_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 IPC_SINCE = {"driver": (25, 3), "cann": (8, 3)}
 """Releases with memory that processes of a card share: HDK 25.3.RC1 and CANN 8.3.RC1, says torch_npu's own page on it
@@ -25,7 +25,7 @@ SOURCE_IT = "source /usr/local/Ascend/ascend-toolkit/set_env.sh (or where CANN i
 
 
 def versions(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Of what is there: torch, torch-npu, CANN, driver."""
+    """Return the versions of torch, torch-npu, CANN and driver, of those that are there."""
     found = {
         "torch": _distribution("torch"),
         "torch-npu": _distribution("torch-npu"),
@@ -36,7 +36,7 @@ def versions(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) ->
 
 
 def missing() -> str:
-    """What keeps this process from using an NPU, and what to do about it; empty if nothing does."""
+    """Return what keeps this process from using an NPU, and what to do about it; empty if nothing does."""
     for module, distribution in (("torch", "torch"), ("torch_npu", "torch-npu")):
         if importlib.util.find_spec(module) is None:
             return f"{distribution} is not installed: pip install {distribution}"
@@ -49,13 +49,13 @@ def missing() -> str:
 
 
 def breaks_torch() -> bool:
-    """Whether torch, which imports torch_npu by itself, fails of it."""
+    """Return whether torch fails to import because of torch_npu, which it loads by itself."""
     installed = importlib.util.find_spec("torch_npu") is not None
     return installed and bool(_missing_library() or _mismatch())
 
 
 def num_devices() -> int:
-    """0 where there is none, or no driver to ask."""
+    """Return the number of NPUs; 0 without a driver."""
     try:
         return acl.device_count()
     except (OSError, AttributeError, acl.AclError):
@@ -63,12 +63,12 @@ def num_devices() -> int:
 
 
 def shares_memory(found: Mapping[str, str]) -> bool:
-    """Whether driver and CANN of these versions let processes of a card share memory."""
+    """Return whether driver and CANN of these versions let processes of a card share memory."""
     return all(_release(found.get(name, "")) >= since for name, since in IPC_SINCE.items())
 
 
 def _missing_library() -> str:
-    """The first of CANN's libraries that cannot be loaded."""
+    """Return the first of CANN's libraries that cannot be loaded."""
     for library, load in ((acl.LIBRARY, acl.acl_library), (hccl.LIBRARY, hccl.hccl_library)):
         try:
             load()

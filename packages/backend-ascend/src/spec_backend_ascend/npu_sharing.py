@@ -49,9 +49,11 @@ class NpuSharing(DeviceSharing):
 
     @property
     def device_id(self) -> str:
+        """Return the name of the device, the same in every process."""
         return card_id(self.device)
 
     def create(self, size: int) -> SharedMemory:
+        """Return new memory of at least ``size`` bytes that other processes can map."""
         memory = torch.empty(aligned(size), dtype=torch.uint8, device=self.device)
         try:
             key, offset = _export(memory)
@@ -68,14 +70,17 @@ class NpuSharing(DeviceSharing):
         return SharedMemory(memory, descriptor, _OFFER.size, close)
 
     def attach(self, descriptor: int, size: int, layout: SampleLayout) -> SenderBuffer:
+        """Return the view of the pool that the receiver offers."""
         if size != _OFFER.size:
             raise ProtocolError(f"the receiver's offer has {size} bytes instead of {_OFFER.size}")
         return NpuBuffer(descriptor, self.device)
 
     def bind_thread(self) -> None:
+        """Make the card the current device of this thread."""
         torch.npu.set_device(self.device)
 
     def submit(self, stream: Any) -> None:
+        """Return when torch_npu has handed the stream's work to the device."""
         acl.drain(stream)
 
 
@@ -83,9 +88,11 @@ class CopyOnStream(PendingSend):
     """A copy whose end is recorded as an event."""
 
     def __init__(self, copied: torch.npu.Event) -> None:
+        """Wait for ``copied``."""
         self._copied = copied
 
     def wait_sendable(self) -> None:
+        """Return when the copy is complete."""
         self._copied.synchronize()
 
     def wait_sent(self) -> None:
@@ -96,6 +103,7 @@ class NpuBuffer(DeferredBuffer):
     """It knows the memory by its address alone; every copy is on the current stream."""
 
     def __init__(self, descriptor: int, device: torch.device) -> None:
+        """Map the memory whose key is behind ``descriptor``."""
         self._device = device
         self._key, offset = _OFFER.unpack(os.pread(descriptor, _OFFER.size, 0))
         self._imported = self._key not in _own_allocations
@@ -105,6 +113,7 @@ class NpuBuffer(DeferredBuffer):
         self._copied = torch.npu.Event()
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
+        """Queue the copies of ``sample`` on the current stream."""
         info = GrantInfo.decode(grant.payload)
         stream = torch.npu.current_stream(self._device)
         if info.dirty:
@@ -115,12 +124,15 @@ class NpuBuffer(DeferredBuffer):
         self._copied.record(stream)
 
     def take_pending(self) -> PendingSend:
+        """Return what the last ``write`` has begun."""
         return CopyOnStream(self._copied)
 
     def settle(self) -> None:
+        """Return when the last copy is complete."""
         self._copied.synchronize()
 
     def close(self) -> None:
+        """Wait for the last copy and unmap the memory."""
         self.settle()
         if self._imported:
             acl.close_memory(self._key)

@@ -24,6 +24,8 @@ class CpuConfig(BackendConfig):
 
 
 class CpuBackend(Backend):
+    """The host's CPU."""
+
     name: ClassVar[str] = "cpu"
     api_version: ClassVar[int] = 2
     Config: ClassVar[type[BackendConfig]] = CpuConfig
@@ -31,11 +33,13 @@ class CpuBackend(Backend):
 
     @classmethod
     def probe(cls) -> Availability:
+        """Return whether this machine can run it, and if not, what to install (B2)."""
         versions = {"torch": metadata.version("torch"), "machine": platform.machine()}
         return Availability(ok=True, versions=versions)
 
     @classmethod
     def capabilities(cls) -> Capabilities:
+        """Return what this machine's hardware offers (B3)."""
         return Capabilities(dtypes=frozenset({"float32", "bfloat16"}))
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
@@ -46,19 +50,23 @@ class CpuBackend(Backend):
         return {"OMP_NUM_THREADS": str(threads)}
 
     def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
+        """Return a context in which the host is ready for a placement (B5)."""
         return nullcontext()
 
     def device(self, local_rank: int) -> torch.device:
+        """Return the device of a local rank and make it the current one (B6)."""
         import torch
 
         return torch.device("cpu")
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
+        """Return collectives among the members of ``rendezvous`` (B8)."""
         from spec_core.collectives import GlooProcessGroup
 
         return GlooProcessGroup(rendezvous)
 
     def transport(self, placement: Placement) -> Transport:
+        """Return how features travel for a placement (B9)."""
         if placement == "inline":
             from spec_core.streams import InlineTransport
 
@@ -68,6 +76,7 @@ class CpuBackend(Backend):
         return SharedMemoryTransport()
 
     def kernel(self, name: str) -> Kernel | None:
+        """Return the kernel of a name, or None (B10)."""
         from spec_backend_cpu.attention import KERNELS
 
         return KERNELS.get(name)

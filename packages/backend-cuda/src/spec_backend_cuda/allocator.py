@@ -19,7 +19,8 @@ GIB = 1 << 30
 def allocator_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The inherited settings with ``expandable_segments`` off: another process can open memory from such segments
     only with a capability that containers lack, so libraries that share tensors (engines among them) fail on it.
-    Said even where nothing was inherited, so that nothing turns it on later."""
+    Said even where nothing was inherited, so that nothing turns it on later.
+    """
     return {name: _without_expandable(environ.get(name, "")) for name in SETTINGS if name in environ} or {
         SETTINGS[1]: _without_expandable("")
     }
@@ -34,7 +35,8 @@ def _without_expandable(settings: str) -> str:
 
 def limit_memory(fraction: float, device: torch.device) -> None:
     """Caps what torch's allocator takes at ``fraction`` of the device's memory. ConfigError if the fraction is none,
-    or if others have taken so much of the device that it does not fit any more."""
+    or if others have taken so much of the device that it does not fit any more.
+    """
     import torch
 
     if not 0 < fraction <= 1:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 BFLOAT16_SINCE = (8, 0)
 """Compute capability of the first GPUs with bfloat16 matrix products (Ampere)."""
 PROCESS_BYTES = 1536 << 20
-"""Of the CUDA context, kernels that are loaded when they are first called, workspaces of libraries, NCCL's buffers:
+"""Bytes for the CUDA context, kernels that are loaded when first called, workspaces of libraries, NCCL's buffers:
 vLLM 0.26 and a trainer before its first step had 2.0 GiB together beside what they counted (one H200, under MPS)."""
 
 
@@ -75,6 +75,8 @@ class CudaConfig(BackendConfig):
 
 
 class CudaBackend(Backend):
+    """NVIDIA GPUs of one host."""
+
     name: ClassVar[str] = "cuda"
     api_version: ClassVar[int] = 2
     Config: ClassVar[type[BackendConfig]] = CudaConfig
@@ -85,12 +87,14 @@ class CudaBackend(Backend):
     config: CudaConfig
 
     def __init__(self, config: BackendConfig) -> None:
+        """Keep the configuration; nothing is started."""
         super().__init__(config)
         self._mps: MpsDaemon | None = None
         """This run's, while ``prepare_host`` is open."""
 
     @classmethod
     def probe(cls) -> Availability:
+        """Return whether this machine can run it, and if not, what to install (B2)."""
         versions, missing = _torch()
         try:
             found = inventory()
@@ -107,7 +111,7 @@ class CudaBackend(Backend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        """All GPUs are taken to be like the first that this process sees."""
+        """Return what the GPUs offer (B3); all are taken to be like the first that this process sees."""
         try:
             gpus = inventory().gpus
         except DriverMissing:
@@ -128,7 +132,7 @@ class CudaBackend(Backend):
         )
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """Under this run's MPS daemon (inside ``prepare_host``) also what a client of it needs."""
+        """Return the variables of a child, inside ``prepare_host`` with those of a client of this run's MPS (B4)."""
         gpus = inventory().gpus
         cores = len(os.sched_getaffinity(0)) / max(1, len(visible_gpus(os.environ, gpus)))
         env = {
@@ -144,6 +148,7 @@ class CudaBackend(Backend):
 
     @contextmanager
     def prepare_host(self, placement: Placement) -> Iterator[None]:
+        """Start a daemon that shares the GPUs, where the placement asks for it, and stop it again (B5)."""
         started_s = time.time()
         with ExitStack() as stack:
             stack.callback(forget_events, started_s)  # also where no owner is there to do it
@@ -155,6 +160,7 @@ class CudaBackend(Backend):
                 self._mps = None
 
     def check_host(self) -> None:
+        """Raise RunError if a daemon that ``prepare_host`` started has exited (B5)."""
         if self._mps is not None and self._mps.ended is not None:
             raise RunError(f"{self._mps.ended} died: the processes of a GPU computed through it (MPS)")
 
@@ -170,22 +176,26 @@ class CudaBackend(Backend):
             return None
 
     def device(self, local_rank: int) -> torch.device:
+        """Return the device of a local rank and make it the current one (B6)."""
         import torch
 
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
 
     def limit_memory(self, fraction: float) -> None:
+        """Cap this process at ``fraction`` of the device's memory (B7)."""
         import torch
 
         limit_memory(fraction, torch.device("cuda", torch.cuda.current_device()))
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
+        """Return collectives among the members of ``rendezvous`` (B8)."""
         from spec_backend_cuda.nccl_process_group import NcclProcessGroup
 
         return NcclProcessGroup(rendezvous, device)
 
     def transport(self, placement: Placement) -> Transport:
+        """Return how features travel for a placement (B9)."""
         if placement == "inline":
             from spec_core.streams import InlineTransport
 
@@ -201,6 +211,7 @@ class CudaBackend(Backend):
         return IpcTransport(CudaSharing, share_device=ipc != "never", required=ipc == "required")
 
     def kernel(self, name: str) -> Kernel | None:
+        """Return the kernel of a name, or None (B10)."""
         return self._kernels.get(name)
 
     @cached_property

@@ -18,7 +18,7 @@ class DeviceSegment:
     """A mapping in this process; it goes with its last tensor, the memory with the last process that maps it."""
 
     def __init__(self, handle: int, size: int, device: torch.device) -> None:
-        """Takes the handle over."""
+        """Map the memory behind ``handle``, which it owns."""
         self._size, self._device = size, device
         try:
             self._address = driver.map_(handle, size, device.index)
@@ -28,7 +28,7 @@ class DeviceSegment:
 
     @classmethod
     def create(cls, min_bytes: int, device: torch.device) -> tuple[Self, int]:
-        """A new segment, and the descriptor by which other processes open it; the caller closes that."""
+        """Return a new segment, and the descriptor by which other processes open it; the caller closes that."""
         torch.cuda.current_stream(device).query()  # makes the device's context, if nothing else has
         unit = driver.granularity(device.index)
         size = -(-max(1, min_bytes) // unit) * unit
@@ -46,6 +46,7 @@ class DeviceSegment:
 
     @classmethod
     def open(cls, descriptor: int, size: int, device: torch.device) -> Self:
+        """Return the segment of another process, of ``size`` bytes, behind ``descriptor``."""
         torch.cuda.current_stream(device).query()
         return cls(driver.import_(descriptor), size, device)
 
@@ -55,7 +56,7 @@ class DeviceSegment:
         return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 2}
 
     def bytes(self) -> Tensor:
-        """uint8 ``[size]``; it and every view of it keep the segment."""
+        """Return the bytes, uint8 ``[size]``; they and every view of them keep the segment."""
         return torch.as_tensor(self, device=self._device)
 
 

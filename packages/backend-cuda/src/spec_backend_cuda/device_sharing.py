@@ -34,9 +34,11 @@ class CudaSharing(DeviceSharing):
 
     @property
     def device_id(self) -> str:
+        """Return the name of the device, the same in every process."""
         return gpu_id(self.device)
 
     def create(self, size: int) -> SharedMemory:
+        """Return new memory of at least ``size`` bytes that other processes can map."""
         try:
             segment, descriptor = DeviceSegment.create(size, self.device)
         except CudaError as error:
@@ -47,6 +49,7 @@ class CudaSharing(DeviceSharing):
         return SharedMemory(memory, descriptor, memory.nbytes, partial(os.close, descriptor))
 
     def attach(self, descriptor: int, size: int, layout: SampleLayout) -> SenderBuffer:
+        """Return the view of the pool that the receiver offers."""
         return CudaBuffer(layout, descriptor, size, self.device)
 
 
@@ -54,6 +57,7 @@ class CudaBuffer(SenderBuffer):
     """A ticket is done when ``send`` returns: work on the stream that was current then comes after the copy."""
 
     def __init__(self, layout: SampleLayout, descriptor: int, size: int, device: torch.device) -> None:
+        """Map the receiver's memory, of ``size`` bytes, behind ``descriptor``."""
         self._layout, self._device = layout, device
         self._bytes = DeviceSegment.open(descriptor, size, device).bytes()
         self._events = PeerEvents(device)
@@ -61,6 +65,7 @@ class CudaBuffer(SenderBuffer):
         """Stream of the last copy."""
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
+        """Queue the copy of ``sample`` on the current stream, after the block's last reader."""
         info = GrantInfo.decode(grant.payload)
         event = self._events.open(info.event)
         self._stream = torch.cuda.current_stream(self._device)
@@ -75,9 +80,11 @@ class CudaBuffer(SenderBuffer):
         event.record(self._stream)
 
     def settle(self) -> None:
+        """Return when the last copy is complete."""
         self._stream.synchronize()
 
     def close(self) -> None:
+        """Wait for the last copy and unmap the memory."""
         self.settle()
         self._events.close()
         del self._bytes

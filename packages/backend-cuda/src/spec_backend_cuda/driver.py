@@ -24,6 +24,7 @@ class CudaError(RunError):
     """A call of the driver failed with ``code``."""
 
     def __init__(self, call: str, code: int, reason: str) -> None:
+        """Keep the error code."""
         super().__init__(f"{call}: {reason} (CUDA error {code})")
         self.code = code
 
@@ -47,7 +48,7 @@ class _AccessDesc(ctypes.Structure):
 
 
 def create_memory(size: int, device: int) -> int:
-    """Handle of new memory on a device; ``size`` is a multiple of ``granularity``."""
+    """Return the handle of new memory on a device; ``size`` is a multiple of ``granularity``."""
     handle = ctypes.c_uint64()
     _call(
         "cuMemCreate",
@@ -60,6 +61,7 @@ def create_memory(size: int, device: int) -> int:
 
 
 def granularity(device: int) -> int:
+    """Return the number of bytes that sizes of device memory are multiples of."""
     size = ctypes.c_size_t()
     _call(
         "cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(_prop(device)), _MINIMUM_GRANULARITY
@@ -68,7 +70,7 @@ def granularity(device: int) -> int:
 
 
 def export(handle: int) -> int:
-    """A file descriptor that stands for the memory."""
+    """Return a file descriptor that stands for the memory."""
     descriptor = ctypes.c_int()
     _call(
         "cuMemExportToShareableHandle",
@@ -81,19 +83,19 @@ def export(handle: int) -> int:
 
 
 def import_(descriptor: int) -> int:
-    """Handle of the memory that a descriptor stands for."""
+    """Return the handle of the memory that a descriptor stands for."""
     handle = ctypes.c_uint64()
     _call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), _POSIX_FD)
     return handle.value
 
 
 def release(handle: int) -> None:
-    """The memory itself stays for as long as it is mapped or exported."""
+    """Release a handle; the memory stays for as long as it is mapped or exported."""
     _call("cuMemRelease", ctypes.c_uint64(handle))
 
 
 def map_(handle: int, size: int, device: int) -> int:
-    """Address at which ``device`` reads and writes the memory."""
+    """Map the memory; return the address at which ``device`` reads and writes it."""
     address = ctypes.c_uint64()
     length, zero = ctypes.c_size_t(size), ctypes.c_uint64(0)
     _call("cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero)
@@ -109,6 +111,7 @@ def map_(handle: int, size: int, device: int) -> int:
 
 
 def unmap(address: int, size: int) -> None:
+    """Unmap the memory at an address and free the address."""
     _call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(size))
     _call("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(size))
 

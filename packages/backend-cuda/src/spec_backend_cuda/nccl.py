@@ -1,5 +1,8 @@
-"""The NCCL calls that this package needs, from the library that torch brings. Communicators never block the host: a
-call that takes its time is asked about until its deadline, so that a peer that is gone cannot hold this process."""
+"""NcclCommunicator: the NCCL calls that this package needs, from the library that torch brings.
+
+Communicators never block the host: a call that takes its time is polled until its deadline, so that a peer that is
+gone cannot hold this process.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ class _Config(ctypes.Structure):
 
 
 def unique_id() -> bytes:
-    """Names a new communicator; one rank makes it and gives it to the others."""
+    """Return the name of a new communicator; one rank makes it and gives it to the others."""
     name = _UniqueId()
     _check("ncclGetUniqueId", _library().ncclGetUniqueId(ctypes.byref(name)))
     return bytes(name)
@@ -70,6 +73,7 @@ class NcclCommunicator:
     """Calls are queued on the current stream; ``deadline`` is when the host's part of a call must be over."""
 
     def __init__(self) -> None:
+        """Make a communicator that has not joined yet."""
         self._handle = ctypes.c_void_p()
         self._aborted = threading.Event()
         self._in_use = threading.Lock()
@@ -78,7 +82,7 @@ class NcclCommunicator:
     def join(
         self, name: bytes, rank: int, world_size: int, deadline: float, max_blocks: int = _UNDEFINED
     ) -> None:
-        """The first call, by all ranks. ``max_blocks``: how many thread blocks of a device a call may take."""
+        """Join the other ranks; the first call. A call takes at most ``max_blocks`` thread blocks of a device."""
         few = (_UNDEFINED, _UNDEFINED, max_blocks)
         config = _Config(ctypes.sizeof(_Config), _CONFIG_MAGIC, _CONFIG_VERSION, 0, *few, None, _UNDEFINED)
         with self._in_use:
@@ -93,31 +97,37 @@ class NcclCommunicator:
             self._finish("ncclCommInitRankConfig", status, deadline)
 
     def broadcast(self, raw: torch.Tensor, src: int, deadline: float) -> None:
+        """Fill the tensor on every rank with that of ``src``."""
         address = _address(raw)
         self._call("ncclBroadcast", deadline, address, address, _count(raw), BYTE, src)
 
     def send(self, raw: torch.Tensor, dst: int, deadline: float) -> None:
+        """Send a tensor to the rank ``dst``."""
         self._call("ncclSend", deadline, _address(raw), _count(raw), BYTE, dst)
 
     def recv(self, raw: torch.Tensor, src: int, deadline: float) -> None:
+        """Fill the tensor with what the rank ``src`` sends."""
         self._call("ncclRecv", deadline, _address(raw), _count(raw), BYTE, src)
 
     def send_parts(self, parts: Sequence[torch.Tensor], dst: int, deadline: float) -> None:
-        """Of the peer's ``recv_parts`` with parts of the same sizes."""
+        """Send parts to the peer, which calls ``recv_parts`` with parts of the same sizes."""
         self._grouped("ncclSend", parts, dst, deadline)
 
     def recv_parts(self, parts: Sequence[torch.Tensor], src: int, deadline: float) -> None:
+        """Receive what the peer gives to ``send_parts``, parts of the same sizes."""
         self._grouped("ncclRecv", parts, src, deadline)
 
     def all_gather(self, raw: torch.Tensor, gathered: torch.Tensor, deadline: float) -> None:
+        """Gather one tensor of every rank, in rank order."""
         self._call("ncclAllGather", deadline, _address(raw), _address(gathered), _count(raw), BYTE)
 
     def all_reduce(self, tensor: torch.Tensor, deadline: float) -> None:
+        """Sum the tensor over the ranks, in place."""
         address, kind = _address(tensor), SUMMABLE[tensor.dtype]
         self._call("ncclAllReduce", deadline, address, address, _count(tensor), kind, _SUM)
 
     def abort(self) -> None:
-        """Ends what is queued, too: streams that wait in a call go on. Any thread may call it."""
+        """End the communicator and what is queued: streams that wait in a call go on. Any thread may call it."""
         self._aborted.set()
         with self._in_use:
             handle, self._handle = self._handle, ctypes.c_void_p()
@@ -126,15 +136,15 @@ class NcclCommunicator:
 
     @property
     def aborted(self) -> bool:
-        """What a call that was queued has done is not known then."""
+        """Return whether it was aborted: what a queued call has done is not known then."""
         return self._aborted.is_set()
 
     def error(self) -> str:
-        """What has gone wrong while nobody looked; empty if nothing."""
+        """Return what has gone wrong since the last call; empty if nothing."""
         if self.aborted:
             return _reason(_REMOTE_ERROR)
         if not self._in_use.acquire(blocking=False):
-            return ""  # whoever is in a call will hear of it
+            return ""  # the thread that is in a call will see it
         try:
             status = self._status()
         finally:
@@ -153,7 +163,7 @@ class NcclCommunicator:
             self._finish(name, status, deadline)
 
     def _grouped(self, name: str, parts: Sequence[torch.Tensor], peer: int, deadline: float) -> None:
-        """One transfer, in as many calls as it has parts."""
+        """Queue one transfer, in as many calls as it has parts."""
         call, stream = getattr(_library(), name), _stream()
         with self._in_use:
             self._check_open(name)
@@ -170,7 +180,7 @@ class NcclCommunicator:
             raise PeerLost(f"{name}: the communicator was aborted")
 
     def _finish(self, name: str, status: int, deadline: float) -> None:
-        """Until the host's part is over. NCCL has no callback for that."""
+        """Poll until the host's part is over: NCCL has no callback for that."""
         while status == _IN_PROGRESS:
             self._check_open(name)
             if time.monotonic() >= deadline:

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 SENDER, RECEIVER = 0, 1
 MAX_BLOCKS = 8
-"""Thread blocks that a transfer takes of each GPU while it lasts: few beside those that compute, and far more than
-features need (a block moves some 20 GB/s over NVLink; an engine makes 2 GB/s)."""
+"""Number of thread blocks that a transfer takes of each GPU while it lasts: few beside those that compute, and far
+more than features need (a block moves some 20 GB/s over NVLink; an engine makes 2 GB/s)."""
 OPEN_S, POST_S = 60.0, 20.0
-"""NCCL's setup of a communicator, and the host's part of a transfer, on a busy host."""
+"""Seconds for NCCL's setup of a communicator, and for the host's part of a transfer, on a busy host."""
 
 _spare_streams: defaultdict[int, list[torch.cuda.Stream]] = defaultdict(list)
-"""By device. torch has 32 streams of a priority and deals them out in turn: a link must not keep one for good."""
+"""Unused streams by device. torch has 32 streams of a priority and assigns them in turn: a link must give its own
+back."""
 
 
 def new_link_name() -> str:
@@ -35,10 +36,13 @@ def new_link_name() -> str:
 
 
 class NcclLink(P2PLink):
-    """On a stream of its own, which nothing else waits for; before other work, so that neither end's kernel waits for
-    the other's longer than it must."""
+    """A link on a stream of its own, which nothing else waits for.
+
+    The stream has priority over other work, so that neither end's kernel waits for the other's longer than it must.
+    """
 
     def __init__(self, name: str, device: torch.device, *, receives: bool) -> None:
+        """Make one end of the link ``name``; it receives or sends."""
         self._name, self._device, self._receives = base64.b64decode(name), device, receives
         self._communicator = NcclCommunicator()
         spare = _spare_streams[device.index]
@@ -47,7 +51,7 @@ class NcclLink(P2PLink):
         self._closed = False
 
     def open(self) -> None:
-        """A first transfer connects the two GPUs: queuing it returns at neither end before the other queues it."""
+        """Connect the two GPUs by a first transfer, which neither end queues before the other does."""
         rank = RECEIVER if self._receives else SENDER
         with torch.cuda.device(self._device):
             self._communicator.join(self._name, rank, 2, time.monotonic() + OPEN_S, MAX_BLOCKS)
@@ -57,6 +61,7 @@ class NcclLink(P2PLink):
         self.finish()
 
     def start(self, parts: Sequence[Tensor]) -> None:
+        """Queue a transfer on the link's stream."""
         deadline = time.monotonic() + POST_S
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if self._receives:
@@ -66,18 +71,22 @@ class NcclLink(P2PLink):
             self._through.record(self._stream)
 
     def finish(self) -> None:
+        """Return when the transfer is complete. Raise PeerLost once aborted."""
         self._through.synchronize()
         if self._communicator.aborted:
             raise PeerLost("the other GPU's process has gone")
 
     def abort(self) -> None:
+        """End the current transfer, on the GPU too."""
         self._communicator.abort()
 
     def close(self) -> None:
+        """Abort, and keep the stream for another link."""
         self.abort()
         if not self._closed:
             self._closed = True
             _spare_streams[self._device.index].append(self._stream)
 
     def new_event(self) -> torch.cuda.Event:
+        """Return an event for which a thread can wait without using a core."""
         return torch.cuda.Event(blocking=True)

@@ -49,6 +49,7 @@ class NcclTransport(Transport):
         self._listen = listen
 
     def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
         device = torch.device("cuda", torch.cuda.current_device())
         layout = SampleLayout(schema)
         port = open_port(self._listen) if self._listen else None
@@ -59,18 +60,21 @@ class NcclTransport(Transport):
         return StreamReceiver(schema, window_bytes, pools, port)
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        """Return a sender to the receiver at ``address`` (T1, T6)."""
         device = torch.device("cuda", torch.cuda.current_device())
         return AsyncSender(address, schema, timeout_s, NcclConnector(device))
 
 
 class NcclPool(PushPool):
-    """For senders of other GPUs."""
+    """Push pool for senders of other GPUs."""
 
     def __init__(self, layout: SampleLayout, window_bytes: int, device: torch.device) -> None:
+        """Allocate a window on ``device``."""
         arena = DeviceArena(_memory(arena_bytes(layout, window_bytes), device), layout)
         super().__init__(arena, device, self._new_nccl_link)
 
     def serves(self, device_id: str) -> bool:
+        """Return whether a sender on that device can write to its pools."""
         return device_id.startswith(_PREFIX) and is_elsewhere(device_id, gpu_id(self.device))
 
     def _new_nccl_link(self) -> tuple[str, NcclLink]:
@@ -82,10 +86,12 @@ class NcclConnector(SenderConnector):
     """A sender whose tensors are on ``device``."""
 
     def __init__(self, device: torch.device) -> None:
+        """Name the GPU that the sender's tensors are on."""
         self._device = device
         self.device_id = _PREFIX + gpu_id(device)
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
+        """Return the view of the pool that the receiver offers."""
         if reply.pool != NcclPool.kind:
             return HostConnector().attach(reply, descriptor, layout)
         return PushBuffer(layout, NcclLink(reply.offer, self._device, receives=False), self._device)

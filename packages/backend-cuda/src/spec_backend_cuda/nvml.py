@@ -1,4 +1,4 @@
-"""What the driver's monitoring library says of this host's GPUs: no CUDA context is opened, nothing is allocated."""
+"""This host's GPUs by the driver's monitoring library: no CUDA context is opened, nothing is allocated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME_BYTES = 96
 
 
 class _Memory(ctypes.Structure):
-    """nvmlMemory_v2_t. The driver's own share is told apart: CUDA counts it in no device's memory."""
+    """nvmlMemory_v2_t. It names the driver's own share, which CUDA counts in no device's memory."""
 
     _fields_ = (
         ("version", ctypes.c_uint),
@@ -34,22 +34,26 @@ class DriverMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Gpu:
+    """One GPU, as the driver describes it."""
+
     uuid: str
     """As in CUDA_VISIBLE_DEVICES: ``GPU-`` and 36 characters."""
     compute_capability: tuple[int, int]
     memory_bytes: int | None = None
-    """What processes can get of its memory; None where the driver does not tell."""
+    """Memory that processes can allocate, in bytes; None where it is not known."""
 
 
 @dataclass(frozen=True)
 class Inventory:
+    """The GPUs of this host and the driver's version."""
+
     driver: str
     gpus: tuple[Gpu, ...]
-    """In PCI order."""
+    """The host's GPUs in PCI order."""
 
 
 def inventory() -> Inventory:
-    """Raises DriverMissing."""
+    """Return this host's GPUs. Raise DriverMissing without a driver."""
     nvml = _load()
     _check(nvml, nvml.nvmlInit_v2())
     try:
@@ -84,7 +88,7 @@ def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
 
 
 def _memory_bytes(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:
-    """GPUs that share the host's memory have none of their own to tell of; drivers before 510 lack the call."""
+    """Return a GPU's memory; None for one that shares the host's, and for drivers before 510, which lack the call."""
     memory = _Memory(version=_MEMORY_VERSION)
     ask = getattr(nvml, "nvmlDeviceGetMemoryInfo_v2", None)
     if ask is None or ask(handle, ctypes.byref(memory)) != 0:

@@ -41,13 +41,16 @@ class PushBuffer(DeferredBuffer):
     """
 
     def __init__(self, layout: SampleLayout, link: P2PLink, device: torch.device) -> None:
+        """Send over ``link``, which it owns."""
         self._layout, self._link, self._device = layout, link, device
         self._pending: list[_Push] = []
 
     def open(self) -> None:
+        """Return when both ends of the link are there."""
         self._link.open()
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
+        """Copy a sample aside on the current stream."""
         copy = staged_copy(sample, self._layout, self._device)
         staged = self._link.new_event()
         staged.record(torch.get_device_module(self._device).current_stream(self._device))
@@ -55,13 +58,16 @@ class PushBuffer(DeferredBuffer):
         self._pending.append(_Push(self._link, parts, staged))
 
     def take_pending(self) -> PendingSend:
+        """Return what the last ``write`` has begun."""
         return self._pending.pop()
 
     def settle(self) -> None:
         """Return at once: what was copied aside is nobody else's."""
 
     def abandon(self) -> None:
+        """Make pending and future sends raise PeerLost."""
         self._link.abort()
 
     def close(self) -> None:
+        """Close the link."""
         self._link.close()

@@ -63,6 +63,7 @@ class PushPool(BufferPoolFactory):
         self._sweeper.start()
 
     def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+        """Return a channel for one more sender."""
         offer, link = self._new_link()
         self._channels = [channel for channel in self._channels if not channel.ended]
         self._channels.append(_SenderChannel(self, link, offer, has_room))
@@ -73,6 +74,7 @@ class PushPool(BufferPoolFactory):
         self._freed.put(freed)
 
     def close(self) -> None:
+        """End all channels and free the memory."""
         for channel in self._channels:
             channel.close()
         for channel in self._channels:  # each may have waited for another to receive

@@ -16,8 +16,11 @@ ORDER = "CUDA_DEVICE_ORDER"
 
 
 def visible_gpus(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
-    """Entries for the devices that ``environ`` lets a process see: what its list says up to the first entry that
-    names none, or nothing if it names one twice, as CUDA reads it; without a list every GPU by its index."""
+    """Return entries for the devices that ``environ`` lets a process see.
+
+    They are those of its list up to the first that names none, or nothing if it names one twice, as CUDA reads it;
+    without a list every GPU by its index.
+    """
     if NAME not in environ:
         return [str(index) for index in range(len(gpus))]
     entries: list[str] = []
@@ -30,7 +33,7 @@ def visible_gpus(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
 
 
 def gpu_of(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    """None for a slice of a GPU (MIG), of which the list does not say whose it is."""
+    """Return the GPU of an entry; None for a slice (MIG), whose GPU the entry does not name."""
     if entry.isdigit():
         return gpus[int(entry)]
     return next((gpu for gpu in gpus if gpu.uuid == entry), None)

@@ -48,67 +48,72 @@ Placement = Literal["inline", "colocated", "disaggregated"]
 
 
 class Backend(ABC):
-    """See the module's contract. Constructed with its validated section of the configuration."""
+    """A hardware plugin; the module has the contract."""
 
     name: ClassVar[str]
     api_version: ClassVar[int]
     Config: ClassVar[type[BackendConfig]] = BackendConfig
     dist_backend: ClassVar[str]
-    """Backend name for torch's own process groups: what FSDP and Megatron get (``gloo``, ``nccl``, ``hccl``)."""
+    """Name of torch's backend for the process groups of FSDP and Megatron (``gloo``, ``nccl``, ``hccl``)."""
     device_type: ClassVar[str] = "cpu"
     """``torch.device.type`` of its devices (``cpu``, ``cuda``, ``npu``)."""
     ray_resource: ClassVar[str] = "CPU"
-    """What Ray counts this hardware's devices as (``CPU``, ``GPU``, ``NPU``): a task asks for it by this name."""
+    """Name of Ray's resource for these devices (``CPU``, ``GPU``, ``NPU``), for launchers that ask Ray for them."""
 
     def __init__(self, config: BackendConfig) -> None:
+        """Keep the validated section of the configuration."""
         self.config = config
 
     @classmethod
     @abstractmethod
     def probe(cls) -> Availability:
-        """B2: can this machine run it, and if not, what is missing."""
+        """Return whether this machine can run it, and if not, what is missing (B2)."""
 
     @classmethod
     @abstractmethod
     def capabilities(cls) -> Capabilities:
-        """B3: what this machine's hardware offers."""
+        """Return what this machine's hardware offers (B3)."""
 
     @classmethod
     def import_env(cls) -> Mapping[str, str]:
-        """B11: what a process on this host, of whatever backend, needs in its environment to import torch at all:
-        torch loads the vendor's extension by itself, and fails where that is installed and cannot be loaded."""
+        """Return what a process on this host, of whatever backend, needs to import torch at all (B11).
+
+        Torch loads the vendor's extension by itself, and fails where that is installed and cannot be loaded.
+        """
         return {}
 
     @abstractmethod
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """B4: variables for a child of ``role`` that gets ``share`` (0..1] of the device ``local_rank``, or of
-        ``num_devices`` devices from there on."""
+        """Return the variables of a child of ``role`` that gets ``share`` (0..1] of a device (B4).
+
+        The device is ``local_rank``, or ``num_devices`` devices from there on.
+        """
 
     @abstractmethod
     def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
-        """B5: starts what the host needs for a placement (a sharing daemon, say) and stops it again."""
+        """Return a context that starts what the host needs (a sharing daemon, say) and stops it again (B5)."""
 
     def check_host(self) -> None:  # noqa: B027 (a backend that starts nothing has nothing to watch)
-        """B5: names what has died of that which ``prepare_host`` started."""
+        """Raise RunError, naming it, if a daemon started by ``prepare_host`` has exited (B5)."""
 
     @abstractmethod
     def device(self, local_rank: int) -> torch.device:
-        """B6: the device of a local rank; binds this process to it where the vendor wants that."""
+        """Return the device of a local rank; bind this process to it where the vendor wants that (B6)."""
 
     @abstractmethod
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
-        """B8: collectives among the members of ``rendezvous``. Raises if unusable, never a silent no-op."""
+        """Return collectives among the members of ``rendezvous``. Raise if they cannot work (B8)."""
 
     @abstractmethod
     def transport(self, placement: Placement) -> Transport:
-        """B9: how features travel from engine to trainer."""
+        """Return how features travel from engine to trainer (B9)."""
 
     def limit_memory(self, fraction: float) -> None:
-        """B7: caps this process at ``fraction`` of the device's memory."""
+        """Cap this process at ``fraction`` of the device's memory (B7)."""
         raise ConfigError(
             f"backend {self.name!r} cannot limit device memory (asked for a fraction of {fraction})"
         )
 
     def kernel(self, name: str) -> Kernel | None:
-        """B10: what the hardware does faster than plain torch. A draft asks once, when it is built."""
+        """Return a kernel that is faster than plain torch, or None; a draft asks once, when it is built (B10)."""
         return None

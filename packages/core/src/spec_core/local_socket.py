@@ -40,7 +40,7 @@ def listen(prefix: str, kind: socket.SocketKind) -> tuple[socket.socket, str]:
 def connect(name: str, kind: socket.SocketKind, timeout_s: float) -> socket.socket:
     """Return a blocking connection to this user's socket of that name; raises OSError, TimeoutError for one.
 
-    A name that others crowd has a full queue. The kernel waits in it, as a socket with Python's timeout would not.
+    Other users can fill the queue of a name. The kernel waits in it, as a socket with Python's timeout would not.
     """
     end = socket.socket(socket.AF_UNIX, kind)
     try:

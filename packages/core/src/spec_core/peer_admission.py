@@ -56,6 +56,7 @@ class AcceptLimiter:
     """
 
     def __init__(self, *listeners: socket.socket) -> None:
+        """Own the listeners; nothing is accepted before ``first_packets``."""
         self._listeners = listeners
         self._pending: dict[socket.socket, _Pending] = {}  # in the order in which they connected
         self._closed = False

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ProcessGroup(Resource):
-    """See the module's contract."""
+    """Collectives of one group; the module has the contract."""
 
     rank: int
     world_size: int
@@ -40,32 +40,32 @@ class ProcessGroup(Resource):
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, src: int) -> None:
-        """In place: every rank ends with the tensor of ``src``."""
+        """Fill the tensor on every rank with that of ``src``."""
 
     @abstractmethod
     def send(self, tensor: Tensor, dst: int) -> None:
-        """To a rank that calls ``recv`` with the same shape and dtype."""
+        """Send a tensor to the rank ``dst``, which calls ``recv`` with the same shape and dtype."""
 
     @abstractmethod
     def recv(self, tensor: Tensor, src: int) -> None:
-        """In place."""
+        """Fill the tensor with what the rank ``src`` sends."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """One tensor per rank, all of this one's shape and dtype, in rank order."""
+        """Return one tensor per rank, all of this one's shape and dtype, in rank order."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sum, in place."""
+        """Sum the tensor over the ranks, in place (P2)."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Returns when every rank has called it."""
+        """Return when every rank has called it."""
 
     @abstractmethod
     def abort(self) -> None:
-        """P7."""
+        """End the group and unblock every rank that waits; any thread may call it (P7)."""
 
     def close(self) -> None:
-        """P9. Collective-free: a rank may close while others have gone."""
+        """Close the group, without waiting for the other ranks (P9)."""
         self.abort()

@@ -4,7 +4,7 @@ It is independent of every torch process group; device collectives (``ProcessGro
 
 Contract (the tests quote the numbers):
 
-R1  Rank 0 binds when it is constructed, on loopback unless told otherwise, and ``address`` then names the real
+R1  Rank 0 binds when it is constructed, on loopback by default, and ``address`` then names the real
     port. Others connect in ``join``. IPv6 works: ``[::1]:0``.
 R2  A connection's first record carries the group's token. Without the right one it is refused before anything
     else happens: the caller's ``join`` raises ProtocolError, and the group does not notice.
@@ -19,12 +19,12 @@ R7  ``store`` gives torch's own groups a store that only processes of this user 
     namespace at each call. ProtocolError in a rank that cannot reach it.
 R8  ``close`` is idempotent, needs no other rank and leaves no socket and no thread.
 
-Threat model: the token keeps out strangers and stale processes of other runs; a connection that has not shown it is
+Threat model: the token keeps out other users and processes of other runs; a connection that has not shown it is
 bounded by an ``AcceptLimiter``. Token and records travel in clear: use loopback or a network that is private.
 
 Why not torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout, when the process
-of the store is stopped; it cannot tell that a member has died; and it has no authentication, so that any user of the
-host may write into it.
+of the store is stopped; it does not notice that a member has died; and it has no authentication, so that any user of
+the host may write into it.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _store_file() -> str:
-    """Where processes of this user find a file of this one's memory, which goes with it.
+    """Return where processes of this user find a file of this one's memory, which goes with it.
 
     It has no name elsewhere, and the kernel opens it to nobody else. torch opens it anew for each call, so it stays
     for as long as this process lives: its number must not come to mean another file.
@@ -75,7 +75,7 @@ def _store_file() -> str:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """``host:port`` or ``[ipv6]:port``."""
+    """Return host and port of ``host:port`` or ``[ipv6]:port``. Raise ProtocolError for anything else."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ProtocolError(f"{address!r} is not host:port")
@@ -83,11 +83,12 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
+    """Return ``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket on that one interface; port 0 takes a free one."""
+    """Return a listening socket on that one interface; port 0 takes a free one."""
     family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind)
     try:
@@ -101,13 +102,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Rendezvous(Resource):
-    """See the module's contract. One thread of each rank uses it at a time.
+    """One rank's end of a group; the module has the contract. One thread of each rank uses it at a time.
 
     ``address`` is where rank 0 listens (``127.0.0.1:0`` takes a free port); on the other ranks the address that
     rank 0 has published. ``token`` is a secret of the run, equal on all ranks.
     """
 
     def __init__(self, address: str, rank: int, world_size: int, token: str, timeout_s: float) -> None:
+        """Listen on rank 0 (R1)."""
         if not token:
             raise ProtocolError(
                 "a rendezvous needs a token: any secret string that all ranks of the run share"
@@ -126,18 +128,18 @@ class Rendezvous(Resource):
 
     @property
     def address(self) -> str:
-        """``host:port`` of rank 0 (R1)."""
+        """Return ``host:port`` of rank 0 (R1)."""
         return format_address(self._host, self._port)
 
     @property
     def interface(self) -> str:
-        """This process's own address on the network that the members share; known once it has joined."""
+        """Return this process's own address on the network that the members share; known once it has joined."""
         if self._channel is None:
             raise ProtocolError("join the rendezvous first")
         return self._channel.end.getsockname()[0]
 
     def join(self, timeout_s: float | None = None) -> Self:
-        """R3. The first call on every rank."""
+        """Return when all ranks have joined; the first call on every rank (R3)."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         with self._lock:
             if self._channel is not None:
@@ -148,28 +150,31 @@ class Rendezvous(Resource):
         return self
 
     def barrier(self, timeout_s: float | None = None) -> None:
+        """Return when every rank has called it (R4)."""
         self._exchange("barrier", b"", timeout_s)
 
     def broadcast(self, payload: bytes | None, src: int, timeout_s: float | None = None) -> bytes:
-        """The payload of ``src``; what the other ranks pass is ignored."""
+        """Return the payload of ``src``; what the other ranks pass is ignored (R4)."""
         mine = payload if self.rank == src else b""
         if mine is None:
             raise ProtocolError(f"rank {src} broadcasts, so it must give a payload")
         return self._exchange(f"broadcast {src}", mine, timeout_s)[src]
 
     def all_gather(self, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
-        """The payloads of all ranks, in rank order."""
+        """Return the payloads of all ranks, in rank order (R4)."""
         return self._exchange("all_gather", payload, timeout_s)
 
     def broadcast_json(self, value: object, src: int, timeout_s: float | None = None) -> Any:
+        """Return the value of ``src``; what the other ranks pass is ignored."""
         payload = json.dumps(value).encode() if self.rank == src else None
         return json.loads(self.broadcast(payload, src, timeout_s))
 
     def all_gather_json(self, value: object, timeout_s: float | None = None) -> list[Any]:
+        """Return the values of all ranks, in rank order."""
         return [json.loads(payload) for payload in self.all_gather(json.dumps(value).encode(), timeout_s)]
 
     def store(self, name: str) -> torch.distributed.Store:
-        """R7. Collective. It lasts as long as the process of rank 0."""
+        """Return a store for torch's groups; collective. It lasts as long as the process of rank 0 (R7)."""
         from torch.distributed import FileStore, PrefixStore
 
         mine = f"{_store_file()}#{secrets.token_hex(8)}" if self.rank == 0 else None
@@ -183,7 +188,7 @@ class Rendezvous(Resource):
         return PrefixStore(f"{namespace}/{name}", store)
 
     def close(self) -> None:
-        """R8."""
+        """Leave the group; the other ranks see PeerLost. Idempotent (R8)."""
         if self._broken is None:
             self._broken = ProtocolError("the rendezvous was closed")
         if self._channel is not None:
@@ -221,7 +226,7 @@ class Rendezvous(Resource):
             return self._collect(Frame(call, self._calls, self.rank, payload), deadline)
 
     def _collect(self, mine: Frame, deadline: float) -> list[bytes]:
-        """Sends this rank's record of the call and waits for everybody's."""
+        """Send this rank's record of the call and wait for everybody's."""
         if self._broken is not None:
             raise type(self._broken)(str(self._broken))
         frames = self._received.setdefault(mine.number, {})

@@ -1,4 +1,4 @@
-"""What rank 0 runs for a Rendezvous: it admits members and forwards every record to all the others.
+"""RendezvousServer: admits the members of a Rendezvous and forwards every record to all the others; rank 0 runs it.
 
 The server knows no calls and keeps nothing but who has joined and who has left. One thread admits members; each
 member has a thread that receives from it and one that sends to it, so that a member that does not read delays nobody.
@@ -138,6 +138,7 @@ class RendezvousServer:
     """Serves one group until ``close``."""
 
     def __init__(self, listener: socket.socket, token: str, world_size: int) -> None:
+        """Own the listener and begin to admit members."""
         self._token, self._world_size = token, world_size
         self._lock = threading.Lock()
         self._members: dict[int, _Member] = {}
@@ -172,7 +173,7 @@ class RendezvousServer:
                 self._admit(rank, channel)
 
     def _rank_of(self, channel: FramedSocket, packet: bytes) -> int:
-        """Return the rank of a peer that may join. Raise ProtocolError for another one, which is told why."""
+        """Return the rank of a peer that may join. Raise ProtocolError for another one, which is sent the reason."""
         request = JoinRequest.decode(Frame.decode(packet).payload)
         if objection := self._objection(request):
             channel.send(Frame(REFUSED, 0, 0, objection.encode()).encode())
@@ -194,7 +195,7 @@ class RendezvousServer:
         return ""
 
     def _admit(self, rank: int, channel: FramedSocket) -> None:
-        """Tell the new member who is there and who has left, and everybody of the new member."""
+        """Send the new member who is there and who has left, and announce it to all."""
         member = _Member(rank, channel)
         with self._lock:
             for other in (*self._members, *self._gone):
@@ -214,8 +215,11 @@ class RendezvousServer:
                 self._send_to_all(rank, frame)
 
     def _send_to_all(self, rank: int, frame: Frame) -> None:
-        """Post ``frame`` to all at once. The member that it comes from gets it back without the payload, and knows
-        by it that the others will get it whatever happens to this member next."""
+        """Post ``frame`` to all at once.
+
+        The member that it comes from gets it back without the payload: a receipt that the others will get the frame,
+        whatever happens to this member next.
+        """
         receipt = Frame(frame.call, frame.number, rank).encode()
         record = receipt + frame.payload
         for other, member in self._members.items():

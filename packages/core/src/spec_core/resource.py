@@ -1,4 +1,4 @@
-"""Resource: whatever holds memory, sockets, threads or processes is closed, by a ``with`` block if possible."""
+"""Resource: an object that holds memory, sockets, threads or processes and must be closed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ class Resource(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of everything; what the interface's contract says of it holds afterwards."""
+        """Release everything that it holds; the interface's contract says what holds afterwards."""
 
     def __enter__(self) -> Self:
+        """Return itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Close it."""
         self.close()

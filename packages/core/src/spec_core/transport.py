@@ -17,10 +17,9 @@ T5  Memory is bounded: at most ``window_bytes`` of samples (``FeatureSample.num_
 T6  Every call that can block takes ``timeout_s`` and raises DeadlineExceeded; nothing is lost by it: a later
     call goes on where it stopped. A peer that is silent, stopped for one, is not dead: this is how it shows.
 T7  A dead or closed peer raises PeerLost within the timeout, on both sides, and completes the tickets with it.
-    A sample whose ticket was done is still delivered, and every sample of a sender that closed; one that a dead
-    sender's device or ticket was still busy with may be lost with it. ``receive`` reports each sender that died,
-    once, at its place in the stream, and then goes on with the others; once no sender is left, every call raises
-    PeerLost.
+    a) A sample whose ticket was done is delivered. b) After a clean close all samples are delivered. c) After a
+    crash, samples whose ticket was open may be lost. d) ``receive`` raises PeerLost once for each sender that
+    crashed, at its place in the stream, and then continues. e) Once no sender is left, every call raises PeerLost.
 T8  ``flush`` returns when every ticket of this sender is done.
 T9  ``close`` is idempotent and leaves nothing on the host: no shared memory, no socket, no thread. Memory that a
     sample still refers to goes with the sample.
@@ -46,11 +45,11 @@ class FeatureSender(Resource):
 
     @abstractmethod
     def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
-        """T2, T5, T6."""
+        """Hand over one sample and return its ticket; wait for room if the window is full (T2, T5, T6)."""
 
     @abstractmethod
     def flush(self, timeout_s: float) -> None:
-        """T8."""
+        """Return when every ticket of this sender is done (T8)."""
 
 
 class FeatureReceiver(Resource):
@@ -59,24 +58,24 @@ class FeatureReceiver(Resource):
     @property
     @abstractmethod
     def address(self) -> str:
-        """T1: what a sender needs to connect; printable ASCII."""
+        """Return what a sender needs to connect, in printable ASCII (T1)."""
 
     @abstractmethod
     def receive(self, timeout_s: float) -> FeatureSample:
-        """T3, T6, T7: the next sample of any sender."""
+        """Return the next sample of any sender (T3, T6, T7)."""
 
     @abstractmethod
     def release(self, sample: FeatureSample) -> None:
-        """T4."""
+        """Give the bytes of a sample free for another one (T4)."""
 
 
 class Transport(ABC):
-    """How features travel for one placement. Stateless but for configuration; may be built in any process."""
+    """A way for features, for one placement. Stateless but for configuration; may be built in any process."""
 
     @abstractmethod
     def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
-        """T1, T5."""
+        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
 
     @abstractmethod
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
-        """T1, T6."""
+        """Return a sender to the receiver at ``address`` (T1, T6)."""

@@ -76,7 +76,8 @@ def _tile_places(
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """[PADDED, TOKENS, 1] token, query head, and whether there is such a row; then [TOKENS, PADDED_WIDTH] elements of
-    a key, and whether there are."""
+    a key, and whether there are.
+    """
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     member = tl.arange(0, PADDED)
     channel = tl.arange(0, PADDED_WIDTH)[None, :]

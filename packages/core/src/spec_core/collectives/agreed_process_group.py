@@ -49,6 +49,7 @@ class AgreedProcessGroup(LibraryProcessGroup):
     """Name of the library, for messages."""
 
     def __init__(self, rendezvous: Rendezvous, device: torch.device) -> None:
+        """Build the group; every member of the rendezvous does."""
         super().__init__(rendezvous.rank, rendezvous.world_size, device)
         self._timeout_s = rendezvous.timeout_s
         self._device_module = torch.get_device_module(device)
@@ -145,7 +146,7 @@ class AgreedProcessGroup(LibraryProcessGroup):
                 )
 
     def _agree_with(self, hosts: GlooProcessGroup, size: int, peer: int, sends: bool) -> None:
-        """Exchange sizes with one peer; the rank that sends tells its own first."""
+        """Exchange sizes with one peer; the rank that sends the tensor begins."""
         mine, theirs = torch.tensor([size]), torch.empty(1, dtype=torch.int64)
         if sends:
             hosts.send(mine, peer)

@@ -1,4 +1,4 @@
-"""Who is in a group of gloo: its sockets ask nobody for anything, so its members do.
+"""Membership of a group of gloo, whose sockets authenticate nobody: its members do it themselves.
 
 Gloo listens on TCP for as long as its group lives, takes whoever connects with the right small number for the rank
 that it waits for, keeps every other connection, and ends the process when its table of descriptors is full. So what
@@ -39,7 +39,7 @@ _PROOF_BYTES = 32
 
 @contextlib.contextmanager
 def closed_afterwards() -> Generator[None]:
-    """TCP ports of this process that begin to listen inside hear nobody afterwards; connections stay."""
+    """Close TCP ports of this process that begin to listen inside to new connections afterwards; others stay."""
     before = _listeners()
     yield
     for inode, descriptor in _listeners().items():
@@ -48,7 +48,7 @@ def closed_afterwards() -> Generator[None]:
 
 
 def prove_membership(gloo: Any, store: Store, timeout_s: float) -> None:
-    """Every member shows each other one that it knows the secret in ``store``; collective.
+    """Prove to every other member that this one knows the secret in ``store``; collective.
 
     Raises ProtocolError where one does not, gloo's RuntimeError where nothing comes.
     """
@@ -68,7 +68,7 @@ def prove_membership(gloo: Any, store: Store, timeout_s: float) -> None:
 
 
 def prove_default_group(store: Store, timeout_s: float) -> None:
-    """``prove_membership`` for torch's default group, where gloo carries it."""
+    """Run ``prove_membership`` for torch's default group, where gloo carries it."""
     group = torch.distributed.group.WORLD
     assert group is not None
     # One backend may serve several types of device.

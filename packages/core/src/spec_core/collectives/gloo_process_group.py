@@ -63,6 +63,7 @@ class GlooProcessGroup(LibraryProcessGroup):
     )
 
     def __init__(self, rendezvous: Rendezvous) -> None:
+        """Connect to the other members of the rendezvous and prove the membership of each."""
         super().__init__(rendezvous.rank, rendezvous.world_size, torch.device("cpu"))
         self._timeout_s = rendezvous.timeout_s
         self._unusable = ""
@@ -73,10 +74,12 @@ class GlooProcessGroup(LibraryProcessGroup):
             prove_membership(self._gloo, store, self._timeout_s)
 
     def barrier(self) -> None:
+        """Return when every rank has called it."""
         with self._call("barrier", 0):
             self._gloo.barrier().wait()
 
     def abort(self) -> None:
+        """End the group and unblock every rank that waits (P7)."""
         self._end("it was closed")
 
     def _end(self, why: str) -> None:
@@ -108,7 +111,7 @@ class GlooProcessGroup(LibraryProcessGroup):
 
     @contextlib.contextmanager
     def _mapped(self, call: str) -> Generator[None]:
-        """Raise gloo's errors as this project's: gloo raises RuntimeError for all, told apart by time."""
+        """Raise gloo's errors as this project's: gloo raises RuntimeError for all; the time shows which."""
         started = time.monotonic()
         try:
             yield

@@ -45,6 +45,7 @@ class LibraryProcessGroup(ProcessGroup):
     """Dtypes that ``all_reduce`` sums."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+        """Keep this rank's place and device."""
         self.rank, self.world_size, self.device = rank, world_size, device
 
     @abstractmethod
@@ -57,24 +58,28 @@ class LibraryProcessGroup(ProcessGroup):
         """
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
+        """Fill the tensor on every rank with that of ``src``."""
         raw = self._bytes(tensor)
         with self._call(f"broadcast {src}", raw.numel()) as (library, deadline):
             if raw.numel():
                 library.broadcast(raw, src, deadline)
 
     def send(self, tensor: Tensor, dst: int) -> None:
+        """Send a tensor to the rank ``dst``."""
         raw = self._bytes(tensor)
         with self._call(f"send to rank {dst}", raw.numel(), dst, sends=True) as (library, deadline):
             if raw.numel():
                 library.send(raw, dst, deadline)
 
     def recv(self, tensor: Tensor, src: int) -> None:
+        """Fill the tensor with what the rank ``src`` sends."""
         raw = self._bytes(tensor)
         with self._call(f"recv from rank {src}", raw.numel(), src) as (library, deadline):
             if raw.numel():
                 library.recv(raw, src, deadline)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Gather one tensor of every rank, in rank order."""
         raw = self._bytes(tensor)
         gathered = tensor.new_empty((self.world_size, *tensor.shape))
         with self._call("all_gather", raw.numel()) as (library, deadline):
@@ -83,6 +88,7 @@ class LibraryProcessGroup(ProcessGroup):
         return list(gathered.unbind())
 
     def all_reduce(self, tensor: Tensor) -> None:
+        """Sum the tensor over the ranks, in place."""
         self._check(tensor)
         if tensor.dtype not in self.summable:
             summable = ", ".join(sorted(map(str, self.summable)))
@@ -92,6 +98,7 @@ class LibraryProcessGroup(ProcessGroup):
                 library.all_reduce(tensor, deadline)
 
     def barrier(self) -> None:
+        """Return when every rank has called it."""
         with self._call("barrier", 0):
             pass
 

@@ -1,5 +1,4 @@
-"""Library for backends: feature streams between processes, and the memory that samples lie in
-(docs/libraries/streams.md)."""
+"""Library for backends: feature streams between processes, and pools for samples (docs/libraries/streams.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -81,6 +81,7 @@ class AsyncSender(StreamSender):
     def __init__(
         self, address: str, schema: FeatureSchema, timeout_s: float, connector: SenderConnector
     ) -> None:
+        """Connect, and start the threads if the receiver's memory is deferred."""
         deadline = time.monotonic() + timeout_s
         super().__init__(address, schema, timeout_s, connector)
         self._open_tickets: set[Ticket] = set()
@@ -91,6 +92,7 @@ class AsyncSender(StreamSender):
             self._start(self._buffer, deadline)
 
     def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
+        """Hand over a sample; its ticket is done when it is sent (T2, T5, T6)."""
         if not isinstance(self._buffer, DeferredBuffer):
             return super().send(sample, timeout_s)
         self._check(sample)
@@ -104,6 +106,7 @@ class AsyncSender(StreamSender):
         return send.ticket
 
     def flush(self, timeout_s: float) -> None:
+        """Return when every ticket is done (T8)."""
         deadline = time.monotonic() + timeout_s
         super().flush(timeout_s)
         late = wait(list(self._open_tickets), max(0.0, deadline - time.monotonic())).not_done
@@ -216,7 +219,7 @@ class AsyncSender(StreamSender):
         ended.poll()
         if not (
             self._closed and buffer.overlapping
-        ):  # then nobody can tell whether the receiver is still there
+        ):  # then it is not known whether the receiver is still there
             buffer.abandon()
 
 

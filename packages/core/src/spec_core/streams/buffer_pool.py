@@ -63,9 +63,10 @@ class ReceiverPool(BufferPoolFactory):
     """File descriptor that is passed to an admitted sender, which maps ``size`` bytes of it."""
     size: int
     offer: str = ""
-    """What else an admitted sender must know."""
+    """Text for an admitted sender, such as the name of a link."""
 
     def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+        """Return itself: all senders share it."""
         return self
 
     @abstractmethod

@@ -30,7 +30,7 @@ _EVENT, _PIECE = struct.Struct("<?64s"), struct.Struct("<QQ")
 
 
 class Event(Protocol):
-    """What is asked of an event of any device."""
+    """An event of any device."""
 
     def query(self) -> bool:
         """Return whether the device has come to it."""

@@ -54,7 +54,7 @@ class SharedMemory(NamedTuple):
 
 
 class DeviceSharing(ABC):
-    """What a vendor offers processes that share the memory of ``device``."""
+    """Vendor's part of a DevicePool: memory of ``device`` that several processes map."""
 
     device_type: ClassVar[str]
     """``torch.device.type`` of the vendor's devices."""
@@ -63,6 +63,7 @@ class DeviceSharing(ABC):
     stream. If not, a sample must be announced only when its copy is complete (``DeferredBuffer``)."""
 
     def __init__(self, device: torch.device) -> None:
+        """Share memory of ``device``."""
         self.device = device
 
     @property
@@ -94,6 +95,7 @@ class EventPool:
     _spare: ClassVar[defaultdict[torch.device, list[bytes]]] = defaultdict(list)
 
     def __init__(self, device: torch.device) -> None:
+        """Make events of ``device``."""
         self._device = device
         self._lent: set[bytes] = set()
 
@@ -128,6 +130,7 @@ class PeerEvents:
     """A sender's view of the receiver's events, each of which is opened once."""
 
     def __init__(self, device: torch.device) -> None:
+        """Open events of a process that shares ``device``."""
         self._device = device
         self._opened: dict[bytes, Any] = {}
 
@@ -158,6 +161,7 @@ class DevicePool(ReceiverPool):
     """Senders of the same device write to it; readers and writers wait for each other on their streams."""
 
     def __init__(self, layout: SampleLayout, window_bytes: int, sharing: DeviceSharing) -> None:
+        """Allocate a window of memory as ``sharing`` does."""
         self.kind = sharing.device_type
         self._sharing = sharing
         self._memory = sharing.create(arena_bytes(layout, window_bytes))
@@ -169,9 +173,11 @@ class DevicePool(ReceiverPool):
         """It waits for readers and records events; it does nothing else."""
 
     def serves(self, device_id: str) -> bool:
+        """Return whether a sender is on the same device."""
         return device_id == self._sharing.device_id
 
     def allocate(self, num_tokens: int) -> Block | None:
+        """Return room for a sample of that many tokens, or None until other blocks are freed."""
         pieces = self._arena.allocate(num_tokens)
         if pieces is None:
             return None
@@ -186,20 +192,24 @@ class DevicePool(ReceiverPool):
         return _DeviceBlock(first_address(pieces), num_tokens, pieces, event, bool(readers))
 
     def grant_payload(self, block: Block) -> bytes:
+        """Return the block's ranges, its event, and whether to wait for it."""
         assert isinstance(block, _DeviceBlock)
         return GrantInfo(block.pieces, block.event, block.dirty).encode()
 
     def is_written(self, block: Block) -> bool:
+        """Return whether a sender that has died meanwhile had finished with the block."""
         assert isinstance(block, _DeviceBlock)
         return not self._sharing.records_copies or _own_events[block.event].query()
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Return ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
         assert isinstance(block, _DeviceBlock)
         if self._sharing.records_copies:
             _own_events[block.event].wait(self._device_module.current_stream(self._sharing.device))
         return self._arena.view(block.pieces, block.num_tokens)
 
     def free(self, block: Block) -> None:
+        """Free a block after the work on the current stream, where it has been read."""
         assert isinstance(block, _DeviceBlock)
         read = self._device_module.Event()
         read.record(self._device_module.current_stream(self._sharing.device))
@@ -212,6 +222,7 @@ class DevicePool(ReceiverPool):
         self._arena.free(block.pieces)
 
     def close(self) -> None:
+        """Close it and give back what it holds. Idempotent."""
         self._memory.close()
         self._events.close()
         self._arena.close()
@@ -221,10 +232,12 @@ class DeviceConnector(SenderConnector):
     """A sender whose tensors are on a device; through host memory where the receiver is on another one."""
 
     def __init__(self, sharing: DeviceSharing) -> None:
+        """Reach memory of the device as ``sharing`` does."""
         self._sharing = sharing
         self.device_id = sharing.device_id
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
+        """Return the view of the pool that the receiver offers."""
         if reply.pool != self._sharing.device_type or descriptor is None:
             return HostConnector().attach(reply, descriptor, layout)
         return self._sharing.attach(descriptor, reply.pool_bytes, layout)

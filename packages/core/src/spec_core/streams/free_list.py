@@ -12,6 +12,7 @@ class FreeList:
     """Allocates the lowest addresses first. Free ranges that touch become one."""
 
     def __init__(self, size: int) -> None:
+        """Begin with one free range of ``size`` addresses."""
         self._free: list[Range] = [(0, size)]
 
     def allocate(self, size: int) -> Range | None:

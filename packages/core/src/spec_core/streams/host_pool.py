@@ -22,24 +22,29 @@ class HostPool(ReceiverPool):
     kind = "host"
 
     def __init__(self, layout: SampleLayout, window_bytes: int, device: torch.device | None = None) -> None:
+        """Allocate a window of shared memory."""
         self._layout, self._device = layout, device
         self._arena = Arena(window_bytes)
         self.descriptor, self.size = self._arena.descriptor, self._arena.size
 
     def allocate(self, num_tokens: int) -> Block | None:
+        """Return room for a sample of that many tokens, or None until other blocks are freed."""
         offset = self._arena.allocate(self._layout.block_bytes(num_tokens))
         return None if offset is None else Block(offset, num_tokens)
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Return ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
         ids, hidden = self._layout.view(self._arena.bytes, block.offset, block.num_tokens)
         if self._device is None:
             return ids, hidden
         return ids.to(self._device), hidden.to(self._device)
 
     def free(self, block: Block) -> None:
+        """Free a block."""
         self._arena.free(block.offset)
 
     def close(self) -> None:
+        """Forget the memory, which goes with the last view of it."""
         self._arena.close()
 
 
@@ -47,10 +52,12 @@ class HostBuffer(SenderBuffer):
     """A sample that lies on a device is copied from there; ``write`` then waits for it."""
 
     def __init__(self, layout: SampleLayout, descriptor: int, size: int) -> None:
+        """Map the receiver's memory, of ``size`` bytes, behind ``descriptor``."""
         self._layout = layout
         self._mapping, self._bytes = attach(descriptor, size)
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
+        """Copy ``sample`` into the block that was granted."""
         ids, hidden = self._layout.view(self._bytes, grant.value, len(sample.input_ids))
         ids.copy_(sample.input_ids)
         hidden.copy_(sample.hidden_TNH)
@@ -59,6 +66,7 @@ class HostBuffer(SenderBuffer):
         """Return at once: ``write`` has copied when it returns."""
 
     def close(self) -> None:
+        """Unmap the memory."""
         del self._mapping, self._bytes
 
 
@@ -66,6 +74,7 @@ class HostConnector(SenderConnector):
     """Any sender of the receiver's host."""
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
+        """Return the view of the pool that the receiver offers."""
         if reply.pool != HostPool.kind or descriptor is None:
             raise ProtocolError(
                 f"the receiver offers memory of kind {reply.pool!r}, which this sender cannot reach"

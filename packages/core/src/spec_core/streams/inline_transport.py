@@ -23,57 +23,62 @@ class InlineTransport(Transport):
     """Zero-copy: a ticket is done when the receiver has released its sample (T2). Both ends use one instance."""
 
     def __init__(self) -> None:
+        """Begin without receivers."""
         self._receivers: dict[str, InlineReceiver] = {}
         self._ids = itertools.count()
 
     def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
         address = f"inline:{next(self._ids)}"
         receiver = InlineReceiver(address, schema, window_bytes)
         self._receivers[address] = receiver
         return receiver
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        """Return a sender to the receiver at ``address`` (T1, T6)."""
         receiver = self._receivers.get(address)
         if receiver is None:
             raise PeerLost(f"no receiver listens at {address!r} in this process")
         if schema != receiver.schema:
             raise SchemaMismatch(f"the sender has {schema}, the receiver {address} wants {receiver.schema}")
-        receiver.welcome()
+        receiver.admit_sender()
         return InlineSender(receiver)
 
 
 class InlineReceiver(FeatureReceiver):
-    """A queue bounded by bytes; one condition guards all of its state."""
+    """The trainer's end: a queue bounded by bytes; one condition guards all of its state."""
 
     def __init__(self, address: str, schema: FeatureSchema, window_bytes: int) -> None:
+        """Begin with an empty window."""
         self.schema = schema
         self._closed = False
         self._address = address
         self._window_bytes = window_bytes
         self._used_bytes = 0
-        self._joined = self._left = 0
+        self._num_joined = self._num_left = 0
         self._arrived: deque[tuple[FeatureSample, Ticket]] = deque()
         self._held: dict[int, tuple[FeatureSample, Ticket]] = {}
         self._changed = threading.Condition()
 
     @property
     def address(self) -> str:
+        """Return what a sender needs to connect (T1)."""
         return self._address
 
-    def welcome(self) -> None:
-        """A sender has connected."""
+    def admit_sender(self) -> None:
+        """Count a sender that has connected."""
         with self._changed:
             self._check_open()
-            self._joined += 1
+            self._num_joined += 1
 
-    def part(self) -> None:
-        """A sender has closed (T7)."""
+    def drop_sender(self) -> None:
+        """Count a sender that has closed (T7)."""
         with self._changed:
-            self._left += 1
+            self._num_left += 1
             self._changed.notify_all()
 
-    def admit(self, sample: FeatureSample, timeout_s: float) -> Ticket:
-        """The sender's side of the queue: waits for room (T5)."""
+    def queue(self, sample: FeatureSample, timeout_s: float) -> Ticket:
+        """Wait for room and queue a sample (T5)."""
         size = sample.num_bytes
         if size > self._window_bytes:
             raise ConfigError(
@@ -92,8 +97,9 @@ class InlineReceiver(FeatureReceiver):
             return ticket
 
     def receive(self, timeout_s: float) -> FeatureSample:
+        """Return the next sample of any sender (T3, T6, T7)."""
         with self._changed:
-            self._wait(self._something_to_say, timeout_s, "a sample")
+            self._wait(self._has_news, timeout_s, "a sample")
             self._check_open()
             if not self._arrived:
                 raise PeerLost(f"every sender of {self._address} has closed")
@@ -102,6 +108,7 @@ class InlineReceiver(FeatureReceiver):
             return sample
 
     def release(self, sample: FeatureSample) -> None:
+        """Give the bytes of a sample free for another one (T4)."""
         with self._changed:
             held = self._held.pop(id(sample), None)
             if held is None:
@@ -113,6 +120,7 @@ class InlineReceiver(FeatureReceiver):
         held[1].set_result(None)
 
     def close(self) -> None:
+        """End the stream; pending tickets end with PeerLost. Idempotent."""
         with self._changed:
             if self._closed:
                 return
@@ -124,8 +132,8 @@ class InlineReceiver(FeatureReceiver):
         for _, ticket in pending:
             ticket.set_exception(PeerLost(f"the receiver at {self._address} was closed"))
 
-    def _something_to_say(self) -> bool:
-        deserted = 0 < self._joined == self._left
+    def _has_news(self) -> bool:
+        deserted = 0 < self._num_joined == self._num_left
         return self._closed or bool(self._arrived) or deserted
 
     def _check_open(self) -> None:
@@ -138,22 +146,25 @@ class InlineReceiver(FeatureReceiver):
 
 
 class InlineSender(FeatureSender):
-    """Keeps its unfinished tickets, for ``flush``."""
+    """The engine's end. It keeps its unfinished tickets, for ``flush``."""
 
     def __init__(self, receiver: InlineReceiver) -> None:
+        """Send to ``receiver``."""
         self._receiver = receiver
         self._open: set[Ticket] = set()
         self._closed = False
 
     def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
+        """Hand over a sample as it is; its ticket is done at its release (T2, T5, T6)."""
         if self._closed:
             raise ProtocolError("the sender was closed")
-        ticket = self._receiver.admit(sample, timeout_s)
+        ticket = self._receiver.queue(sample, timeout_s)
         self._open.add(ticket)
         ticket.add_done_callback(self._open.discard)
         return ticket
 
     def flush(self, timeout_s: float) -> None:
+        """Return when every ticket is done (T8)."""
         deadline = time.monotonic() + timeout_s
         for ticket in list(self._open):
             try:
@@ -166,6 +177,7 @@ class InlineSender(FeatureSender):
                 ) from error
 
     def close(self) -> None:
+        """End the stream of this sender. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._receiver.part()
+            self._receiver.drop_sender()

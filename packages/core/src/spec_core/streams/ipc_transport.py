@@ -33,6 +33,7 @@ class IpcTransport(Transport):
         self._sharing_type, self._share_device, self._required = sharing, share_device, required
 
     def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
         sharing = self._sharing()
         layout = SampleLayout(schema)
         pools: list[ReceiverPool] = [HostPool(layout, window_bytes, sharing.device)]
@@ -54,6 +55,7 @@ class IpcTransport(Transport):
         return StreamReceiver(schema, window_bytes, pools)
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        """Return a sender to the receiver at ``address`` (T1, T6)."""
         connector = DeviceConnector(self._sharing()) if self._share_device else HostConnector()
         return AsyncSender(address, schema, timeout_s, connector)
 

@@ -120,9 +120,11 @@ class StreamReceiver(FeatureReceiver):
 
     @property
     def address(self) -> str:
+        """Return what a sender needs to connect (T1)."""
         return f"shm:{self._name}:{self._token}{self._where}"
 
     def receive(self, timeout_s: float) -> FeatureSample:
+        """Return the next sample of any sender (T3, T6, T7)."""
         with self._changed:
             if not self._changed.wait_for(self._has_news, timeout_s):
                 raise DeadlineExceeded(f"no sample within {timeout_s} s; {self._situation()}")
@@ -140,6 +142,7 @@ class StreamReceiver(FeatureReceiver):
             return sample
 
     def release(self, sample: FeatureSample) -> None:
+        """Give the bytes of a sample free for another one (T4)."""
         with self._changed:
             held = self._held.pop(id(sample), None)
             if held is None:
@@ -152,6 +155,7 @@ class StreamReceiver(FeatureReceiver):
             self._grant_in_order()
 
     def close(self) -> None:
+        """End all connections and close the pools. Idempotent (T9)."""
         with self._changed:
             if self._closed:
                 return

@@ -34,6 +34,7 @@ class StreamSender(FeatureSender):
     def __init__(
         self, address: str, schema: FeatureSchema, timeout_s: float, connector: SenderConnector
     ) -> None:
+        """Connect to the receiver at ``address`` (T1)."""
         self._name, token, remote = split_address(address)
         self._schema, self._layout = schema, SampleLayout(schema)
         self._buffer: SenderBuffer
@@ -50,6 +51,7 @@ class StreamSender(FeatureSender):
             raise
 
     def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
+        """Copy a sample into the receiver's memory (T2, T5, T6)."""
         self._check(sample)
         num_tokens = len(sample.input_ids)
         with self._exclusive(timeout_s) as deadline, self._withdrawn_on_error():
@@ -63,6 +65,7 @@ class StreamSender(FeatureSender):
             pass
 
     def close(self) -> None:
+        """End the connection. Idempotent (T9)."""
         if self._closed:
             return
         self._closed = True

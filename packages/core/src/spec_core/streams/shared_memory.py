@@ -20,20 +20,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and more than any dtype needs."""
+"""Alignment of blocks in bytes: a cache line, and more than any dtype needs."""
 
 ADDRESS_WINDOWS = 16
-"""Addresses per window. First fit needs at most log2(largest / smallest) times the memory that is in use (Robson
-1977), so blocks whose sizes differ up to 65,536-fold never wait for a hole of the right size. Addresses are free:
-only pages that were written to take memory."""
+"""Size of an arena's addresses in windows. First fit needs at most log2(largest / smallest) times the memory that is
+in use (Robson 1977), so blocks whose sizes differ up to 65,536-fold never wait for a free range of the right size.
+Addresses cost nothing: only pages that were written to take memory."""
 
 
 def aligned(size: int) -> int:
+    """Return ``size`` rounded up to a multiple of ``ALIGNMENT``."""
     return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 def create(window_bytes: int) -> tuple[int, int]:
-    """Descriptor and size of a new arena for ``window_bytes`` of samples; sealed, so no peer can shrink it."""
+    """Return descriptor and size of a new arena for ``window_bytes`` of samples; sealed, so no peer can shrink it."""
     size = _page_up(ADDRESS_WINDOWS * max(window_bytes, mmap.PAGESIZE))
     descriptor = os.memfd_create("spec-features", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -49,19 +50,20 @@ def create(window_bytes: int) -> tuple[int, int]:
 
 
 def attach(descriptor: int, size: int) -> tuple[mmap.mmap, Tensor]:
-    """Maps an arena: the mapping and its bytes, uint8 ``[size]``. It is unmapped with the last view of it."""
+    """Map an arena; return the mapping and its bytes, uint8 ``[size]``. It is unmapped with the last view of it."""
     mapping = mmap.mmap(descriptor, size)
     return mapping, torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 class Arena:
-    """Hands out blocks of shared memory, lowest address first. Not thread-safe.
+    """Allocates blocks of shared memory, lowest address first. Not thread-safe.
 
     The first window's worth of pages stays warm for the next blocks. Pages beyond it, which only fragmentation
     asks for, go back to the system with their block: at most two windows are ever in memory.
     """
 
     def __init__(self, window_bytes: int) -> None:
+        """Make an arena for ``window_bytes`` of samples."""
         self.descriptor, self.size = create(window_bytes)
         self._mapping, self.bytes = attach(self.descriptor, self.size)
         self._warm_bytes = window_bytes
@@ -69,7 +71,7 @@ class Arena:
         self._blocks: dict[int, int] = {}
 
     def allocate(self, size: int) -> int | None:
-        """Offset of a block, or None while there is no hole for it."""
+        """Return the offset of a block, or None while no free range is large enough."""
         block = self._free_list.allocate(max(aligned(size), ALIGNMENT))
         if block is None:
             return None
@@ -77,18 +79,19 @@ class Arena:
         return start
 
     def free(self, offset: int) -> None:
+        """Free the block at ``offset``."""
         block_stop = self._blocks.pop(offset)
         start, stop = self._free_list.free(offset, block_stop)
         self._cool(max(start, _page_down(offset)), min(stop, _page_up(block_stop)))
 
     def _cool(self, start: int, stop: int) -> None:
-        """Gives back the pages that lie wholly in ``start`` to ``stop`` and outside the warm window."""
+        """Give back the pages that lie wholly in ``start`` to ``stop`` and outside the warm window."""
         start, stop = _page_up(max(start, self._warm_bytes)), _page_down(stop)
         if stop > start:
             self._mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
 
     def close(self) -> None:
-        """The memory itself goes with the last view of it."""
+        """Forget the memory, which goes with the last view of it."""
         os.close(self.descriptor)
         del self._mapping, self.bytes
 

@@ -23,7 +23,9 @@ class SharedMemoryTransport(Transport):
     """An address is good on one host, for one receiver's life."""
 
     def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
         return StreamReceiver(schema, window_bytes, [HostPool(SampleLayout(schema), window_bytes)])
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        """Return a sender to the receiver at ``address`` (T1, T6)."""
         return StreamSender(address, schema, timeout_s, HostConnector())

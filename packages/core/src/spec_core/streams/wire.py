@@ -133,9 +133,10 @@ class ConnectReply:
 
 
 class SampleLayout:
-    """Where a sample's two tensors lie in its block: ids first, then the hidden states, each aligned."""
+    """Places of a sample's two tensors in its block: ids first, then the hidden states, each aligned."""
 
     def __init__(self, schema: FeatureSchema) -> None:
+        """Lay out samples of ``schema``."""
         self._schema = schema
         self._dtype = schema.torch_dtype()
         self._hidden_bytes = schema.bytes_per_token()

@@ -74,26 +74,30 @@ except torch.OutOfMemoryError:
 
 
 class BackendSuite(ConformanceSuite):
-    """Needs the fixture ``backend``: the plugin's class."""
+    """Tests of a backend; they need the fixture ``backend``, the plugin's class."""
 
     sdk_modules: ClassVar[tuple[str, ...]] = ()
-    """Python modules of the vendor's SDK, so that the suite can pretend that they are not installed."""
+    """Python modules of the vendor's SDK; the suite pretends that they are not installed."""
 
     @pytest.fixture
     def backend(self) -> type[Backend]:
+        """Return the backend to test."""
         raise pytest.UsageError("a BackendSuite needs a fixture 'backend' that returns the plugin's class")
 
     @pytest.fixture
     def usable(self, backend: type[Backend]) -> Backend:
-        """The backend, constructed, on a machine that can run it."""
+        """Return the backend, constructed, on a machine that can run it."""
         availability = backend.probe()
         if not availability.ok:
             pytest.skip(f"backend {backend.name!r} cannot run here: {availability.reason}")
         return backend(backend.Config(name=backend.name))
 
     def host_traces(self) -> set[str]:
-        """What ``prepare_host`` could leave behind, as far as anybody can see it; a backend with a daemon or
-        directories of its own adds those."""
+        """Return what ``prepare_host`` could have left behind.
+
+        A backend with a daemon or
+        directories of its own adds those.
+        """
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
         processes = children.read_text().split() if children.exists() else []
         return {f"process {pid}" for pid in processes} | {f"thread {t.name}" for t in threading.enumerate()}
@@ -163,7 +167,7 @@ class BackendSuite(ConformanceSuite):
         assert (torch.ones(1, device=device) + 1).item() == 2
 
     def test_b6_ray_counts_devices_by_a_name(self, usable: Backend) -> None:
-        """B6: ``ray_resource`` is a word; what does not compute on the host's processors is not counted as them."""
+        """B6: ``ray_resource`` is a word; a backend whose devices are not CPUs does not name them ``CPU``."""
         assert usable.ray_resource.isidentifier()
         if usable.device(0) != torch.device("cpu"):
             assert usable.ray_resource != "CPU"
@@ -179,8 +183,11 @@ class BackendSuite(ConformanceSuite):
         assert run_python(code).split() == ["refused"]
 
     def test_b8_process_group_needs_no_default_group(self, usable: Backend) -> None:
-        """B8: collectives work over a rendezvous, and torch's default group stays out of it. (What a group of
-        several processes must do, ProcessGroupSuite says.)"""
+        """B8: collectives work over a rendezvous, and torch's default group stays out of it.
+
+        (What a group of
+        several processes must do, ProcessGroupSuite says.)
+        """
         device = usable.device(0)
         with (
             Rendezvous("127.0.0.1:0", 0, 1, "a group of one", TIMEOUT_S).join() as rendezvous,
@@ -218,8 +225,11 @@ class BackendSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("bounds", [[(0, 9)], [(0, 1), (1, 6), (7, 9)], []])
     def test_b10_attention_equals_dense(self, usable: Backend, bounds: list[tuple[int, int]]) -> None:
-        """B10: output, log-sum-exp and gradients of the kernel are those of dense attention; rows outside every
-        document are 0."""
+        """B10: output, log-sum-exp and gradients of the kernel are those of dense attention.
+
+        Rows outside every
+        document are 0.
+        """
         forward, backward = (usable.kernel(f"causal_attention{part}") for part in ("", "_backward"))
         if forward is None or backward is None:
             pytest.skip(f"backend {usable.name!r} has no causal_attention: drafts use dense attention there")
@@ -239,8 +249,11 @@ class BackendSuite(ConformanceSuite):
         torch.testing.assert_close(got_lse.cpu().double()[rows], lse[rows], rtol=1e-4, atol=1e-5)
 
     def test_b10_kernels_agree_with_plain_torch(self, usable: Backend) -> None:
-        """B10: for every name that an installed draft declares, the backend's kernel has the values and gradients of
-        the plain version."""
+        """B10: the kernel of every name that an installed draft declares equals the plain version.
+
+        It has the values and gradients of
+        the plain version.
+        """
         compared: list[str] = []
         draw = drawing(usable.device(0))
         for record in plugins.installed(Draft):
@@ -284,7 +297,7 @@ def _transport_or_refusal(backend: Backend, placement: Placement) -> Transport |
 def _dense_attention(
     q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """(out [T, heads, head_dim], log-sum-exp [T, heads]) with an explicit mask; rows without a document are 0."""
+    """Return out [T, heads, head_dim] and log-sum-exp [T, heads] by an explicit mask; rows of no document are 0."""
     document_T = torch.zeros(len(q), dtype=torch.int64)
     for index, (start, stop) in enumerate(bounds, start=1):
         document_T[start:stop] = index

@@ -47,27 +47,27 @@ SUMMABLE = [
 ]
 SHAPES = [(3, 5), (1,), (), (0,), (0, 4)]
 LONG_S, SHORT_S = 20.0, 1.5
-"""Timeouts of groups in which nothing goes wrong, and of those whose timeout is waited for."""
+"""Timeouts in seconds of groups in which nothing goes wrong, and of those whose timeout is waited for."""
 GRACE_S = 3.0
-"""What a busy machine may add to a timeout."""
+"""Seconds that a busy machine may add to a timeout."""
 
 
 class ProcessGroupSuite(ConformanceSuite):
-    """Subclass it, give ``build``; the other fixtures have defaults."""
+    """Tests of a process group; subclass it and give ``build``, the other fixtures have defaults."""
 
     @pytest.fixture
     def build(self) -> Build:
-        """A top-level function ``(rendezvous) -> ProcessGroup``, called on every rank."""
+        """Return a top-level function ``(rendezvous) -> ProcessGroup``, which is called on every rank."""
         pytest.fail("a subclass of ProcessGroupSuite gives the fixture build")
 
     @pytest.fixture
     def world_size(self) -> int:
-        """At least 2, and as many devices as the implementation needs for it."""
+        """Return the number of ranks: at least 2, and no more than there are devices for."""
         return 2
 
     @pytest.fixture
     def no_synchronisation(self) -> Guard:
-        """A top-level context manager under which a wait of the host for the device raises."""
+        """Return a top-level context manager under which a wait of the host for the device raises."""
         return contextlib.nullcontext
 
     @pytest.mark.parametrize("move", ["broadcast", "send_recv", "all_gather"])
@@ -141,7 +141,7 @@ class ProcessGroupSuite(ConformanceSuite):
 
 @contextlib.contextmanager
 def joined(me: Rank, timeout_s: float = LONG_S) -> Generator[Rendezvous]:
-    """A rendezvous of all ranks of the test."""
+    """Yield a rendezvous of all ranks of the test."""
     address = "127.0.0.1:0" if me.rank == 0 else me.receive()
     with Rendezvous(address, me.rank, me.world_size, "token of the suite", timeout_s) as rendezvous:
         if me.rank == 0:
@@ -156,7 +156,7 @@ def _group(me: Rank, build: Build, timeout_s: float = LONG_S) -> Generator[Proce
 
 
 def _sample(shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
-    """Random bytes of a rank, the same in every process (NaNs included: they must survive)."""
+    """Return random values of a rank, the same in every process (NaNs included: they must survive)."""
     generator = torch.Generator().manual_seed(rank)
     raw = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)
     return (raw % 2).bool()[..., 0] if dtype == torch.bool else raw.view(dtype)[..., 0].contiguous()
@@ -187,7 +187,7 @@ def _move_all(me: Rank, build: Build, move: str) -> None:
 
 
 def _send_or_recv(group: ProcessGroup, tensor: Tensor) -> None:
-    """From the last rank to the first."""
+    """Send from the last rank to the first."""
     if group.rank == group.world_size - 1:
         group.send(tensor, dst=0)
     elif group.rank == 0:
@@ -241,7 +241,7 @@ def _refuse_tensor(me: Rank, build: Build, wrong: str, call: str) -> None:
 
 
 def _calls(group: ProcessGroup, tensor: Tensor) -> dict[str, Callable[[], Any]]:
-    """Every call of the interface, towards rank 1."""
+    """Return every call of the interface, towards rank 1."""
     return {
         "broadcast": lambda: group.broadcast(tensor, src=1),
         "send": lambda: group.send(tensor, dst=1),

@@ -1,4 +1,4 @@
-"""What the ranks of TransportSuite do when an end dies, stops or closes (T6, T7, T9)."""
+"""Parts of TransportSuite in which an end dies, stops or closes (T6, T7, T9)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ SAFE = "the window is full of a sample whose ticket is done, and one waits"
 
 
 def _let_arrive(sender: FeatureSender) -> None:
-    """What was sent may still be on its way; where nothing is copied, the ticket waits for the receiver instead."""
+    """Wait for a ticket; where nothing is copied it waits for the receiver, and is not waited for here."""
     with contextlib.suppress(DeadlineExceeded):
         sender.flush(SHORT_S)
 
 
 def fault_in_sender(me: Rank, stage: Stage) -> str | None:
+    """Kill or stop a sender after it has sent."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             sender.send(stage.sample(0), LONG_S)
@@ -54,6 +55,7 @@ def fault_in_sender(me: Rank, stage: Stage) -> str | None:
 
 
 def death_of_sender(me: Rank, stage: Stage) -> str | None:
+    """Kill a sender that waits for room."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             sender.send(stage.sample(0), LONG_S).result(LONG_S)  # it has been received, at the latest
@@ -72,7 +74,7 @@ def death_of_sender(me: Rank, stage: Stage) -> str | None:
 
 
 def _take_until_lost(stage: Stage, receiver: FeatureReceiver, num_taken: int) -> int:
-    """Samples in order, from ``num_taken`` on, until PeerLost; how many there were with those before."""
+    """Take samples in order, from ``num_taken`` on, until PeerLost; return how many there were with those before."""
     while True:
         try:
             got = receiver.receive(2 * SHORT_S)
@@ -84,6 +86,7 @@ def _take_until_lost(stage: Stage, receiver: FeatureReceiver, num_taken: int) ->
 
 
 def fault_in_receiver(me: Rank, stage: Stage) -> str | None:
+    """Kill or stop the receiver."""
     if me.rank == 0:
         with stage.receiver(me, UNIT_BYTES):
             me.receive()
@@ -99,6 +102,7 @@ def fault_in_receiver(me: Rank, stage: Stage) -> str | None:
 
 
 def fault_before_connect(me: Rank, stage: Stage) -> str | None:
+    """Kill or stop the receiver before a sender connects."""
     if me.rank == 0:
         with stage.receiver(me):
             me.reach(FAULT)
@@ -109,6 +113,7 @@ def fault_before_connect(me: Rank, stage: Stage) -> str | None:
 
 
 def fault_in_one_of_two(me: Rank, stage: Stage) -> str | None:
+    """Kill or stop one of two senders."""
     if me.rank == 1:
         with stage.sender(me) as sender:
             ticket = sender.send(stage.sample(0), LONG_S)
@@ -150,6 +155,7 @@ def _outlive_a_sender(me: Rank, stage: Stage) -> str:
 
 
 def close_sender(me: Rank, stage: Stage) -> None:
+    """Close a sender."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             assert {me.receive(), me.receive()} == {"closed", "connected"}
@@ -173,6 +179,7 @@ def close_sender(me: Rank, stage: Stage) -> None:
 
 
 def close_receiver(me: Rank, stage: Stage) -> None:
+    """Close the receiver."""
     if me.rank == 0:
         with stage.receiver(me, 2 * UNIT_BYTES) as receiver:
             receiver.receive(LONG_S)
@@ -190,7 +197,7 @@ def close_receiver(me: Rank, stage: Stage) -> None:
 
 
 def come_and_go(me: Rank, stage: Stage) -> None:
-    """Two lives; both ranks count between them and after the second, when the other end is closed, too."""
+    """Open and close twice; both ranks count after each, when the other end is closed, too (T9)."""
     counts: list[Resources] = []
     for _ in range(2):
         if me.rank == 0:
@@ -212,6 +219,6 @@ def come_and_go(me: Rank, stage: Stage) -> None:
 
 
 def _meet(me: Rank) -> None:
-    """Both ranks, because in one process each also counts what the other has."""
+    """Wait for both ranks: in one process each also counts what the other has."""
     me.publish("here")
     me.receive()

@@ -1,5 +1,7 @@
-"""What the ranks of TransportSuite do while all goes well (T1-T6, T8). Rank 0 receives, the others send; in one
-process they are threads."""
+"""Parts of TransportSuite in which all goes well (T1-T6, T8).
+
+Rank 0 receives, the others send; in one process they are threads.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 
 def connect_and_part(me: Rank, stage: Stage) -> str | None:
+    """Connect and close (T1)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             me.receive()
@@ -39,6 +42,7 @@ def connect_and_part(me: Rank, stage: Stage) -> str | None:
 
 
 def connect_with_other_schema(me: Rank, stage: Stage, other: FeatureSchema) -> None:
+    """Connect with another schema (T1)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             take(stage, receiver, 5)
@@ -54,6 +58,7 @@ def connect_with_other_schema(me: Rank, stage: Stage, other: FeatureSchema) -> N
 
 
 def connect_too_late(me: Rank, stage: Stage) -> None:
+    """Connect to a receiver that was closed (T1)."""
     if me.rank == 0:
         with stage.receiver(me):
             pass
@@ -66,6 +71,7 @@ def connect_too_late(me: Rank, stage: Stage) -> None:
 
 
 def overwrite_after_ticket(me: Rank, stage: Stage) -> None:
+    """Overwrite a sample once its ticket is done (T2)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             for request_id in range(3):
@@ -83,6 +89,7 @@ def overwrite_after_ticket(me: Rank, stage: Stage) -> None:
 
 
 def stream(me: Rank, stage: Stage, dtype: str) -> None:
+    """Send samples of two senders in turn (T3)."""
     schema = FeatureSchema(layers=(1, 3, 8), hidden_size=16, dtype=dtype)
     samples = 40
     lengths = [1, 7, UNIT, 3 * UNIT, 0, 64]
@@ -107,6 +114,7 @@ def stream(me: Rank, stage: Stage, dtype: str) -> None:
 
 
 def hold_one(me: Rank, stage: Stage) -> None:
+    """Hold one sample while others come and go (T4)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             for request_id in range(20):
@@ -124,6 +132,7 @@ def hold_one(me: Rank, stage: Stage) -> None:
 
 
 def fill_window(me: Rank, stage: Stage) -> None:
+    """Send more than the window holds (T5)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             sender.send(stage.sample(0), LONG_S)
@@ -145,6 +154,7 @@ def fill_window(me: Rank, stage: Stage) -> None:
 
 
 def share_window(me: Rank, stage: Stage) -> None:
+    """Share one window among two senders (T5)."""
     if me.rank == 0:
         with stage.receiver(me, 2 * UNIT_BYTES) as receiver:
             assert [me.receive(), me.receive()] == ["full", "waited"]
@@ -166,6 +176,7 @@ def share_window(me: Rank, stage: Stage) -> None:
 
 
 def fragment_window(me: Rank, stage: Stage) -> None:
+    """Ask for room that is free in two pieces (T5)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             for request_id in range(4):
@@ -186,6 +197,7 @@ def fragment_window(me: Rank, stage: Stage) -> None:
 
 
 def send_oversized(me: Rank, stage: Stage) -> None:
+    """Send a sample larger than the window (T5)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             started = time.monotonic()
@@ -200,6 +212,7 @@ def send_oversized(me: Rank, stage: Stage) -> None:
 
 
 def receive_early(me: Rank, stage: Stage) -> None:
+    """Receive before anything was sent (T6)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             me.receive()
@@ -213,6 +226,7 @@ def receive_early(me: Rank, stage: Stage) -> None:
 
 
 def flush(me: Rank, stage: Stage) -> None:
+    """Flush a sender (T8)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             me.receive()

@@ -1,4 +1,4 @@
-"""What every part of TransportSuite is given: samples, ends of a transport, timeouts, ways to check."""
+"""Stage: samples, ends of a transport, timeouts and checks for every part of TransportSuite."""
 
 from __future__ import annotations
 
@@ -21,26 +21,32 @@ if TYPE_CHECKING:
 
 SCHEMA = FeatureSchema(layers=(1, 3, 8), hidden_size=16, dtype="float32")
 UNIT = 10
-"""Tokens of an ordinary sample."""
+"""Number of tokens of an ordinary sample."""
 UNIT_BYTES = UNIT * (8 + 3 * 16 * 4)
 LONG_S, SHORT_S, GRACE_S = 15.0, 0.4, 3.0
-"""A timeout that nothing should reach, one that is waited for, and what a busy machine may add to it."""
+"""Timeouts in seconds: one that nothing should reach, one that is waited for, and what a busy machine may add."""
 FAULT = "the fault"
 
 
 class Play(Protocol):
-    def __call__(self, part: Callable[..., Any], world_size: int, /, *args: Any) -> list[Any]: ...
+    """Runs a part on every rank and returns what each has returned."""
+
+    def __call__(self, part: Callable[..., Any], world_size: int, /, *args: Any) -> list[Any]:
+        """Run ``part`` on ``world_size`` ranks."""
+        ...
 
 
 class Fail(Protocol):
-    def __call__(
-        self, part: Callable[..., Any], fault: Fault, victim: int, world_size: int = 2, /
-    ) -> Any: ...
+    """Runs a part in which one rank suffers a fault."""
+
+    def __call__(self, part: Callable[..., Any], fault: Fault, victim: int, world_size: int = 2, /) -> Any:
+        """Run ``part``, with ``fault`` in the rank ``victim``."""
+        ...
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What every part is given."""
+    """Samples and ends of a transport, the same for every part."""
 
     build: Callable[[], Transport]
     device: str
@@ -49,17 +55,19 @@ class Stage:
     def receiver(
         self, me: Rank, window_bytes: int = 8 * UNIT_BYTES, schema: FeatureSchema = SCHEMA
     ) -> Generator[FeatureReceiver]:
+        """Yield a receiver, whose address it publishes to the senders."""
         with self.build().listen(schema, window_bytes) as receiver:
             me.publish(receiver.address)
             yield receiver
 
     def sender(self, me: Rank, schema: FeatureSchema = SCHEMA) -> FeatureSender:
+        """Return a sender to the receiver."""
         return self.build().connect(me.receive(), schema, LONG_S)
 
     def sample(
         self, request_id: int, num_tokens: int = UNIT, schema: FeatureSchema = SCHEMA
     ) -> FeatureSample:
-        """The same bits for the same arguments in every process; NaNs among them."""
+        """Return a sample with the same bits for the same arguments in every process; NaNs among them."""
         generator = torch.Generator().manual_seed(request_id)
         ids = torch.randint(0, 1 << 40, (num_tokens,), generator=generator)
         size = num_tokens * schema.bytes_per_token()
@@ -70,12 +78,13 @@ class Stage:
         )
 
     def check(self, got: FeatureSample, request_id: int, num_tokens: int = UNIT) -> None:
-        """``got`` is that sample of the default schema, bit for bit."""
+        """Assert that ``got`` is that sample of the default schema, bit for bit."""
         assert got.request_id == request_id
         assert same(got, self.sample(request_id, num_tokens))
 
 
 def same(left: FeatureSample, right: FeatureSample) -> bool:
+    """Return whether two samples are equal, bit for bit."""
     return (
         left.input_ids.dtype == right.input_ids.dtype
         and left.hidden_TNH.dtype == right.hidden_TNH.dtype
@@ -89,14 +98,14 @@ def same(left: FeatureSample, right: FeatureSample) -> bool:
 
 
 def take(stage: Stage, receiver: FeatureReceiver, request_id: int, num_tokens: int = UNIT) -> None:
-    """Receives one sample, checks it, releases it."""
+    """Receive one sample, check it and release it."""
     got = receiver.receive(LONG_S)
     stage.check(got, request_id, num_tokens)
     receiver.release(got)
 
 
 def expect_deadline(call: Callable[[], object], timeout_s: float) -> None:
-    """T6: ``call`` raises DeadlineExceeded, neither early nor late."""
+    """Assert that ``call`` raises DeadlineExceeded, neither early nor late (T6)."""
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         call()
@@ -104,7 +113,7 @@ def expect_deadline(call: Callable[[], object], timeout_s: float) -> None:
 
 
 def error_of(call: Callable[[], object], timeout_s: float) -> str:
-    """Name of the error that ``call`` raises within its timeout."""
+    """Return the name of the error that ``call`` raises within its timeout."""
     started = time.monotonic()
     with pytest.raises(RunError) as error:
         call()

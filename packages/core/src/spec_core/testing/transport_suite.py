@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 
 
 class TransportSuite(ConformanceSuite):
-    """Subclass it, give ``build``; the other fixtures have defaults."""
+    """Tests of a transport; subclass it and give ``build``, the other fixtures have defaults."""
 
     @pytest.fixture
     def build(self) -> Build:
-        """A top-level function ``() -> Transport``, called in every process."""
+        """Return a top-level function ``() -> Transport``, which is called in every process."""
         pytest.fail("a subclass of TransportSuite gives the fixture build")
 
     @pytest.fixture
     def in_process(self) -> bool:
-        """Whether both ends share one Transport in one process; tests that kill a peer are skipped then."""
+        """Return whether both ends share one Transport in one process; tests that kill a peer are skipped then."""
         return False
 
     @pytest.fixture
     def device(self) -> str:
-        """Where samples live, on both sides."""
+        """Return the device that samples are on, on both sides."""
         return "cpu"
 
     @pytest.fixture
     def play(self, build: Build, in_process: bool, device: str) -> Play:
-        """Runs a part on N ranks."""
+        """Return a function that runs a part on N ranks."""
 
         def play(part: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
             shared = build() if in_process else None
@@ -64,7 +64,7 @@ class TransportSuite(ConformanceSuite):
 
     @pytest.fixture
     def fail(self, build: Build, in_process: bool, device: str) -> Fail:
-        """Runs a part on N ranks, a fault hitting one of them; returns what a survivor found."""
+        """Return a function that runs a part in which one rank suffers a fault, and returns a survivor's result."""
         if in_process:
             pytest.skip("both peers are in one process: neither can be killed or stopped alone")
 
