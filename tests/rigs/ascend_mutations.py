@@ -75,8 +75,8 @@ MUTATIONS = [
     Mutation(SHARING, "hidden.contiguous()", "hidden", STRIDED),
     Mutation(
         SHARING,
-        "def settle(self) -> None:\n        self._copied.synchronize()",
-        "def settle(self) -> None:\n        pass",
+        'Return when the last copy is complete."""\n        self._copied.synchronize()',
+        'Return when the last copy is complete."""\n        pass',
         SETTLED,
     ),
     Mutation(
@@ -97,8 +97,8 @@ MUTATIONS = [
     ),
     Mutation(
         SHARING,
-        "def wait_sendable(self) -> None:\n        self._copied.synchronize()",
-        "def wait_sendable(self) -> None:\n        pass",
+        'Return when the copy is complete."""\n        self._copied.synchronize()',
+        'Return when the copy is complete."""\n        pass',
         IPC_TEST + FOLLOWS + "[over_the_card]",
     ),
     Mutation(

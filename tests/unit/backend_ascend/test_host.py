@@ -66,7 +66,8 @@ def loads(monkeypatch, *missing):
         lambda name: None if name in missing else importlib.machinery.ModuleSpec(name, None),
     )
     for module in (acl, hccl):
-        monkeypatch.setattr(module, "library", lambda name=module.LIBRARY: _open(name, missing))
+        load = "acl_library" if module is acl else "hccl_library"
+        monkeypatch.setattr(module, load, lambda name=module.LIBRARY: _open(name, missing))
 
 
 def _open(name, missing):
