@@ -91,6 +91,40 @@ def top_level_names(tree: ast.Module) -> list[str]:
     return [node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
 
 
+def bare_methods(trees: list[ast.Module]) -> list[str]:
+    """Return the public methods without a docstring of their own or of a method that they override."""
+    classes = {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+    def is_documented(owner: str, method: str) -> bool:
+        if owner not in classes:
+            return False
+        own = [node for node in classes[owner].body if getattr(node, "name", None) == method]
+        bases = [re.split(r"[\[.]", ast.unparse(base).partition("[")[0])[-1] for base in classes[owner].bases]
+        return any(map(ast.get_docstring, own)) or any(is_documented(base, method) for base in bases)
+
+    return [
+        f"{name}.{node.name}"
+        for name, owner in classes.items()
+        if not name.startswith("_")
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not node.name.startswith(("_", "test_"))
+        and not is_documented(name, node.name)
+    ]
+
+
+@pytest.mark.xfail(reason="the areas are being rewritten", strict=False)
+def test_public_methods_are_documented():
+    assert bare_methods([ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES]) == []
+
+
+def test_a_bare_method_is_found_and_an_overriding_one_is_not():
+    code = (
+        "class A:\n def f(self):\n  'Return 1.'\n def g(self): pass\nclass B(lib.A[int]):\n def f(self): pass"
+    )
+    assert bare_methods([ast.parse(code)]) == ["A.g"]
+
+
 @pytest.mark.xfail(reason="the areas are being rewritten", strict=False)
 def test_docstrings_can_be_read_alone():
     found = [
