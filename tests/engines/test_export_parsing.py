@@ -12,7 +12,7 @@ import torch
 
 from spec_core import Draft, plugins
 from spec_core.targets.target_reader import read_target
-from spec_engine_vllm.versions import installed_vllm
+from spec_engine_vllm.engine import VllmEngine
 from spec_trainer.evaluation.command import export_untrained
 
 pytestmark = pytest.mark.engine
@@ -160,7 +160,7 @@ def old_runner(found):
 
 @pytest.fixture(scope="module")
 def vllm(target, folders):
-    if installed_vllm() is None:
+    if not VllmEngine.probe().versions:
         pytest.skip("vLLM is not installed")
     results = parsed(VLLM, target, folders)
     mixed = results["dflash, mixed"]

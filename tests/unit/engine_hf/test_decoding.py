@@ -1,4 +1,4 @@
-"""HfEngine.generate with hand-made proposers: greedy output, counters, what a proposer is given, the sampled law."""
+"""HfEngine.generate with hand-made proposers: greedy and sampled output, counters, what a proposer is given."""
 
 from __future__ import annotations
 
@@ -192,8 +192,10 @@ def test_proposer_gets_the_targets_states_of_every_verified_position_once(plain_
     torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_sampled_output_follows_the_targets_law_and_depends_on_the_seed_only(make_target, open_engine):
-    """Two tokens of a four-word target, by a draft with quite another law, against the exact joint law."""
+def test_sampled_output_follows_the_targets_distribution_and_depends_on_the_seed_only(
+    make_target, open_engine
+):
+    """Two tokens of a four-word target, by a draft with quite another distribution, against the exact joint one."""
     folder = make_target("llama", vocab_size=4, num_hidden_layers=1, initializer_range=0.6)
     engine = open_engine(folder)
     prompt, total = (1, 3, 0), 1000

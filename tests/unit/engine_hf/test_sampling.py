@@ -1,4 +1,4 @@
-"""verify: greedy matching, and rejection sampling whose output follows the target's law."""
+"""verify: greedy matching, and rejection sampling whose output follows the target's distribution."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from spec_core.draft import Proposal
-from spec_engine_hf.sampling import law, verify
+from spec_engine_hf.sampling import distribution, verify
 
 V = 5
 LOGITS = torch.tensor([[1.0, -1.0, 0.5, 2.0, 0.0], [0.0, 1.5, -2.0, 0.3, 0.3], [-0.5, 0.0, 1.0, 0.0, 2.0]])
-# The draft's laws: close to the target's, far from it, and with a token that it never guesses.
-DRAFT_LAWS = torch.tensor([[0.2, 0.1, 0.1, 0.5, 0.1], [0.05, 0.0, 0.85, 0.05, 0.05]])
+# The draft's distributions: close to the target's, far from it, and with a token that it never guesses.
+DRAFT_DISTRIBUTIONS = torch.tensor([[0.2, 0.1, 0.1, 0.5, 0.1], [0.05, 0.0, 0.85, 0.05, 0.05]])
 
-# Upper 1e-4 quantiles of the chi-square law, by degrees of freedom; the seed is fixed, so nothing is flaky.
+# Upper 1e-4 quantiles of the chi-square distribution, by degrees of freedom; the seed is fixed, so nothing is flaky.
 CHI_SQUARE_LIMIT = {4: 23.5, 24: 59.0}
 
 
@@ -24,13 +24,13 @@ def generator():
     return torch.Generator().manual_seed(1)
 
 
-def chi_square(counts, expected_law, total):
-    return sum((counts[cell] - total * p) ** 2 / (total * p) for cell, p in expected_law.items())
+def chi_square(counts, expected_probs, total):
+    return sum((counts[cell] - total * p) ** 2 / (total * p) for cell, p in expected_probs.items())
 
 
 def draft_guess(generator):
-    ids = tuple(int(torch.multinomial(row, 1, generator=generator)) for row in DRAFT_LAWS)
-    return Proposal(token_ids=ids, probs_KV=DRAFT_LAWS)
+    ids = tuple(int(torch.multinomial(row, 1, generator=generator)) for row in DRAFT_DISTRIBUTIONS)
+    return Proposal(token_ids=ids, probs_KV=DRAFT_DISTRIBUTIONS)
 
 
 def test_greedy_accepts_the_longest_matching_prefix(generator):
@@ -48,17 +48,17 @@ def test_greedy_accepts_the_longest_matching_prefix(generator):
         assert (verdict.accepted, verdict.next_token) == (accepted, next_token)
 
 
-def test_law_is_softmax_at_the_temperature():
-    assert law(LOGITS, 0.5).dtype == torch.float64
-    torch.testing.assert_close(law(LOGITS, 0.5), torch.softmax(2 * LOGITS.double(), -1))
+def test_distribution_is_softmax_at_the_temperature():
+    assert distribution(LOGITS, 0.5).dtype == torch.float64
+    torch.testing.assert_close(distribution(LOGITS, 0.5), torch.softmax(2 * LOGITS.double(), -1))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("kind", ["drawn", "certain"])
-def test_output_follows_the_targets_law(generator, temperature, kind):
+def test_output_follows_the_targets_distribution(generator, temperature, kind):
     """The pair (first token, second token), with the second one drawn anew where the first was replaced."""
     total = 6000
-    p = law(LOGITS, temperature)
+    p = distribution(LOGITS, temperature)
     pairs, firsts = Counter(), Counter()
     for _ in range(total):
         proposal = draft_guess(generator) if kind == "drawn" else Proposal(token_ids=(0, 2))
@@ -77,19 +77,19 @@ def test_naive_acceptance_would_fail_the_same_test(generator):
     """The statistic has power: taking every guess as it comes is caught."""
     total = 6000
     firsts = Counter(draft_guess(generator).token_ids[0] for _ in range(total))
-    expected = dict(enumerate(law(LOGITS, 1.0)[0].tolist()))
+    expected = dict(enumerate(distribution(LOGITS, 1.0)[0].tolist()))
     assert chi_square(firsts, expected, total) > 10 * CHI_SQUARE_LIMIT[V - 1]
 
 
 def test_acceptance_rate_is_the_overlap_of_the_two_laws(generator):
     total = 6000
     accepted = sum(verify(LOGITS, draft_guess(generator), 1.0, generator).accepted >= 1 for _ in range(total))
-    overlap = float(torch.minimum(law(LOGITS, 1.0)[0], DRAFT_LAWS[0].double()).sum())
+    overlap = float(torch.minimum(distribution(LOGITS, 1.0)[0], DRAFT_DISTRIBUTIONS[0].double()).sum())
     assert accepted / total == pytest.approx(overlap, abs=4 * (overlap * (1 - overlap) / total) ** 0.5)
 
 
 def test_guesses_from_the_targets_own_law_are_always_accepted(generator):
-    p = law(LOGITS, 1.0)
+    p = distribution(LOGITS, 1.0)
     for _ in range(200):
         ids = tuple(int(torch.multinomial(row, 1, generator=generator)) for row in p[:2])
         assert verify(LOGITS, Proposal(token_ids=ids, probs_KV=p[:2]), 1.0, generator).accepted == 2
@@ -107,12 +107,14 @@ def test_guess_that_the_target_excludes_is_never_accepted(generator):
 def test_top_p_keeps_the_fewest_tokens_that_have_the_probability():
     logits = torch.log(torch.tensor([[0.1, 0.5, 0.15, 0.25], [0.97, 0.01, 0.01, 0.01]]))
     torch.testing.assert_close(
-        law(logits, 1.0, top_p=0.7),
+        distribution(logits, 1.0, top_p=0.7),
         torch.tensor([[0, 2 / 3, 0, 1 / 3], [1, 0, 0, 0]], dtype=torch.float64),
         rtol=1e-6,
         atol=0,
     )
-    torch.testing.assert_close(law(logits, 1.0, top_p=1.0), law(logits, 1.0), rtol=0, atol=0)
+    torch.testing.assert_close(
+        distribution(logits, 1.0, top_p=1.0), distribution(logits, 1.0), rtol=0, atol=0
+    )
 
 
 def test_output_follows_the_law_of_top_p_with_guesses_outside_of_it(generator):

@@ -21,9 +21,10 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_core.hosting import CaptureMode, PlainMode, SpeculativeMode
 from spec_core.records import FeatureSchema
 from spec_core.targets.target_reader import read_target
-from spec_engine_sglang import hook, versions
+from spec_engine_sglang import hook
 from spec_engine_sglang.arguments import server_arguments
 from spec_engine_sglang.config import RESERVED, SglangConfig
+from spec_engine_sglang.engine import SglangEngine
 from spec_engine_sglang.request_names import Assignment, name_of, read_name
 from spec_engine_sglang.serving_format import check_speculation
 
@@ -75,7 +76,7 @@ def test_capture_needs_every_row_computed_by_python(arguments):
     assert "speculative_algorithm" not in given
 
 
-def test_decoding_keeps_what_the_person_says(arguments):
+def test_decoding_keeps_what_the_user_sets(arguments):
     given = arguments(PlainMode(), args={"disable_cuda_graph": True, "attention_backend": "triton"})
     assert given["disable_cuda_graph"] is True
     assert given["attention_backend"] == "triton"
@@ -101,7 +102,7 @@ def test_a_chain_is_drafted_step_by_step_and_a_block_at_once(arguments, draft):
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
 def test_arguments_that_the_engine_decides_cannot_be_given(name):
-    with pytest.raises(ConfigError, match=f"engine: args: .*{name} may not be set here"):
+    with pytest.raises(ConfigError, match=f"engine: args: .*{name} cannot be set here"):
         validate(SglangConfig, {"args": {name: 1}}, "engine")
 
 
@@ -148,10 +149,10 @@ def test_a_newer_sglang_reads_what_an_older_one_does_not(draft, monkeypatch):
 )
 def test_versions_outside_the_tested_range_are_not_available(monkeypatch, version, ok):
     monkeypatch.setattr(metadata, "version", lambda name: version)
-    found = versions.sglang_availability()
+    found = SglangEngine.probe()
     assert found.ok is ok
     assert dict(found.versions) == {"sglang": version}
-    assert ok or f"sglang {version} is installed; this engine is tested with 0.5.16 to 0.5.23" in found.reason
+    assert ok or f"sglang {version} is installed, this engine works with >=0.5.16,<0.5.24" in found.reason
 
 
 def test_names_carry_id_length_and_destinations():
@@ -161,7 +162,7 @@ def test_names_carry_id_length_and_destinations():
     assert read_name("HEALTH_CHECK_spec-capture-1-2-3") is None
 
 
-def test_a_persons_list_of_plugins_is_extended():
+def test_a_users_list_of_plugins_is_extended():
     assert "SGLANG_PLUGINS" not in hook.hook_environment("norm", {})
     assert hook.hook_environment("norm", {"SGLANG_PLUGINS": "a,b"})["SGLANG_PLUGINS"] == "a,b,spec-trainer"
     (plugin,) = metadata.entry_points(group="sglang.srt.plugins", name=hook.PLUGIN)

@@ -58,13 +58,13 @@ def test_other_versions_are_refused_with_the_range(installed, version) -> None:
     found = VllmEngine.probe()
     assert not found.ok
     assert found.reason == (
-        f"vllm {version} is installed, this engine works with 0.26 to 0.33; pip install 'vllm>=0.26,<0.34'"
+        f"vllm {version} is installed, this engine works with >=0.26,<0.34; pip install 'vllm>=0.26,<0.34'"
     )
 
 
 def test_a_missing_vllm_is_named(installed) -> None:
     installed()
-    assert VllmEngine.probe().reason == "vLLM is not installed; pip install 'vllm>=0.26,<0.34'"
+    assert VllmEngine.probe().reason == "vllm is not installed; pip install 'vllm>=0.26,<0.34'"
 
 
 def request_of(*token_ids: int) -> CaptureRequest:

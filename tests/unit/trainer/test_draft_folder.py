@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from spec_core import Draft, plugins
 from spec_core.errors import ArtifactError, RunError
 from spec_core.targets.target_reader import read_target
-from spec_engine_sglang.serving_format import check_folder as check_for_sglang
-from spec_engine_vllm.serving_format import check_folder as check_for_vllm
+from spec_engine_sglang.serving_format import check_sglang_folder
+from spec_engine_vllm.serving_format import check_vllm_folder
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.evaluation.command import export_untrained
 
@@ -58,20 +58,20 @@ def _merged(fields, changes):
 @pytest.mark.parametrize("case", OPTIONS)
 def test_exports_are_read_alike_by_both(export, target, case):
     folder = export(case)
-    check_for_vllm(folder, target)
-    check_for_sglang(folder, target)
+    check_vllm_folder(folder, target)
+    check_sglang_folder(folder, target)
 
 
 FLAWS = [
-    (check_for_vllm, "eagle3", {IDS: None}, "in eagle_config only"),
-    (check_for_vllm, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
-    (check_for_vllm, "dflash", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
-    (check_for_sglang, "eagle3", {"architectures": ["Eagle3LlamaForCausalLM"]}, "a name that SGLang does not know"),
-    (check_for_sglang, "eagle3", {"architectures": ["LlamaForCausalLM"]}, "a name that SGLang does not know"),
-    (check_for_sglang, "eagle3", {"draft_vocab_size": None}, "has no draft_vocab_size"),
-    (check_for_sglang, "eagle3, every option", {"eagle_config": {IDS: None}}, "at the top level only"),
-    (check_for_sglang, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
-    (check_for_sglang, "dflash", {"num_target_layers": None}, "has no num_target_layers"),
+    (check_vllm_folder, "eagle3", {IDS: None}, "in eagle_config only"),
+    (check_vllm_folder, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
+    (check_vllm_folder, "dflash", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
+    (check_sglang_folder, "eagle3", {"architectures": ["Eagle3LlamaForCausalLM"]}, "name that SGLang does not know"),
+    (check_sglang_folder, "eagle3", {"architectures": ["LlamaForCausalLM"]}, "name that SGLang does not know"),
+    (check_sglang_folder, "eagle3", {"draft_vocab_size": None}, "has no draft_vocab_size"),
+    (check_sglang_folder, "eagle3, every option", {"eagle_config": {IDS: None}}, "at the top level only"),
+    (check_sglang_folder, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
+    (check_sglang_folder, "dflash", {"num_target_layers": None}, "has no num_target_layers"),
 ]  # fmt: skip
 
 
@@ -92,16 +92,16 @@ def test_field_that_one_engine_needs_elsewhere(export, target, check, case, chan
 def test_top_level_layers_are_enough_where_they_are_the_default(export, target):
     folder = export("eagle3")
     edit(folder, {"eagle_config": {IDS: None}})
-    check_for_sglang(folder, target)
+    check_sglang_folder(folder, target)
 
 
 def test_prefix_that_vllm_adds_itself(export, target):
     folder = export("eagle3")
     tensors = load_file(folder / "model.safetensors")
     save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
-    check_for_sglang(folder, target)
+    check_sglang_folder(folder, target)
     with pytest.raises(ArtifactError, match="have the prefix model"):
-        check_for_vllm(folder, target)
+        check_vllm_folder(folder, target)
 
 
 def test_mapping_of_a_whole_vocabulary(export, target):
@@ -112,17 +112,17 @@ def test_mapping_of_a_whole_vocabulary(export, target):
     zeros = {"d2t": torch.zeros(97, dtype=torch.int64)}
     save_file(tensors | zeros, folder / "model.safetensors")
     with pytest.raises(ArtifactError, match="vLLM has no place for it"):
-        check_for_vllm(folder, target)
+        check_vllm_folder(folder, target)
 
 
 def test_mixed_layers_need_the_runner_that_the_cpu_build_lacks(export, target):
     folder = export("dflash, mixed")
-    check_for_vllm(folder, target)
+    check_vllm_folder(folder, target)
     with pytest.raises(ArtifactError, match="mixes sliding-window and full-attention layers"):
-        check_for_vllm(folder, target, is_cpu_build=True)
+        check_vllm_folder(folder, target, is_cpu_build=True)
 
 
-@pytest.mark.parametrize("check", [check_for_vllm, check_for_sglang], ids=["vllm", "sglang"])
+@pytest.mark.parametrize("check", [check_vllm_folder, check_sglang_folder], ids=["vllm", "sglang"])
 @pytest.mark.parametrize("architecture", ["Other", "LlamaForCausalLM"])
 def test_an_architecture_that_an_engine_does_not_know_is_passed_on(export, target, check, architecture):
     """Also a whole Llama's, whose tensors have the prefix that an Eagle3 draft's must not have."""

@@ -1,4 +1,4 @@
-"""Dispatcher: hands capture batches to engines, in the schedule's order, inside each rank's byte window.
+"""The Dispatcher hands capture batches to engines, in the schedule's order, inside each rank's byte window.
 
 Admission in the order of the schedule is what makes the window safe: a sample is dispatched only when it fits
 beside the unreleased samples *before* it, so the sample that a rank waits for always has room, however slow its
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from spec_trainer.data.dataset import Dataset
 
 _QUEUED_PER_ENGINE = 2
-"""One batch in the target, one ready behind it: enough to never idle, little enough to share the work."""
+"""Capture batches per engine, one in the target and one behind it: enough to never idle, few enough to share."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class DatasetCapturer:
 
 
 def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
-    """Memory of one sample in a transport: hidden states and int64 ids."""
+    """Return the memory of one sample in a transport, in bytes: hidden states and int64 ids."""
     return num_tokens * (schema.bytes_per_token() + 8)
 
 
 def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: int) -> None:
-    """Raises ConfigError for a sample that the window or a forward pass of the target can never hold."""
+    """Raise ConfigError for a sample that the window or a forward pass of the target can never hold."""
     for sample_id, length in schedule.dataset.lengths.items():
         if length > schedule.settings.capture_tokens:
             raise ConfigError(
@@ -88,7 +88,7 @@ def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: in
 
 
 class Dispatcher:
-    """Thread-safe: engines call back from their own threads."""
+    """Dispatch capture batches. Thread-safe: engines call back from their own threads."""
 
     def __init__(
         self,
@@ -111,25 +111,27 @@ class Dispatcher:
         self._lock = threading.RLock()
 
     def start(self, items: Iterable[GlobalBatch], failed: Callable[[BaseException], None]) -> None:
-        """Begins with the first item; later ones follow as memory becomes free. ``failed`` gets the first error
-        of any engine; nothing is dispatched after it."""
+        """Begin with the first item; later ones follow as memory becomes free.
+
+        ``failed`` gets the first error of any engine; nothing is dispatched after it.
+        """
         self._failed = failed
         self._batches = (batch for item in items for batch in self._requests(item))
         self._pump()
 
     def released(self, rank: int, num_tokens: int) -> None:
-        """A rank has released a sample of ``num_tokens``: its bytes are free."""
+        """Free the bytes of a sample of ``num_tokens`` that a rank has released."""
         with self._lock:
             self._used_bytes[rank] -= sample_bytes(self._schema, num_tokens)
         self._pump()
 
     def stop(self) -> None:
-        """Dispatches nothing more."""
+        """Dispatch nothing more."""
         with self._lock:
             self._stopped = True
 
     def _requests(self, item: GlobalBatch) -> Iterator[list[SampleReference]]:
-        """Capture batches of an item, cut further where one would not fit the window by itself."""
+        """Yield capture batches of an item, cut further where one would not fit the window by itself."""
         destinations = self._schedule.destinations(item)
         for sample_ids in self._schedule.captures(item):
             batch: list[SampleReference] = []
@@ -151,7 +153,7 @@ class Dispatcher:
             yield batch
 
     def _pump(self) -> None:
-        """Starts every batch that an engine and the window have room for."""
+        """Start every batch that an engine and the window have room for."""
         while True:
             with self._lock:
                 start = self._next()
@@ -163,8 +165,10 @@ class Dispatcher:
             )
 
     def _capture(self, engine: int, batch: Sequence[SampleReference]) -> Future[None]:
-        """An engine that refuses at once fails like one that refuses later: the caller may be another engine's
-        thread, where an exception would go unheard."""
+        """Capture a batch; an engine that refuses at once fails like one that refuses later.
+
+        The caller may be another engine's thread, where an exception would be lost.
+        """
         try:
             return self._engines[engine].capture(batch)
         except SpecError as error:

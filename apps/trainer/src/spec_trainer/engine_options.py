@@ -1,4 +1,4 @@
-"""Engine, backend and timeouts of a command that needs an engine and no trainer: flags and ``section.key=value``."""
+"""Options of a command that needs an engine and no trainer: flags and ``section.key=value`` words."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ E = TypeVar("E", bound=EngineConfig)
 
 
 class EngineSections(Config, Generic[B, E]):
+    """The sections of the configuration that such a command reads."""
+
     backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     timeouts: TimeoutsConfig = TimeoutsConfig()
@@ -27,6 +29,8 @@ class EngineSections(Config, Generic[B, E]):
 
 @dataclass(frozen=True)
 class EngineOptions:
+    """The sections, with the plugins that they name."""
+
     """What ``wiring.create_engine`` needs of a command without a run."""
 
     config: EngineSections[BackendConfig, EngineConfig]
@@ -35,7 +39,7 @@ class EngineOptions:
 
 
 def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> EngineOptions:
-    """Raises a UsageError, one line, for anything that is wrong; starts nothing."""
+    """Return the options. Raise UsageError, one line, for anything that is wrong; start nothing."""
     values = read_configuration(None, {"backend.name": backend, "engine.name": engine}, words)
     backend_type = plugins.load_available(Backend, _name(values, "backend"))
     engine_type = plugins.load_available(Engine, _name(values, "engine"))

@@ -2,8 +2,8 @@
 
 Contract (``spec_core.testing.EngineSuite`` quotes the numbers):
 
-E1  ``capture`` sends exactly one FeatureSample per request, with the request's sample id and token ids echoed,
-    to each of the request's destinations, and nothing to any other place.
+E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, with its request
+    id and the token ids that were run, and nothing anywhere else. Ids of requests under way differ.
 E2  Layer k of the schema is the residual stream entering target layer k; k = num_layers is the input of the
     final norm. Values do not depend on which requests share a batch, beyond rounding.
 E3  The future of a capture is done when every sample was handed to its transport. An error of the target or of a
@@ -81,7 +81,7 @@ class EngineContext:
 
 
 class Engine(Resource):
-    """Runs the target: captures its hidden states and decodes with it. The module's docstring is the contract."""
+    """An engine captures the target's hidden states and decodes with it. The module's docstring is the contract."""
 
     name: ClassVar[str]
     api_version: ClassVar[int]
@@ -138,8 +138,10 @@ class Engine(Resource):
 
     @abstractmethod
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
-        """Start one capture batch and return at once (E1–E3). The caller fixes the batch; the engine may cut it into
-        forward passes of at most ``config.batch_tokens``."""
+        """Start one capture batch and return at once (E1–E3).
+
+        The caller fixes the batch; the engine may cut it into forward passes of at most ``config.batch_tokens``.
+        """
 
     @abstractmethod
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:

@@ -1,8 +1,8 @@
 """Reference decoding, one sequence at a time: draft, verify in one forward pass of the target, accept, repeat.
 
-What counts: a *round* is one verification of a proposal, also of an empty one; the prefill (which yields the first
-token) is none. A round counts in full also where it passes ``max_new_tokens`` or an end-of-sequence token: only the
-emitted text is cut there. Decoding without a draft counts nothing.
+A *round* is one verification of a proposal, also of an empty one; the prefill, which yields the first token, is none.
+A round counts in full also where it passes ``max_new_tokens`` or an end-of-sequence token: only the emitted text is
+cut there. Decoding without a draft counts nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _NO_GUESS = Proposal(token_ids=())
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSource:
-    """A source of proposers, one per sequence, and the target layers whose states they want."""
+    """A source of proposers, one per sequence, and the target layers whose states they need."""
 
     new_proposer: Callable[[], Proposer]
     layers: tuple[int, ...] = ()
 
 
 class Decoder:
-    """Decodes with ``drafting``, or plainly, and counts acceptance over its lifetime."""
+    """Decode with ``drafting``, or plainly, and count acceptance over the object's lifetime."""
 
     def __init__(self, model: HfModel, drafting: DraftSource | None = None) -> None:
         self._model = model
@@ -46,10 +46,11 @@ class Decoder:
         self._counted = AcceptanceCounters()
 
     def acceptance(self) -> AcceptanceCounters:
+        """Return what was counted so far."""
         return self._counted
 
     def generate_all(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Answers in the prompts' order; a sampled answer depends on ``sampling.seed`` and the prompt's index."""
+        """Return answers in the prompts' order; each depends on ``sampling.seed`` and the prompt's index alone."""
         generator = torch.Generator(self._model.device)
         answers: list[Generation] = []
         for index, prompt in enumerate(prompts):
@@ -58,7 +59,7 @@ class Decoder:
         return answers
 
     def generate(self, prompt: Sequence[int], sampling: SamplingParams, generator: Generator) -> Generation:
-        """One answer. The last known token is always the one that the target has not seen yet."""
+        """Return one answer. The last known token is always the one that the target has not run yet."""
         drafting = self._drafting_for(sampling)
         self._check_prompt(prompt, sampling)
         session = self._model.session(drafting.layers if drafting else ())
@@ -108,7 +109,7 @@ class Decoder:
 
 
 class _Answer:
-    """The emitted text: cut at ``max_new_tokens`` and after the first end-of-sequence token (which stays)."""
+    """The emitted text, cut at ``max_new_tokens`` and after the first end-of-sequence token (which stays)."""
 
     def __init__(self, sampling: SamplingParams, eos_token_ids: frozenset[int]) -> None:
         self._room = sampling.max_new_tokens
@@ -122,7 +123,7 @@ class _Answer:
         return stopped or len(self._token_ids) >= self._room
 
     def take(self, token_ids: Sequence[int], logits_RV: Tensor) -> None:
-        """``token_ids`` and the rows of logits that they follow from; further rows are ignored."""
+        """Append ``token_ids``, given the rows of logits that they follow from; further rows are ignored."""
         top_R2 = logits_RV[: len(token_ids)].topk(2, dim=-1).values
         gaps: list[float] = (top_R2[:, 0] - top_R2[:, 1]).tolist()
         for token_id, gap in zip(token_ids, gaps, strict=True):

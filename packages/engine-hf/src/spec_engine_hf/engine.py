@@ -38,7 +38,7 @@ class HfConfig(EngineConfig):
 
 
 class HfEngine(Engine):
-    """One worker thread owns the model: captures and generations run one after the other, in call order."""
+    """The engine ``hf``: one worker thread owns the model, and calls run one after the other."""
 
     name: ClassVar[str] = "hf"
     api_version: ClassVar[int] = 2
@@ -90,13 +90,15 @@ class HfEngine(Engine):
         return self._decoder.acceptance()
 
     def health(self) -> None:
-        """In this process there is nothing to lose but the thread: a target that computes NaN is found here."""
-        if not self._submit(self._model.is_sound).result():
+        """Raise EngineError if the target computes states that are not finite; there is no process to lose."""
+        if not self._submit(self._model.is_finite).result():
             raise EngineError(f"target {self.target.folder} computes states that are not finite")
 
     def close(self) -> None:
-        """A capture ends after its forward pass, also while it waits for a trainer that has stopped receiving; what
-        is still queued ends with EngineError. A running ``generate`` is awaited."""
+        """End captures after their forward pass, also while they wait for a trainer that has stopped receiving.
+
+        Calls that are still queued end with EngineError. A running ``generate`` is awaited.
+        """
         self._closing.set()
         self._worker.shutdown(wait=True)
         for sender in self._senders.values():
@@ -144,8 +146,10 @@ class HfEngine(Engine):
         return self._senders[key]
 
     def _send(self, sender: FeatureSender, sample: FeatureSample) -> None:
-        """Waits in slices (T6: a send may be repeated), so that ``close`` is heard. Tickets are not awaited: the
-        sample's memory is its own and lives as long as the transport holds it."""
+        """Send in slices of the timeout, so that ``close`` is noticed (T6: a send may be repeated).
+
+        Tickets are not awaited: the sample's memory is its own and lives as long as the transport holds it.
+        """
         deadline = time.monotonic() + self._config.send_timeout_s
         while True:
             left = deadline - time.monotonic()
@@ -158,7 +162,7 @@ class HfEngine(Engine):
 
 
 def forward_passes(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Cuts a capture batch into forward passes: indices, longest first, padding to the longest counted."""
+    """Cut a capture batch into forward passes of indices, longest first; padding to the longest counts."""
     passes: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if lengths[index] > batch_tokens:

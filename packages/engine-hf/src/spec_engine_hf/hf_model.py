@@ -32,7 +32,7 @@ _HEAD_TOLERANCE = 0.05
 
 
 class HfModel:
-    """The target in evaluation mode. Used by one thread at a time."""
+    """The target in evaluation mode. One thread at a time may use it."""
 
     def __init__(self, target: TargetSpec, device: torch.device, dtype: str) -> None:
         self.target = target
@@ -45,7 +45,7 @@ class HfModel:
         self._check_head()
 
     def states(self, rows: Sequence[Sequence[int]], schema: FeatureSchema) -> list[Tensor]:
-        """One forward pass without the head: the wanted states of each row, ``[T, N, H]``, in memory of its own."""
+        """Run one forward pass without the head; return the states of each row, [T, N, H], in memory of its own."""
         kept = [
             torch.empty(schema.shape(len(r)), dtype=schema.torch_dtype(), device=self.device) for r in rows
         ]
@@ -61,7 +61,7 @@ class HfModel:
 
     @contextmanager
     def tapped(self, layers: Sequence[int], keep: Callable[[int, Tensor], None]) -> Iterator[None]:
-        """Calls ``keep(index in layers, residual stream entering that layer [B, T, H])`` during forward passes."""
+        """Call ``keep(index in layers, residual stream entering that layer [B, T, H])`` during forward passes."""
         seen: set[int] = set()
 
         def hook(index: int) -> Callable[..., None]:
@@ -84,17 +84,18 @@ class HfModel:
             raise EngineError(f"target {self.target.folder} did not run all of its layers {list(layers)}")
 
     def session(self, layers: tuple[int, ...]) -> Session:
-        """An empty KV cache for one sequence, whose forward passes also give the states of ``layers``."""
+        """Return an empty KV cache for one sequence, whose forward passes also give the states of ``layers``."""
         return Session(self, layers)
 
-    def is_sound(self) -> bool:
+    def is_finite(self) -> bool:
+        """Return whether the target computes finite states."""
         schema = FeatureSchema(
             layers=(self.target.num_layers,), hidden_size=self.target.hidden_size, dtype="float32"
         )
         return bool(self.states([[0, 1]], schema)[0].isfinite().all())
 
     def unrewindable_layers(self) -> list[str]:
-        """Kinds of layers whose cache cannot drop rejected tokens again; none for most targets."""
+        """Return the kinds of layers whose cache cannot drop rejected tokens again; none for most targets."""
         kinds = getattr(self.causal_lm.config.get_text_config(), "layer_types", None) or ()
         return sorted(set(kinds) - _REWINDABLE)
 
@@ -105,7 +106,7 @@ class HfModel:
         return padded_BT.to(self.device)
 
     def _check_head(self) -> None:
-        """TargetSpec was read from config.json alone; what it says of the head must be what the model computes."""
+        """Raise TargetError if the model computes another head than TargetSpec, read from config.json, describes."""
         if self.target.norm == "layer" or self.target.head_bias_name is not None:
             return  # no draft takes such a head
         norm_H = self._norm.weight.detach()
@@ -119,8 +120,8 @@ class HfModel:
         taps = self.tapped((self.target.num_layers,), lambda _, state_BTH: states.append(state_BTH[0]))
         with torch.no_grad(), taps, _target_errors(self.target):
             logits_RV = self.causal_lm(ids_BT, use_cache=False).logits[0].float()
-        said_RV = TargetOps(self.target, tensors, self.device, self.dtype).teacher_logits(states[0])
-        if (said_RV - logits_RV).abs().max() > _HEAD_TOLERANCE * logits_RV.abs().max():
+        expected_RV = TargetOps(self.target, tensors, self.device, self.dtype).teacher_logits(states[0])
+        if (expected_RV - logits_RV).abs().max() > _HEAD_TOLERANCE * logits_RV.abs().max():
             raise TargetError(
                 f"target {self.target.folder}: model_type {self.target.model_type!r} computes other logits than its "
                 f"config.json says (norm {self.target.norm}, logit scale {self.target.logit_scale}, soft-cap "
@@ -142,7 +143,7 @@ class Session:
 
     @torch.no_grad()
     def forward(self, token_ids: Sequence[int], last_only: bool = False) -> tuple[Tensor, Tensor]:
-        """Appends T tokens: logits float32 [R, V] (R = 1 if ``last_only``, else T), states [T, N, H]."""
+        """Append T tokens; return logits, float32 [R, V] (R = 1 if ``last_only``, else T), and states [T, N, H]."""
         model = self._model
         states: list[Tensor] = []
         ids_BT = torch.tensor([list(token_ids)], dtype=torch.int64, device=model.device)
@@ -154,7 +155,7 @@ class Session:
         return output.logits[0].float(), torch.stack(states, dim=1) if states else empty_TNH
 
     def rewind(self, num_tokens: int) -> None:
-        """Forgets the last ``num_tokens`` tokens."""
+        """Drop the last ``num_tokens`` tokens."""
         if num_tokens:
             self._cache.crop(-num_tokens)
 
@@ -164,7 +165,7 @@ def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    # A bar per load would tear the run's own; what is missing is checked and said here.
+    # A bar per load would tear the run's own; missing weights are reported below.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
     with foreign_errors(TargetError, f"transformers cannot load target {target.folder}"):
@@ -183,7 +184,7 @@ def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
 
 
 def _find_stack(causal_lm: nn.Module, target: TargetSpec) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
-    """(the model below the head, its decoder layers, its final norm), by structure: names differ by architecture."""
+    """Return the model below the head, its decoder layers and its final norm, found by structure, not by name."""
     norm_leaf = target.norm_name.split(".")[-2]
     found = [
         (owner, child, owner.get_submodule(norm_leaf))
@@ -203,7 +204,7 @@ def _find_stack(causal_lm: nn.Module, target: TargetSpec) -> tuple[nn.Module, nn
 
 @contextmanager
 def _target_errors(target: TargetSpec) -> Iterator[None]:
-    """What goes wrong inside Transformers becomes the project's error."""
+    """Raise EngineError for errors of Transformers."""
     try:
         yield
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def load_draft(folder: Path, target: TargetSpec, device: torch.device, dtype: torch.dtype) -> DraftSource:
-    """Proposers of the draft in ``folder``, on ``device``, computing in ``dtype``.
+    """Return proposers of the draft in ``folder``, on ``device``, computing in ``dtype``.
 
-    Raises ArtifactError where no installed draft recognises the folder or it is damaged, TargetError where the
-    draft does not go with ``target``.
+    Raise ArtifactError where no installed draft recognises the folder or it is damaged, TargetError where the draft
+    does not fit ``target``.
     """
     import torch
 

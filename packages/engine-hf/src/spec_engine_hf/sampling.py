@@ -1,4 +1,4 @@
-"""How a target's logits judge a draft's guesses: greedy matching, and speculative rejection sampling.
+"""Verification of a draft's guesses by the target's logits: greedy matching, and speculative rejection sampling.
 
 Rejection sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): a guess x drawn from q is
 accepted with probability min(1, p(x) / q(x)); the first rejected one is replaced by a draw from (p − q)₊,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The first ``accepted`` guesses stand; ``next_token`` follows them."""
+    """The result of a verification: the first ``accepted`` guesses stand, and ``next_token`` follows them."""
 
     accepted: int
     next_token: int
@@ -31,26 +31,29 @@ class Verdict:
 def verify(
     logits_RV: Tensor, proposal: Proposal, temperature: float, generator: Generator, top_p: float = 1.0
 ) -> Verdict:
-    """Judges K guesses by K + 1 rows of logits; without guesses this is plain decoding."""
+    """Verify K guesses by K + 1 rows of logits; without guesses this is plain decoding."""
     if temperature == 0:
         return _verify_greedy(logits_RV, proposal)
-    return _verify_sampled(law(logits_RV, temperature, top_p), proposal, generator)
+    return _verify_sampled(distribution(logits_RV, temperature, top_p), proposal, generator)
 
 
-def law(logits_RV: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:
-    """float64 probabilities at ``temperature`` > 0: differences of them decide, so they carry no rounding of ours.
-    ``top_p`` < 1 keeps the fewest most likely tokens that together have that probability."""
-    law_RV = torch.softmax(logits_RV.double() / temperature, dim=-1)
+def distribution(logits_RV: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:
+    """Return float64 probabilities at ``temperature`` > 0; their differences decide, so float32 would not do.
+
+    ``top_p`` < 1 keeps the fewest most likely tokens that together have that probability.
+    """
+    probs_RV = torch.softmax(logits_RV.double() / temperature, dim=-1)
     if top_p < 1:
-        sorted_RV, order_RV = law_RV.sort(dim=-1, descending=True, stable=True)
+        sorted_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
         beyond_RV = sorted_RV.cumsum(dim=-1) - sorted_RV >= top_p
-        law_RV = law_RV.masked_fill(beyond_RV.gather(-1, order_RV.argsort(dim=-1)), 0)
-        law_RV = law_RV / law_RV.sum(dim=-1, keepdim=True)
-    return law_RV
+        probs_RV = probs_RV.masked_fill(beyond_RV.gather(-1, order_RV.argsort(dim=-1)), 0)
+        probs_RV = probs_RV / probs_RV.sum(dim=-1, keepdim=True)
+    return probs_RV
 
 
-def draw(law_V: Tensor, generator: Generator) -> int:
-    return int(torch.multinomial(law_V, 1, generator=generator))
+def draw(probs_V: Tensor, generator: Generator) -> int:
+    """Return a token drawn from a distribution."""
+    return int(torch.multinomial(probs_V, 1, generator=generator))
 
 
 def _verify_greedy(logits_RV: Tensor, proposal: Proposal) -> Verdict:
@@ -63,16 +66,16 @@ def _verify_greedy(logits_RV: Tensor, proposal: Proposal) -> Verdict:
     return Verdict(accepted=accepted, next_token=best[accepted])
 
 
-def _verify_sampled(law_RV: Tensor, proposal: Proposal, generator: Generator) -> Verdict:
+def _verify_sampled(probs_RV: Tensor, proposal: Proposal, generator: Generator) -> Verdict:
     for position, guess in enumerate(proposal.token_ids):
-        p_V, q_V = law_RV[position], _guess_law(proposal, position, law_RV)
-        chance = torch.rand((), dtype=torch.float64, device=law_RV.device, generator=generator)
+        p_V, q_V = probs_RV[position], _guess_distribution(proposal, position, probs_RV)
+        chance = torch.rand((), dtype=torch.float64, device=probs_RV.device, generator=generator)
         if chance * q_V[guess] >= p_V[guess]:
             return Verdict(accepted=position, next_token=draw(_residual(p_V, q_V), generator))
-    return Verdict(accepted=len(proposal.token_ids), next_token=draw(law_RV[-1], generator))
+    return Verdict(accepted=len(proposal.token_ids), next_token=draw(probs_RV[-1], generator))
 
 
-def _guess_law(proposal: Proposal, position: int, like_RV: Tensor) -> Tensor:
+def _guess_distribution(proposal: Proposal, position: int, like_RV: Tensor) -> Tensor:
     if proposal.probs_KV is not None:
         return proposal.probs_KV[position].to(like_RV)
     certain_V = torch.zeros_like(like_RV[0])

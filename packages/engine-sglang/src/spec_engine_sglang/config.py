@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from spec_core import EngineConfig
+from spec_core.hosting import unreserved
 
 RESERVED = frozenset(
     {
@@ -54,12 +55,5 @@ class SglangConfig(EngineConfig):
     """Whether plain greedy answers have the gap of the two largest logits, which costs a little speed."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level of SGLang's processes; their output joins this one's log."""
-    args: dict[str, Any] = pydantic.Field(default_factory=dict)
+    args: Annotated[dict[str, Any], unreserved(RESERVED)] = pydantic.Field(default_factory=dict)
     """Further arguments of SGLang's ``ServerArgs``, by its own names (``attention_backend: triton``)."""
-
-    @pydantic.field_validator("args")
-    @classmethod
-    def _not_ours(cls, args: dict[str, Any]) -> dict[str, Any]:
-        if taken := sorted(RESERVED & args.keys()):
-            raise ValueError(f"{', '.join(taken)} may not be set here: the engine sets or forbids it")
-        return args

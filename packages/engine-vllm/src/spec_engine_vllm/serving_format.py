@@ -1,4 +1,4 @@
-"""What vLLM 0.26 to 0.33 needs in a draft's folder, beyond what the draft's plugin has checked.
+"""The needs of vLLM 0.26 to 0.33 in a draft's folder, beyond what the draft's plugin has checked.
 
 docs/evaluation.md has the table of fields and versions, and how each is known. A folder whose architecture is not
 listed here is passed on unchecked.
@@ -20,7 +20,7 @@ _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
 """One autoregressive layer; vLLM knows it by both names."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
-"""The same in EAGLE's own files, where a draft vocabulary tells it from a whole Llama. vLLM adds the prefix."""
+"""The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama. vLLM adds the prefix."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
 
 

@@ -42,7 +42,7 @@ async def _serve(link: EngineLink) -> None:
         _watch_cores(link, closing)
         link.ready()
         requests = Requests(llm, may_draft="worker_extension_cls" in link.arguments)
-        # A stopped engine core answers nothing, and so the engine hears nothing.
+        # A stopped engine core answers nothing: then there is no sign of life either.
         await link.serve(
             {"run": requests.run, "counters": requests.counters}, llm.is_sleeping, lambda: llm.errored
         )
@@ -63,7 +63,7 @@ def _check_platform(device_type: str) -> None:
 
 
 def _start(arguments: dict[str, Any]) -> Any:
-    """Return vLLM's AsyncLLM. No thread of ours runs yet: vLLM may fork."""
+    """Return vLLM's AsyncLLM. vLLM may fork, so this process must not have threads yet."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM

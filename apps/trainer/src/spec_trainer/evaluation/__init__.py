@@ -1,2 +1,4 @@
-"""``spec-trainer evaluate``: what was asked (``request``), every check before a start (``prepare``), decoding
-(``measure``), what it came to (``document``)."""
+"""The command ``spec-trainer evaluate``.
+
+Its modules in order: the request, every check before a start (``prepare``), decoding (``measure``), the document.
+"""

@@ -1,4 +1,4 @@
-"""Runs an evaluation from its request to its document."""
+"""An evaluation, from its request to its document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
-    """The document of ``evaluate --json``; ``words`` are ``engine.key=value`` and the like."""
+    """Return the document of ``evaluate --json``; ``words`` are ``engine.key=value`` and the like."""
     evaluation = prepare(request, words)
     with TemporaryDirectory() as scratch:
         untrained = None
@@ -43,7 +43,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
 
 
 def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:
-    """Figures of a draft (see ``summarise``), and the acceptance length of one that is not trained."""
+    """Return the figures of a draft (see ``summarise``), and the acceptance length of an untrained one."""
     plain = decode_without_draft(engine, work)
     figures = summarise(work, plain, decode_with_draft(engine, draft_model, work))
     before = None
@@ -53,7 +53,7 @@ def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path |
 
 
 def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
-    """A draft of the same shape with fresh weights: where training began."""
+    """Export a draft of the same shape with fresh weights, as training began with; return its folder."""
     import torch
 
     from spec_core.targets.target_reader import read_target_tensors

@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 _TIE = 0.1
 """Gap of the two largest logits under which bf16 rounding may flip a greedy choice."""
 _ENOUGH_TOKENS = 5000
-"""Generated tokens under which an acceptance length is noise."""
+"""Number of generated tokens below which an acceptance length is noise."""
 _MOST_LISTED = 20
 
 
 def summarise(work: Workload, plain: Passes, drafted: Passes) -> dict[str, Any]:
-    """Figures of ``work.sampling`` at the top, then the comparison of texts, then every way of decoding by itself."""
+    """Return the figures of ``work.sampling``, the comparison of texts, then every way of decoding by itself."""
     greedy = _figures(work.greedy, plain.greedy, drafted.greedy)
     sampled = None
     if work.sampled is not None and plain.sampled is not None and drafted.sampled is not None:
@@ -44,8 +44,11 @@ def summarise(work: Workload, plain: Passes, drafted: Passes) -> dict[str, Any]:
 
 
 def compare(plain: Sequence[Generation], drafted: Sequence[Generation]) -> dict[str, Any]:
-    """Whether speculation changed the greedy text. In a low precision a difference at a near tie is rounding; whether
-    there was one is None where the engine does not tell gaps. In float32 nothing may differ."""
+    """Return whether speculation changed the greedy text.
+
+    In a low precision a difference at a near tie is rounding; whether all are is None where the engine gives no gaps.
+    In float32 nothing may differ.
+    """
     differences = list(_differences(plain, drafted))
     return {
         "outputs_equal": not differences,
@@ -70,8 +73,10 @@ def _finite(gap: float | None) -> float | None:
 def _differences(
     plain: Sequence[Generation], drafted: Sequence[Generation]
 ) -> Iterator[tuple[dict[str, int], float | None]]:
-    """Where two texts first part, and the gap of plain decoding there, if it is known. Infinite where one text just
-    ends: no rounding explains that."""
+    """Yield where two texts first differ, and the gap of plain decoding there, if it is known.
+
+    The gap is infinite where one text just ends: no rounding explains that.
+    """
     for prompt, (one, other) in enumerate(zip(plain, drafted, strict=True)):
         pairs = zip(one.token_ids, other.token_ids, strict=False)
         position = next((index for index, (a, b) in enumerate(pairs) if a != b), None)

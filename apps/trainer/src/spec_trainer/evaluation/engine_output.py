@@ -1,4 +1,4 @@
-"""Keeps the output of an engine away from the command's own: stdout is one document, stderr a few lines."""
+"""A file for the output of an engine: the command's own stdout is one document, its stderr a few lines."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def engine_output_kept(engine_type: type[Engine]) -> Iterator[None]:
-    """Send file descriptor 1, and the engine's log records from INFO on, to a file. Its warnings are shown as well.
-    The file is named when the block fails with a RunError, and removed otherwise."""
+    """Send file descriptor 1, and the engine's log records from INFO on, to a file.
+
+    Its warnings are shown as well. The file is named when the block fails with a RunError, and removed otherwise.
+    """
     descriptor, name = tempfile.mkstemp(prefix="spec-trainer-evaluate-", suffix=".log")
     with os.fdopen(descriptor, "w", buffering=1, encoding="utf-8") as file:
         try:
             with _stdout_to(file), _records_to(file, _loggers(engine_type)):
                 yield
         except RunError:
-            log.error("what the engine has said is in %s", name)
+            log.error("the engine's output is in %s", name)
             raise
         except BaseException:
             Path(name).unlink()
@@ -40,7 +42,7 @@ def engine_output_kept(engine_type: type[Engine]) -> Iterator[None]:
 
 @contextmanager
 def _stdout_to(file: TextIO) -> Iterator[None]:
-    """Python's stdout and the descriptor, which processes that are started meanwhile inherit."""
+    """Redirect Python's stdout and the descriptor, which processes that are started meanwhile inherit."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(file.fileno(), 1)
@@ -53,8 +55,10 @@ def _stdout_to(file: TextIO) -> Iterator[None]:
 
 
 def _loggers(engine_type: type[Engine]) -> list[logging.Logger]:
-    """Return the loggers of the packages that hold the engine's class and what it derives from: modules log under
-    their own names. An engine's own processes are repeated there."""
+    """Return the loggers of the packages that hold the engine's class and its bases.
+
+    Modules log under their own names. Lines of an engine's own processes are logged there, too.
+    """
     modules = [
         base.__module__ for base in engine_type.__mro__ if issubclass(base, Engine) and base is not Engine
     ]

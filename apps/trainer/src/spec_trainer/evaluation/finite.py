@@ -1,4 +1,4 @@
-"""Whether a draft's weights are numbers at all: one that diverged decodes, and would be measured without a word."""
+"""A check for NaN: a draft that diverged still decodes, and would be measured without a warning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_finite(folder: Path) -> None:
-    """Raise ArtifactError where a tensor of the draft holds NaN or infinity."""
+    """Raise ArtifactError if a tensor of the draft holds NaN or infinity."""
     import torch
     from safetensors import safe_open
 

@@ -1,7 +1,7 @@
-"""Decodes a workload with a draft and without one, and counts.
+"""Timed passes over a workload, with a draft and without one.
 
-Passes are in such an order that an engine which has to start anew for another way of decoding starts once for each:
-everything without a draft, then everything with it, then the untrained draft.
+Some engines start again for another way of decoding. So the order is: everything without a draft, everything with it,
+then the untrained draft.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WARM_UP_ROUNDS = 2
-"""Decoded before the clock starts: kernels are compiled, and an engine starts, at the first use."""
+"""Rounds that are decoded before the clock starts: kernels are compiled, and an engine starts, at the first use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """Answers of one pass over prompts, how long it took, and what the engine counted meanwhile."""
+    """Answers of one pass over prompts, its duration, and the engine's counters."""
 
     answers: list[Generation]
     seconds: float
@@ -36,10 +36,12 @@ class Pass:
 
     @property
     def num_tokens(self) -> int:
+        """Number of generated tokens."""
         return sum(len(answer.token_ids) for answer in self.answers)
 
     @property
     def tokens_per_s(self) -> float:
+        """Generated tokens per second."""
         return self.num_tokens / self.seconds
 
 
@@ -50,10 +52,11 @@ class Passes:
     greedy: Pass
     sampled: Pass | None
     tokens_per_s: dict[int, float]
-    """By concurrency."""
+    """Generated tokens per second, by concurrency."""
 
 
 def decode_without_draft(engine: Engine, work: Workload) -> Passes:
+    """Decode the workload plainly, with the gaps of the two largest logits if the engine can give them."""
     work = work.without_draft()
     passes = _decode_all(engine, work, "without a draft")
     if passes.greedy.answers[0].top2_margin:
@@ -61,23 +64,25 @@ def decode_without_draft(engine: Engine, work: Workload) -> Passes:
     log.info(
         "decoding %d prompts greedily once more, for the gaps of the two largest logits", len(work.prompts)
     )
-    told = engine.generate(work.prompts, replace(work.greedy, with_margins=True))
-    return replace(passes, greedy=replace(passes.greedy, answers=told))
+    answers = engine.generate(work.prompts, replace(work.greedy, with_margins=True))
+    return replace(passes, greedy=replace(passes.greedy, answers=answers))
 
 
 def decode_with_draft(engine: Engine, draft_model: Path, work: Workload) -> Passes:
+    """Load the draft and decode the workload with it."""
     engine.load_draft(draft_model)
     return _decode_all(engine, work, f"with {work.num_draft_tokens} draft tokens")
 
 
 def acceptance_length(engine: Engine, draft_model: Path, work: Workload, what: str) -> float:
+    """Return the acceptance length of another draft, called ``what`` in the log."""
     engine.load_draft(draft_model)
     log.info("decoding %d prompts with %s", len(work.prompts), what)
     return decode(engine, work.prompts, work.timed).counters.acceptance_length
 
 
 def decode(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> Pass:
-    """All prompts at once, timed after a warm-up."""
+    """Decode all prompts at once, timed after a warm-up."""
     _warm_up(engine, prompts, sampling)
     before = engine.acceptance() if sampling.num_draft_tokens else AcceptanceCounters()
     start = time.perf_counter()

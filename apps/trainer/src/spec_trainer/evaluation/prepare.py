@@ -1,4 +1,4 @@
-"""From a request to an Evaluation: everything read and checked, nothing started."""
+"""Everything that an evaluation reads and checks before it starts an engine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from spec_trainer.evaluation.request import EvaluationRequest
 
 _OTHER_TEMPERATURE = 1.0
-"""Of the sampled answers, where none is asked for."""
+"""Temperature of the sampled answers if the request has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is asked for, on this machine."""
+    """A request with everything that it names, read and checked."""
 
     request: EvaluationRequest
     options: EngineOptions
@@ -33,12 +33,13 @@ class Evaluation:
 
     @property
     def measures_untrained(self) -> bool:
+        """Whether a fresh draft of the same shape is measured, too."""
         asked = self.request.untrained
         return self.options.engine_type.in_process if asked is None else asked
 
 
 def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
-    """Raises a UsageError, one line, for anything that is wrong."""
+    """Read and check everything that the request names. Raise UsageError, one line, for anything that is wrong."""
     from spec_core.targets.target_reader import read_target
     from spec_trainer.draft_folder import check_draft
     from spec_trainer.evaluation.finite import check_finite

@@ -1,4 +1,4 @@
-"""EvaluationRequest: what ``spec-trainer evaluate`` is asked for. Light: the command line imports it."""
+"""The request of ``spec-trainer evaluate``. Light: the command line imports it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from spec_core.wording import shortened
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
+    """The draft, target and prompts to measure, and how."""
+
     target: str
     """Folder or hub id of the target."""
     draft_model: Path
@@ -26,10 +28,10 @@ class EvaluationRequest:
     max_new_tokens: int = 128
     """Length of each answer."""
     temperature: float | None = None
-    """Of the sampled answers; greedy ones are measured in any case, and with 0 nothing else. The document's own
-    figures are those of the temperature that is given; by default greedy ones, and 1.0 is measured besides."""
+    """Temperature of the sampled answers; greedy ones are measured in any case, and with 0 nothing else. The
+    document's own figures are those of a given temperature; by default greedy ones, and 1.0 is measured as well."""
     concurrency: str = ""
-    """How many answers at once the speed is measured with besides, such as 1,8,32."""
+    """Numbers of answers at once to measure the speed with, such as 1,8,32."""
     stop_at_eos: bool = True
     """An answer ends at the target's end token; else it has max-new-tokens whatever comes."""
     untrained: bool | None = None
@@ -54,5 +56,6 @@ class EvaluationRequest:
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
+        """``concurrency`` as numbers. Raise ConfigError if it is none."""
         """``concurrency`` as numbers, each once."""
         return tuple(dict.fromkeys(map(int, self.concurrency.split(",")))) if self.concurrency else ()

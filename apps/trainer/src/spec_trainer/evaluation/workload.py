@@ -1,4 +1,4 @@
-"""Workload: the prompts of an evaluation and how they are to be decoded."""
+"""The prompts of an evaluation, and how to decode them."""
 
 from __future__ import annotations
 
@@ -14,36 +14,42 @@ Prompts = list[list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
+    """Prompts, and the ways in which they are decoded."""
+
     prompts: Prompts
     sampling: SamplingParams
-    """What the document's own figures are of."""
+    """The way of decoding whose figures stand at the top of the document."""
     other_temperature: float | None = None
-    """Measured besides, where ``sampling`` is greedy."""
+    """Temperature that is measured as well if ``sampling`` is greedy."""
     concurrency: tuple[int, ...] = ()
 
     @property
     def timed(self) -> SamplingParams:
-        """``sampling``, without anything that costs time beside decoding."""
+        """``sampling`` without anything that costs time beside decoding."""
         return replace(self.sampling, with_margins=False)
 
     @property
     def greedy(self) -> SamplingParams:
+        """``timed`` at temperature 0."""
         return replace(self.timed, temperature=0.0)
 
     @property
     def sampled(self) -> SamplingParams | None:
+        """``timed`` at the temperature of the sampled answers; None if there is none."""
         temperature = self.sampling.temperature or self.other_temperature
         return replace(self.timed, temperature=temperature) if temperature else None
 
     @property
     def num_draft_tokens(self) -> int:
+        """Tokens that the draft proposes per round."""
         return self.sampling.num_draft_tokens
 
     def without_draft(self) -> Workload:
+        """Return the same workload, to be decoded without a draft."""
         return replace(self, sampling=replace(self.sampling, num_draft_tokens=0))
 
     def groups(self, size: int) -> list[Prompts]:
-        """The prompts, ``size`` at a time; the last group is filled up from the start, so that all are as large."""
+        """Return the prompts in groups of ``size``; the last group is filled up from the start."""
         count = math.ceil(len(self.prompts) / size)
         cyclic = [self.prompts[index % len(self.prompts)] for index in range(count * size)]
         return [cyclic[start : start + size] for start in range(0, len(cyclic), size)]

@@ -1,8 +1,8 @@
 """CaptureController: the engine's end of the link to the one worker process that holds the captured states.
 
-An engine such as vLLM runs the target in worker processes that it starts itself. There, code of ours (a connector, a
-hook) hands the states of each request to a FeatureExporter. A request carries its id and short names of its
-destinations through the engine; token ids and states never pass the controller.
+An engine such as vLLM runs the target in worker processes that it starts itself. There, a hook of the engine's plugin
+hands the states of each request to a FeatureExporter. A request carries its id and short names of its destinations
+through the engine; token ids and states never pass the controller.
 
 Messages to the exporter: ``configuration``, once, and ``destination``, before the first request that names it. From
 it: ``token``, once, then ``sent`` or ``failed`` for each request, and ``alive``.
@@ -86,7 +86,7 @@ class CaptureController(Resource):
         self._lock = threading.Lock()
         self._exporter: ControlChannel | None = None
         self._connected = threading.Event()
-        self._heard_s = self._moved_s = time.monotonic()
+        self._received_s = self._moved_s = time.monotonic()
         self._failure: EngineError | None = None
         listener, self._name = local_socket.listen("spec-capture", socket.SOCK_STREAM)
         self._limiter = AcceptLimiter(listener)
@@ -147,7 +147,7 @@ class CaptureController(Resource):
         if self._failure is not None:
             raise self._failure
         now = time.monotonic()
-        if self._connected.is_set() and now - self._heard_s > self._peer_s:
+        if self._connected.is_set() and now - self._received_s > self._peer_s:
             raise EngineError(f"the engine's worker has been silent for timeouts.peer_s={self._peer_s} s")
         if self._pending and now - self._moved_s > self._stuck_s:
             raise EngineError(
@@ -171,11 +171,11 @@ class CaptureController(Resource):
                 continue
             with suppress(PeerLost):  # the end of its messages says so too
                 channel.send("configuration", **self._configuration)
-            self._heard_s = time.monotonic()
+            self._received_s = time.monotonic()
             self._exporter = channel
             self._connected.set()
             for message in channel.messages():
-                self._heard_s = time.monotonic()
+                self._received_s = time.monotonic()
                 if message["kind"] != "alive":
                     self._finish(message)
             if self._failure is None:

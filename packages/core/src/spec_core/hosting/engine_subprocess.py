@@ -67,7 +67,7 @@ class EngineSubprocess(Resource):
     module: ClassVar[str]
     """The module that the process runs as ``__main__``; it uses ``EngineLink``."""
     our_part: ClassVar[str]
-    """The part of ours that captures in the program, and where to look if it is missing; for messages."""
+    """The part of the engine that captures in the program, and where to look if it is missing; for messages."""
     grace_s: ClassVar[float] = 0.0
     """Seconds between closing the link to the process and killing it."""
 
@@ -92,7 +92,7 @@ class EngineSubprocess(Resource):
         self._failure: EngineError | None = None
         self._reported: str | None = None
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self._begun_s = self._heard_s = time.monotonic()
+        self._begun_s = self._received_s = time.monotonic()
         log.info("starting %s: %s", self.program, arguments)
         if isinstance(mode, CaptureMode):
             self._captures = CaptureController(context, mode.schema, config.send_timeout_s, self.death)
@@ -189,7 +189,7 @@ class EngineSubprocess(Resource):
         """Raise EngineError if the program has ended, has been silent for ``peer_s``, or captures nothing."""
         if self._failure is not None:
             raise self._failure
-        if self._started.is_set() and time.monotonic() - self._heard_s > self._context.peer_s:
+        if self._started.is_set() and time.monotonic() - self._received_s > self._context.peer_s:
             raise EngineError(f"{self.program} has been silent for timeouts.peer_s={self._context.peer_s} s")
         if self._captures is not None:
             self._captures.health()
@@ -237,7 +237,7 @@ class EngineSubprocess(Resource):
 
     def _listen(self) -> None:
         for message in self._channel.messages():
-            self._heard_s = time.monotonic()
+            self._received_s = time.monotonic()
             kind = message["kind"]
             if kind == "ready":
                 self.ready = message

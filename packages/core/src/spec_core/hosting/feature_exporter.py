@@ -66,7 +66,7 @@ class FeatureExporter(Resource):
         self._channel.keep_alive(configuration["peer_s"])  # the backend may take its time to import
         schema = configuration["schema"]
         self.schema = FeatureSchema(**schema | {"layers": tuple(schema["layers"])})
-        """What is captured for each token."""
+        """The states that are captured for each token."""
         self._send_timeout_s: float = configuration["send_timeout_s"]
         backend_type = plugins.load(Backend, configuration["backend"]["name"])
         backend = backend_type(

@@ -60,11 +60,11 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         sys.exit(1)
 
     def ready(self, **fields: Any) -> None:
-        """Tell the engine that the program takes requests; the fields become ``EngineSubprocess.ready``."""
+        """Report that the program takes requests; the fields become ``EngineSubprocess.ready``."""
         self._channel.send("ready", **fields)
 
     def report(self, message: str) -> None:
-        """Tell the engine why the program ends."""
+        """Send the engine the reason why the program ends."""
         with suppress(PeerLost):
             self._channel.send("failed", message=message)
 

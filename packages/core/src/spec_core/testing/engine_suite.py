@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 LIMIT_S = 120.0
 WINDOW_BYTES = 1 << 24
 TOLERANCE = 1e-4
-"""Of the largest value: float32 rounding in batches of other shapes."""
+"""Share of the largest value: float32 rounding in batches of other shapes."""
 GREEDY = SamplingParams(max_new_tokens=12, stop_at_eos=False)
 KOLMOGOROV_LIMIT = 1.95
 """sqrt(n) times the largest distance of the distribution functions: exceeded by chance once in a thousand."""
@@ -57,11 +57,11 @@ class ReferenceTarget(Protocol):
     """The same target, run without anything of the engine's."""
 
     def hidden(self, token_ids: Sequence[int]) -> Tensor:
-        """[T, N + 1, H]: the residual stream entering each layer; the last one enters the final norm."""
+        """Return [T, N + 1, H]: the residual stream entering each layer; the last one enters the final norm."""
         ...
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """float32 [T, V]"""
+        """Return the logits, float32 [T, V]."""
         ...
 
 
@@ -76,10 +76,12 @@ class EngineSuite(ConformanceSuite):
 
     @pytest.fixture
     def new_engine(self) -> Callable[[EngineContext], Engine]:
+        """A function that creates the engine for a context."""
         raise pytest.UsageError("an EngineSuite needs a fixture 'new_engine': EngineContext -> Engine")
 
     @pytest.fixture
     def reference(self) -> ReferenceTarget:
+        """The same target, run without the engine."""
         raise pytest.UsageError("an EngineSuite needs a fixture 'reference': a ReferenceTarget")
 
     @pytest.fixture
@@ -190,16 +192,18 @@ class EngineSuite(ConformanceSuite):
         answers = engine.generate(prompts, _speculating(GREEDY))
         assert [list(a.token_ids) for a in answers] == [_greedy(reference, prompt) for prompt in prompts]
 
-    def test_e4_samples_follow_the_targets_law(self, engine: Engine, reference: ReferenceTarget) -> None:
-        """E4: sampled answers follow the target's law."""
-        _assert_follows_law(engine, reference, num_draft_tokens=0)
+    def test_e4_samples_follow_the_targets_distribution(
+        self, engine: Engine, reference: ReferenceTarget
+    ) -> None:
+        """E4: sampled answers follow the target's distribution."""
+        _assert_follows_distribution(engine, reference, num_draft_tokens=0)
 
-    def test_e4_samples_with_a_draft_follow_the_targets_law(
+    def test_e4_samples_with_a_draft_follow_the_targets_distribution(
         self, engine: Engine, reference: ReferenceTarget, draft_folder: Path
     ) -> None:
-        """E4: and they follow it with a draft, whatever it proposes."""
+        """E4: they follow it with a draft, too, whatever it proposes."""
         engine.load_draft(draft_folder)
-        _assert_follows_law(engine, reference, num_draft_tokens=3)
+        _assert_follows_distribution(engine, reference, num_draft_tokens=3)
 
     def test_e5_refused_draft_changes_nothing(self, engine: Engine, tmp_path: Path) -> None:
         """E5: a folder that is no draft is an ArtifactError, and the engine answers as before."""
@@ -341,8 +345,8 @@ def _assert_close(got_TNH: Tensor, expected_TNH: Tensor) -> None:
     torch.testing.assert_close(got_TNH.cpu(), expected_TNH.cpu(), rtol=0, atol=TOLERANCE * scale)
 
 
-def _assert_follows_law(engine: Engine, reference: ReferenceTarget, num_draft_tokens: int) -> None:
-    """Each sampled token, replaced by how much of the law lies above it, must be uniform on [0, 1)."""
+def _assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_draft_tokens: int) -> None:
+    """Each sampled token, replaced by how much probability lies above it, must be uniform on [0, 1)."""
     prompts = _token_rows(engine, [3] * 80)
     sampling = SamplingParams(
         max_new_tokens=8, temperature=1.0, seed=1, num_draft_tokens=num_draft_tokens, stop_at_eos=False
@@ -351,21 +355,23 @@ def _assert_follows_law(engine: Engine, reference: ReferenceTarget, num_draft_to
     generator = torch.Generator().manual_seed(5)
     values = torch.cat(
         [
-            _rank_in_law(reference, prompt, answer, generator)
+            _rank_in_distribution(reference, prompt, answer, generator)
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
     ).sort()[0]
     uniform = (torch.arange(len(values)) + 0.5) / len(values)
     distance = float((values - uniform).abs().max()) * math.sqrt(len(values))
-    assert distance < KOLMOGOROV_LIMIT, f"sampled tokens do not follow the target's law: {distance:.2f}"
+    assert distance < KOLMOGOROV_LIMIT, (
+        f"sampled tokens do not follow the target's distribution: {distance:.2f}"
+    )
 
 
-def _rank_in_law(
+def _rank_in_distribution(
     reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
 ) -> Tensor:
     """[number of new tokens]: probability of all likelier tokens, plus a random part of the token's own."""
     tokens = [*prompt, *answer.token_ids]
-    laws_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
-    own_T1 = laws_TV.gather(1, torch.tensor(answer.token_ids)[:, None])
-    likelier_T = laws_TV.where(laws_TV > own_T1, 0).sum(-1)
+    probs_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
+    own_T1 = probs_TV.gather(1, torch.tensor(answer.token_ids)[:, None])
+    likelier_T = probs_TV.where(probs_TV > own_T1, 0).sum(-1)
     return likelier_T + own_T1[:, 0] * torch.rand(len(own_T1), generator=generator)

@@ -1,0 +1,37 @@
+"""Which version of a program is installed, from package metadata: the program itself is slow to import."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from spec_core.records import Availability
+
+
+def installed_version(*distributions: str) -> tuple[str, str] | None:
+    """Return name and version of the first of the distributions that is installed; None if none is."""
+    for name in distributions:
+        try:
+            return name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def probe_version(versions: str, *distributions: str) -> Availability:
+    """Return whether one of the distributions is installed in one of ``versions``, such as ``>=0.26,<0.34``."""
+    found = installed_version(*distributions)
+    if found is None:
+        name = distributions[0]
+        return Availability(ok=False, reason=f"{name} is not installed; pip install '{name}{versions}'")
+    name, version = found
+    try:
+        fits = SpecifierSet(versions).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        fits = False
+    reason = (
+        f"{name} {version} is installed, this engine works with {versions}; pip install '{name}{versions}'"
+    )
+    return Availability(ok=fits, reason="" if fits else reason, versions={name: version})
