@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHAIN_TOKENS = 4
-"""Draft tokens a round, unless asked for, where a draft has no limit of its own."""
+"""Default number of draft tokens in a round, for a draft without a limit of its own."""
 
 
 def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) -> tuple[Draft, int]:
-    """The draft in ``folder`` and how many tokens it is to propose a round (None: as many as it can, at most
-    ``CHAIN_TOKENS`` for one that could go on). Starts nothing.
+    """Return the draft in ``folder`` and the number of tokens that it proposes in a round; start nothing.
 
-    Raises ArtifactError for a folder that is damaged or no draft, TargetError for another target's, ConfigError for
-    more tokens than the draft can propose.
+    Without ``num_draft_tokens`` it proposes as many as it can, at most ``CHAIN_TOKENS`` where it has no limit. Raise
+    ArtifactError for a folder that is damaged or no draft, TargetError for another target's, ConfigError for more
+    tokens than the draft can propose.
     """
     draft = recognise(folder, target)
     most = draft.max_draft_tokens
@@ -43,8 +43,11 @@ def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) 
 
 
 def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
-    """Read back what ``draft`` has exported. Its plugin must find it whole and made for ``target``, and every
-    installed engine must read in it what was written. Raises RunError: it is no fault of the user's."""
+    """Check the folder that ``draft`` has exported.
+
+    Its plugin must find it whole and made for ``target``, and every installed engine must read the same in it. Raise
+    RunError otherwise, because the user is not at fault.
+    """
     try:
         again = type(draft).from_folder(folder)
         if again is None:

@@ -1,4 +1,4 @@
-"""What the suites share: the guard against silent overrides, and looks at a plugin from outside the process."""
+"""Shared parts of the suites: a base that refuses silent overrides, and ways to inspect a plugin from outside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ConformanceSuite:
 
     @pytest.fixture(autouse=True)
     def one_thread(self) -> Iterator[None]:
-        """Small tensors: beside another process, two threads that wait for each other are 20 times slower."""
+        """Compute small tensors with one thread: beside another process, two threads are 20 times slower."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         yield
@@ -53,9 +53,9 @@ def _explained(member: object) -> bool:
 
 
 def run_python(code: str, blocked: Sequence[str] = ()) -> str:
-    """Runs ``code`` in a fresh interpreter in which importing ``blocked`` fails; returns its output.
+    """Run ``code`` in a fresh interpreter in which importing ``blocked`` fails; return its output.
 
-    Raises AssertionError with the child's own words where it fails.
+    Raise AssertionError with the child's stderr where it fails.
     """
     child = subprocess.run(
         [sys.executable, "-c", _BLOCK_IMPORTS.format(names=list(blocked)) + code],
@@ -70,7 +70,7 @@ def run_python(code: str, blocked: Sequence[str] = ()) -> str:
 
 
 def sources(plugin: type) -> Iterator[tuple[Path, ast.Module]]:
-    """Every Python file of the package that ``plugin`` comes from, parsed; a lone module gives itself."""
+    """Yield every Python file of the package of ``plugin``, parsed; for a lone module that module."""
     for file in _files(plugin.__module__):
         yield file, ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
 
@@ -84,7 +84,7 @@ def _files(module: str) -> list[Path]:
 
 
 def forbidden(tree: ast.Module) -> list[str]:
-    """Where the source names an optimizer, a collective or a device."""
+    """Return the lines that name an optimizer, a collective or a device."""
     found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node) in {"torch.optim", "torch.distributed"}:

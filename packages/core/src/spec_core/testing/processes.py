@@ -45,7 +45,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Fault(enum.Enum):
-    """What is done to a rank when it reaches a point."""
+    """The fault that a rank suffers when it reaches a point."""
 
     KILL = signal.SIGKILL
     STOP = signal.SIGSTOP
@@ -62,7 +62,7 @@ class Outcome:
 
 
 class Rank:
-    """What a rank's function is given: who it is, and its line to the test."""
+    """A rank as its function sees it: its number, and its connection to the test."""
 
     def __init__(self, rank: int, world_size: int, line: Connection) -> None:
         self.rank, self.world_size = rank, world_size
@@ -70,17 +70,17 @@ class Rank:
         self._published: deque[Any] = deque()
 
     def reach(self, point: str) -> None:
-        """A named point; returns unless the test has planned a fault for it."""
+        """Pass a named point; a fault that the test has planned for it happens here."""
         self._line.send(("reach", point))
         while (message := self._line.recv())[0] != "go":
             self._published.append(message[1])
 
     def publish(self, value: Any) -> None:
-        """Hands a value to every other rank's ``receive``."""
+        """Send a value to every other rank's ``receive``."""
         self._line.send(("publish", value))
 
     def receive(self) -> Any:
-        """The next value that another rank has published."""
+        """Return the next value that another rank has published."""
         return self._published.popleft() if self._published else self._line.recv()[1]
 
 
@@ -91,7 +91,7 @@ def run_ranks(
     timeout_s: float = 30,
     in_process: bool = False,
 ) -> list[Any]:
-    """What ``function(rank, *args)`` returned, by rank; the first rank's error fails the test, with its trace.
+    """Return what ``function(rank, *args)`` returned, by rank; the first rank's error fails the test, with its trace.
 
     ``in_process`` runs the ranks as threads of the test's process, for implementations that live in one.
     """

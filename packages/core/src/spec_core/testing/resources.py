@@ -1,4 +1,4 @@
-"""What a process has that it must give back: counted for the clauses on ``close``."""
+"""Count the resources of a process that ``close`` must release."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ QUIET_S, PATIENCE_S = 0.25, 5.0
 
 
 class Resources(NamedTuple):
+    """How many resources a process holds."""
+
     descriptors: int
     threads: int
     shared_mappings: int
 
 
 def settled_resources() -> Resources:
-    """Of this process, once the counts have not changed for a while: the kernel takes time to end a thread."""
+    """Return the counts of this process once they are stable: the kernel takes time to end a thread."""
     last, since = _count(), time.monotonic()
     deadline = since + PATIENCE_S
     while time.monotonic() - since < QUIET_S and time.monotonic() < deadline:
