@@ -133,7 +133,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(name, tmp_path):
     for spelling in OLD_SPELLINGS:
         written = {**sparse, "text_config": {**sparse["text_config"], **spelling}} if name in WRAPPERS else {}
         file.write_text(json.dumps(written or {**sparse, **spelling}))
-        if TARGET_TYPES[WRAPPERS.get(name, name)].says_rope and not is_whole(spelling):
+        if TARGET_TYPES[WRAPPERS.get(name, name)].needs_rope and not is_whole(spelling):
             with pytest.raises(TargetError, match="rope_"):
                 read_target(tmp_path)
         elif name not in TYPE_KEY_UNHEARD or "type" not in spelling.get("rope_scaling", {}):

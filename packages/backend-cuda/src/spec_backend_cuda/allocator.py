@@ -1,4 +1,4 @@
-"""Memory of a process: what torch's allocator is told, and the limit on it."""
+"""Memory of a process: settings of torch's allocator, and the limit on it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ GIB = 1 << 30
 
 
 def allocator_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The inherited settings with ``expandable_segments`` off: another process can open memory from such segments
-    only with a capability that containers lack, so libraries that share tensors (engines among them) fail on it.
-    Said even where nothing was inherited, so that nothing turns it on later.
+    """Return the inherited settings with ``expandable_segments`` off, also where nothing was inherited.
+
+    Another process can open memory from such segments only with a capability that containers lack, so libraries
+    that share tensors (engines among them) fail on it. The explicit value keeps anything from turning it on
+    later.
     """
     return {name: _without_expandable(environ.get(name, "")) for name in SETTINGS if name in environ} or {
         SETTINGS[1]: _without_expandable("")
@@ -34,8 +36,10 @@ def _without_expandable(settings: str) -> str:
 
 
 def limit_memory(fraction: float, device: torch.device) -> None:
-    """Caps what torch's allocator takes at ``fraction`` of the device's memory. ConfigError if the fraction is none,
-    or if others have taken so much of the device that it does not fit any more.
+    """Cap what torch's allocator takes at ``fraction`` of the device's memory.
+
+    Raises ConfigError if it is no fraction, or if others have taken so much of the device that it does not fit
+    any more.
     """
     import torch
 

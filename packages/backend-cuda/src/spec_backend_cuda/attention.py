@@ -98,7 +98,7 @@ def _is_fused(q: Tensor) -> bool:
 
 
 def _spread(part: Tensor, documents: Documents, num_tokens: int) -> Tensor:
-    """Rows of documents in their places among all tokens, the others 0."""
+    """Put rows of documents in their places among all tokens; the others are 0."""
     if isinstance(documents.rows, slice) and documents.rows == slice(0, num_tokens):
         return part
     whole = part.new_zeros(num_tokens, *part.shape[1:])
@@ -123,5 +123,5 @@ def _documents(bounds: tuple[tuple[int, int], ...], device: torch.device) -> Doc
 
 @lru_cache(maxsize=1)
 def _no_dropout(device: torch.device) -> tuple[Tensor, Tensor]:
-    """The random state of dropout that the operator asks for even where there is none."""
+    """Return the random state of dropout, which the operator asks for even where there is none."""
     return torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)

@@ -19,7 +19,10 @@ SCORE_BYTES = 1 << 28
 
 
 def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """One document: q [L, heads, d], k and v [L, kv_heads, d] -> out like q, log-sum-exp [L, heads]."""
+    """Return out like q, and log-sum-exp [L, heads], of one document.
+
+    q: [L, heads, d]; k and v: [L, kv_heads, d].
+    """
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=q.dtype, device=q.device)
     for rows, score_hCL in _scores(q, k):
         lse[rows] = score_hCL.logsumexp(-1).T
@@ -31,7 +34,7 @@ def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def dense_backward(
     grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv); ``saved`` is (q, k, v, out, lse); the last two may have been merged with further keys."""
+    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may be merged with further keys."""
     q, k, v, out, lse = saved
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, score_hCL in _scores(q, k):
@@ -47,7 +50,7 @@ def dense_backward(
 
 
 def _scores(q: Tensor, k: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Chunks of queries and their masked scores [h, C, L'] over the keys up to the chunk's last query."""
+    """Yield chunks of queries and their masked scores [h, C, L'] over the keys up to the chunk's last query."""
     length, heads, width = q.shape
     chunk = max(1, SCORE_BYTES // max(1, heads * length * q.element_size()))
     for start in range(0, length, chunk):
@@ -58,12 +61,12 @@ def _scores(q: Tensor, k: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _by_head(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """[h, C, d] and [h, L', d]: each key-value head once per query head that shares it."""
+    """Return [h, C, d] and [h, L', d]: each key-value head once per query head that shares it."""
     groups = queries.shape[1] // keys.shape[1]
     return queries.transpose(0, 1), keys.repeat_interleave(groups, dim=1).transpose(0, 1)
 
 
 def _per_kv_head(grad_hLd: Tensor, kv_heads: int) -> Tensor:
-    """Sums the gradients of the query heads that share a key-value head: [L, kv_heads, d]."""
+    """Sum the gradients of the query heads that share a key-value head: [L, kv_heads, d]."""
     heads, length, width = grad_hLd.shape
     return grad_hLd.view(kv_heads, heads // kv_heads, length, width).sum(1).transpose(0, 1)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """What a proposer guesses after the last known token."""
+    """The guesses of a proposer for the tokens after the last known one."""
 
     token_ids: tuple[int, ...]
     """K guesses in the target's vocabulary."""
@@ -58,25 +58,26 @@ class Proposal:
 
 
 class Proposer(ABC):
-    """Drafting for one sequence during reference decoding; holds what the draft caches about it."""
+    """The drafting state of one sequence during reference decoding."""
 
     @abstractmethod
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Takes the target's states of T more positions, each with the token that *follows* it.
+        """Take the target's states of T more positions, each with the token that *follows* it.
 
         The last of ``next_ids`` is the last known token: its own state does not exist yet.
         """
 
     @abstractmethod
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guesses the ``num_tokens`` tokens after the last known one; forgets them again afterwards.
+        """Guess the ``num_tokens`` tokens after the last known one, and forget them again.
 
-        ``temperature`` 0 takes arg-maxima; else guesses are drawn from the draft's distribution at that temperature.
+        ``temperature`` 0 takes arg-maxima; else guesses are drawn from the draft's distribution at that
+        temperature.
         """
 
 
 class Draft(ABC):
-    """See the module's contract. Constructed with its validated section of the configuration."""
+    """A drafting algorithm; the module's docstring has the contract."""
 
     name: ClassVar[str]
     api_version: ClassVar[int]
@@ -90,40 +91,43 @@ class Draft(ABC):
     method by itself."""
 
     def __init__(self, config: DraftConfig) -> None:
+        """Keep the validated section ``draft`` of the configuration."""
         self.config = config
 
     @classmethod
     def probe(cls) -> Availability:
+        """Return whether the draft can be used here, and why not."""
         return Availability(ok=True)
 
     @classmethod
     def kernels(cls) -> type[KernelSet]:
-        """D10: the kernels that the draft can use. Imports torch."""
+        """Return the kernels that the draft can use; imports torch (D10)."""
         return KernelSet
 
     @classmethod
     @abstractmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """D8: the draft of an exported folder (``init_from`` set to it), or None if it is another algorithm's.
+        """Return the draft of an exported folder, or None if the folder is another algorithm's (D8).
 
-        Raises ArtifactError where the folder is this algorithm's but damaged.
+        The draft has ``init_from`` set to the folder. Raises ArtifactError where the folder is this algorithm's
+        but damaged.
         """
 
     @abstractmethod
     def check_target(self, target: TargetSpec) -> None:
-        """D2."""
+        """Raise TargetError for a target that the draft cannot express (D2)."""
 
     def target_tensors(self, target: TargetSpec) -> Sequence[str]:
-        """D11: further tensors of the target that the draft needs, by their names in the target's folder."""
+        """Return the names, in the target's folder, of further tensors of the target that the draft needs (D11)."""
         return ()
 
     @abstractmethod
     def required_features(self, target: TargetSpec) -> FeatureSchema:
-        """Layers to capture; ascending."""
+        """Return the layers to capture, ascending, with their width and dtype."""
 
     @abstractmethod
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """D6: float64 [S], summed over the samples given, on the CPU."""
+        """Return the loss's denominators, float64 [S] on the CPU, summed over the samples given (D6)."""
 
     @abstractmethod
     def build(
@@ -133,29 +137,35 @@ class Draft(ABC):
         token_counts: Tensor | None,
         kernel: FindKernel = no_kernel,
     ) -> nn.Module:
-        """D3: float32 parameters on the CPU. ``token_counts``: int64 [V], how often each token is supervised in
-        the training data; None counts as all equal. Draws its initial weights from torch's global generator.
-        ``kernel``: the backend's, for the names that ``kernels`` declares."""
+        """Return the network with float32 parameters on the CPU (D3).
+
+        ``token_counts``: int64 [V], how often each token is supervised in the training data; None counts as all
+        equal. ``kernel``: gives the backend's kernels for the names that ``kernels`` declares. Initial weights
+        are drawn from torch's global generator.
+        """
 
     @abstractmethod
     def exported_config(self, target: TargetSpec) -> dict[str, Any]:
-        """D8: the fields of the exported config.json, in their order."""
+        """Return the fields of the exported config.json, in their order (D8)."""
 
     @abstractmethod
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        """D8: the exported tensors one by one, under the names and in the dtypes that engines load. ``weights``: full
-        tensors under the module's own state-dict names."""
+        """Yield the exported tensors one by one, under the names and in the dtypes that engines load (D8).
+
+        ``weights``: full tensors under the module's own state-dict names.
+        """
 
     @abstractmethod
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
-        """D9: a fresh proposer for one sequence."""
+        """Return a fresh proposer for one sequence (D9)."""
 
     @property
     def max_draft_tokens(self) -> int | None:
-        """D9: for a draft that ``from_folder`` gave."""
+        """The most guesses that one proposal of an exported draft can hold; None without a limit (D9)."""
         return None
 
     def shard_hints(self) -> ShardHints:
+        """Return which modules a strategy may shard as units of their own."""
         return ShardHints()

@@ -54,7 +54,7 @@ class KernelSet:
 
 
 def _with_plain(kernel: Kernel | None, plain: Kernel | None) -> Kernel | None:
-    """The kernel, with the plain version behind it (K2)."""
+    """Return the kernel with the plain version behind it (K2)."""
     if kernel is None or plain is None:
         return kernel or plain
 

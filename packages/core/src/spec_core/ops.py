@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class VocabularyOps(ABC):
-    """See the module's contract."""
+    """The target's frozen embedding, head and final norm; the module's docstring has the contract."""
 
     @property
     @abstractmethod
@@ -36,20 +36,20 @@ class VocabularyOps(ABC):
     @property
     @abstractmethod
     def head_VH(self) -> Tensor:
-        """O4: [V_local, H]."""
+        """The target's head, local rows only, [V_local, H] in the compute dtype (O4)."""
 
     @abstractmethod
     def embed(self, input_ids: Tensor) -> Tensor:
-        """O1: ids [...] -> [..., H]."""
+        """Return rows of the target's embedding: ids [...] -> [..., H] (O1)."""
 
     @abstractmethod
     def teacher_logits(self, hidden_RH: Tensor) -> Tensor:
-        """O2: inputs of the target's final norm [R, H] -> [R, V_local] float32."""
+        """Return the target's logits, [R, V_local] float32, from inputs [R, H] of its final norm (O2)."""
 
     @abstractmethod
     def reduce_max(self, value_R: Tensor) -> Tensor:
-        """O3: element-wise maximum over shards."""
+        """Return the element-wise maximum over all vocabulary shards (O3)."""
 
     @abstractmethod
     def reduce_sum(self, value_R: Tensor) -> Tensor:
-        """O3: sum over shards."""
+        """Return the sum over all vocabulary shards (O3)."""

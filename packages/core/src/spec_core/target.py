@@ -1,7 +1,7 @@
-"""TargetSpec: what the project knows of a target, read from its folder without torch; and its frozen tensors.
+"""TargetSpec: shapes, names and numbers of a target, read from its folder without torch; and its frozen tensors.
 
-The *trainer* reads embedding, final norm and head itself, from the target's safetensors (single file or
-sharded with an index, tied or not), never through the engine.
+The *trainer* reads embedding, final norm and head itself, from the target's safetensors (single file or sharded
+with an index, tied or not), never through the engine.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class TargetSpec:
 
     @property
     def tied(self) -> bool:
+        """Whether the head is the embedding."""
         return self.head_name == self.embedding_name
 
 

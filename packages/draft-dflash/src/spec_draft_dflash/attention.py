@@ -1,11 +1,11 @@
 """Attention of blocks: each sees its document before its anchor, and itself; never another block.
 
-``block_attention`` is what runs where the backend has no kernel for it. It takes some blocks at a time through
-torch's fused attention, with a mask for these blocks only, and recomputes them in backward: memory is linear in the
+``block_attention`` runs where the backend has no kernel for it. It takes some blocks at a time through torch's
+fused attention, with a mask for these blocks only, and recomputes them in backward: memory is linear in the
 batch.
 
-Shapes: A blocks, B slots, T tokens of the batch; q ``[A, B, heads, D]``; keys and values ``[A, B, kv_heads, D]`` of
-the blocks and ``[T, kv_heads, D]`` of the context.
+Shapes: A blocks, B slots, T tokens of the batch; q ``[A, B, heads, D]``; keys and values ``[A, B, kv_heads, D]``
+of the blocks and ``[T, kv_heads, D]`` of the context.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ needs one block's, are then still few next to a context of usual length."""
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Where blocks lie in a flat batch. On the CPU, so that ranges are known without waiting for a device."""
+    """The places of blocks in a flat batch.
+
+    They are on the CPU, so that ranges are known without waiting for a device.
+    """
 
     anchor_A: Tensor
     """int64 [A]: index of each anchor, ascending; the block sees the context before it."""
@@ -44,12 +47,12 @@ class BlockLayout:
     device: torch.device
 
     def slot_positions(self, block_size: int) -> Tensor:
-        """int64 [A, B], on the device: position of each slot in its document, also past its end."""
+        """Return int64 [A, B], on the device: position of each slot in its document, also past its end."""
         first_A = self._anchor_on_device - self._start_on_device
         return first_A[:, None] + torch.arange(block_size, device=self.device)
 
     def chunk(self, first: int, window: int | None) -> _Chunk:
-        """Blocks ``first`` to ``first + CHUNK_BLOCKS`` with the context that any of them sees."""
+        """Return blocks ``first`` to ``first + CHUNK_BLOCKS`` with the context that any of them sees."""
         rows = slice(first, first + CHUNK_BLOCKS)
         anchors, starts = self.anchor_A[rows], self.start_A[rows]
         if window is not None:
@@ -78,7 +81,7 @@ class _Chunk:
     start_C: Tensor
 
     def visible(self, block_size: int, window: int | None) -> Tensor:
-        """bool [C · B, context + C · B]: which keys each slot sees."""
+        """Return bool [C · B, context + C · B]: which keys each slot sees."""
         device, num_blocks = self.anchor_C.device, len(self.anchor_C)
         slot_B = torch.arange(block_size, device=device)
         key = torch.arange(self.context.start, self.context.stop, device=device)
@@ -111,7 +114,7 @@ def block_attention(
 
 
 def _attend(part: tuple[Tensor, ...], context: KeysValues, chunk: _Chunk, window: int | None) -> Tensor:
-    """``part``: q, keys and values of the chunk's blocks."""
+    """Return the attention of one chunk; ``part``: q, keys and values of its blocks."""
     q_CBND, *own = part
     k, v = (torch.cat([old[chunk.context], new.flatten(0, 1)]) for old, new in zip(context, own, strict=True))
     if not len(q_CBND):  # nothing to attend, but a gradient (of zero) must reach every input

@@ -27,15 +27,15 @@ DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 
 @dataclass(frozen=True)
 class BlockRule:
-    """How blocks are drawn, and how long they are."""
+    """The length of blocks, and how their anchors are drawn."""
 
     num_anchors: int
     block_size: int
 
     def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
-        """int64 [A] anchors of one document, ascending, and how many slots of each count (at least 1).
+        """Return int64 [A] anchors of one document, ascending, and how many slots of each count (at least 1).
 
-        Uniform without replacement, a function of (seed, epoch, sample id, mask).
+        The draw is uniform without replacement, a function of (seed, epoch, sample id, mask).
         """
         mask_T = sample.loss_mask
         anchor_A = (mask_T[:-1] & mask_T[1:]).nonzero().squeeze(1)
@@ -56,6 +56,7 @@ class Blocks:
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: BlockRule) -> Self:
+        """Draw the blocks of every document of a batch."""
         mask_T = batch.loss_mask_T.cpu()
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for span in batch.spans:
@@ -72,20 +73,20 @@ class Blocks:
 
 
 def slot_weights(block_size: int, gamma: float | None) -> Tensor:
-    """float64 [block_size − 1]: exp(−(k − 1) / gamma) of slots k = 1, 2, …"""
+    """Return float64 [block_size − 1]: exp(−(k − 1) / gamma) of slots k = 1, 2, and so on."""
     decay = gamma or DEFAULT_GAMMA.get(block_size, block_size / 2)
     return (-torch.arange(block_size - 1, dtype=torch.float64) / decay).exp()
 
 
 def _run_lengths(mask_T: Tensor) -> Tensor:
-    """int64 [T]: how many supervised tokens follow one another from each token on."""
+    """Return int64 [T]: how many supervised tokens follow one another from each token on."""
     index_T = torch.arange(len(mask_T))
     end_T = torch.where(mask_T, len(mask_T), index_T).flip(0).cummin(0).values.flip(0)
     return end_T - index_T
 
 
 def _generator(sample: Supervision) -> torch.Generator:
-    """Hashed: neighbouring sample ids must not give related draws."""
+    """Return a generator seeded by a hash: neighbouring sample ids must not give related draws."""
     key = f"{sample.seed} {sample.epoch} {sample.sample_id}".encode()
     number = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "little")
     return torch.Generator().manual_seed(number)

@@ -13,8 +13,11 @@ LayerType = Literal["full_attention", "sliding_attention"]
 
 
 class DFlashConfig(DecoderConfig):
-    """None means: what the folder ``init_from`` says, else the default that is named. An option that contradicts the
-    folder is an error."""
+    """Options of the DFlash draft.
+
+    None means: what the folder ``init_from`` says, else the default that is named. An option that contradicts the
+    folder is an error.
+    """
 
     loss: LossKind = "ce"
     """``ce``: cross-entropy to the next tokens, early slots first. ``dpace``: the same, but each slot weighs what it

@@ -47,12 +47,14 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[DFlashShape]) -> None:
+        """Raise ArtifactError for a trained mask vector."""
         if (checkpoint.folder / _MASK_FILE).exists():
             raise ArtifactError(
                 f"draft {checkpoint.folder} has a {_MASK_FILE}; only a token's own embedding can be the mask"
             )
 
     def fresh_shape(self, target: TargetSpec) -> DFlashShape:
+        """Return the options, else the paper's defaults and the target's sizes."""
         options, mask_token_id = self.options, self.options.mask_token_id
         kind = FULL if options.sliding_window is None else SLIDING
         return DFlashShape.for_target(
@@ -77,9 +79,11 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
         return self.shape(target).layer_problem(target)
 
     def embedding_scale(self, target: TargetSpec) -> float:
+        """Return the target's own scale, which the exported embedding includes."""
         return target.embedding_scale
 
     def required_features(self, target: TargetSpec) -> FeatureSchema:
+        """Return the captured layers, and the input of the final norm where the loss needs it."""
         layers = self.shape(target).layers
         if self.options.loss == "soft":
             layers = (*layers, target.num_layers)
@@ -101,11 +105,13 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
 
     @classmethod
     def kernels(cls) -> type[DFlashKernels]:
+        """Return the kernels that the draft can use (D10)."""
         from spec_draft_dflash.kernels import DFlashKernels
 
         return DFlashKernels
 
     def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: DFlashKernels) -> nn.Module:
+        """Return the network with drawn weights."""
         from spec_draft_dflash.model import DFlashModel
 
         return DFlashModel(self.shape(target), self.options, target.embedding_scale, kernels)
@@ -132,6 +138,7 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
             )
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
+        """Return a fresh proposer for one sequence (D9)."""
         from spec_draft_dflash.model import DFlashModel
         from spec_draft_dflash.proposer import BlockProposer
 
@@ -140,9 +147,11 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
 
     @property
     def max_draft_tokens(self) -> int | None:
+        """A block's guesses: one less than its slots (D9)."""
         return self._block_size - 1
 
     def shard_hints(self) -> ShardHints:
+        """Return each decoder layer as a unit of its own."""
         options = self.options
         num_layers = len(options.layer_types or ()) or options.num_layers or 5
         return ShardHints(blocks=tuple(f"layers.{index}" for index in range(num_layers)))

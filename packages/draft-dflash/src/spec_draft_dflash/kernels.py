@@ -36,7 +36,7 @@ def scaled_softmax_(logits_XV: Tensor, log_sum_X: Tensor, factor_X: Tensor) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashKernels(DecoderKernels):
-    """What DFlash asks a backend for."""
+    """The kernels that DFlash can use."""
 
     norm_rotate: Callable[[Tensor, Tensor, float, Angles], Tensor] = norm_rotate
     scaled_softmax_: Callable[[Tensor, Tensor, Tensor], Tensor] = scaled_softmax_
@@ -46,6 +46,7 @@ class DFlashKernels(DecoderKernels):
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
+        """Return arguments to compare each kernel with its plain version on."""
         angle, logits_XV = draw(7, 1, 16), draw(5, 33)
         layout = BlockLayout(torch.tensor([1, 3, 9]), torch.tensor([0, 0, 5]), angle.device)
         context, own = ([draw(*shape, 2, 32).requires_grad_() for _ in range(2)] for shape in ((10,), (3, 4)))

@@ -36,7 +36,7 @@ LOGIT_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class CountedSlots:
-    """Which slots count, block by block: slots 1 to ``counted`` of each."""
+    """The slots that count, block by block: slots 1 to ``counted`` of each."""
 
     counted_A: Tensor
     """int64 [A], on the CPU: chunks are cut without waiting for the device."""
@@ -48,6 +48,7 @@ class CountedSlots:
 
     @classmethod
     def of(cls, blocks: Blocks, device: torch.device) -> CountedSlots:
+        """Return the counted slots of some blocks, on the device."""
         counted_A = blocks.counted_A
         block_R = torch.arange(len(counted_A)).repeat_interleave(counted_A)
         slot_R = torch.arange(len(block_R)) - (counted_A.cumsum(0) - counted_A)[block_R]
@@ -57,7 +58,10 @@ class CountedSlots:
         return cls(counted_A, block_R, slot_R, anchor_R)
 
     def chunks(self, num_rows: int, block_slots: int) -> list[tuple[slice, slice]]:
-        """(blocks, rows): whole blocks, of at most ``num_rows`` slots where one block has no more."""
+        """Return (blocks, rows) of each chunk.
+
+        A chunk is whole blocks, of at most ``num_rows`` slots where one block has no more.
+        """
         size = max(1, num_rows // block_slots)
         ends = [0, *self.counted_A.cumsum(0).tolist()]
         edges = [*range(0, len(self.counted_A), size), len(self.counted_A)]
@@ -66,7 +70,7 @@ class CountedSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLoss:
-    """What slots are compared with, and how much each weighs."""
+    """The targets of slots, and the weight of each."""
 
     ops: VocabularyOps
     kernels: DFlashKernels
@@ -79,6 +83,7 @@ class BlockLoss:
     def __call__(
         self, states_ASH: Tensor, batch: DraftBatch, slots: CountedSlots, denominators: Tensor
     ) -> StepOutput:
+        """Return loss and metrics of the blocks' states [A, S, H], as shares over the global denominators."""
         totals = _BlockSums(self, states_ASH, batch, denominators)
         head_VH = self.ops.head_VH
         row_bytes = len(head_VH) * (head_VH.element_size() + (4 if self.kind == "soft" else 0))
@@ -100,7 +105,10 @@ class BlockLoss:
         return HardTargets.of(batch.input_ids_T[label_R], self.ops, self.kernels)
 
     def weights(self, cross_CS: Tensor, counted_CS: Tensor) -> Tensor:
-        """[C, S]: of the slots of some blocks, given their cross-entropies; 0 where a slot does not count."""
+        """Return the weights [C, S] of the slots of some blocks, given their cross-entropies.
+
+        A slot that does not count weighs 0.
+        """
         if self.kind != "dpace":
             return counted_CS * self.weight_S.to(cross_CS)
         # D-PACE: P_k is the (smoothed) chance that slots 1 to k are accepted; slot k weighs what it can still add.
@@ -150,7 +158,7 @@ class _BlockSums:
             self.grad_ASH[block_R, slot_R] = ops.reduce_sum(grad_RH)
 
     def output(self) -> StepOutput:
-        """Every block counts its first slot, so these are as many as blocks."""
+        """Return the sums. Every block counts its first slot, so there are as many of these as blocks."""
         loss = self.loss
         if self.grad_ASH is not None:
             loss = with_gradients(loss, (self.grad_ASH,), (self.states_ASH,))

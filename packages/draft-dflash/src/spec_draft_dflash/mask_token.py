@@ -17,11 +17,11 @@ _SPARE = ("reserved", "unused")
 
 
 def choose_mask_token(target: TargetSpec) -> int:
-    """An id below the vocabulary's size, the first of: the tokenizer's own mask token; the first id behind its
-    tokens (a padded vocabulary has some); its first token that is named as reserved or unused; the last id of the
-    vocabulary that is no end token.
+    """Return an id below the vocabulary's size that stands for a slot to be guessed.
 
-    ``<|MASK|>`` comes first because SGLang refuses another id where the tokenizer has it.
+    It is the first of: the tokenizer's own mask token; the first id behind its tokens (a padded vocabulary has
+    some); its first token that is named as reserved or unused; the last id of the vocabulary that is no end
+    token. ``<|MASK|>`` comes first because SGLang refuses another id where the tokenizer has it.
     """
     ids = _token_ids(target.folder / "tokenizer.json")
     candidates = [ids[name] for name in _MASKS if name in ids]
@@ -37,7 +37,7 @@ def _is_spare(name: str) -> bool:
 
 
 def _token_ids(file: Path) -> dict[str, int]:
-    """Token -> id of a Hugging Face tokenizer.json; empty where there is none."""
+    """Return token -> id of a Hugging Face tokenizer.json; empty where there is none."""
     try:
         fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         vocabulary = fields["model"].get("vocab") or {}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where blocks lie, and the rotary angles of their slots [A · B] and of the context [T]."""
+    """The places of blocks, and the rotary angles of their slots [A · B] and of the context [T]."""
 
     layout: BlockLayout
     slot_angles: Angles
@@ -38,9 +38,10 @@ class Geometry:
 
 
 class DFlashAttention(nn.Module):
-    """Queries from the block; keys and values, by the same weights, from context and block."""
+    """Queries of the block; keys and values, by the same weights, of context and block."""
 
     def __init__(self, shape: DFlashShape, kernels: DFlashKernels) -> None:
+        """Make projections and norms of the shape's sizes."""
         super().__init__()
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = linear(shape.hidden_size, queries)
@@ -53,20 +54,21 @@ class DFlashAttention(nn.Module):
         self._norm_rotate = kernels.norm_rotate
 
     def queries(self, x_RH: Tensor, angles: Angles) -> Tensor:
-        """[R, heads, head_dim], normed per head and rotated."""
+        """Return [R, heads, head_dim], normed per head and rotated."""
         q = self.q_proj(x_RH).unflatten(-1, (-1, self.head_dim))
         return self._norm_rotate(q, self.q_norm.weight, self.q_norm.eps, angles)
 
     def keys_values(self, x_RH: Tensor, angles: Angles) -> KeysValues:
-        """[R, kv_heads, head_dim] twice; keys normed per head and rotated."""
+        """Return [R, kv_heads, head_dim] twice; keys are normed per head and rotated."""
         k, v = (project(x_RH).unflatten(-1, (-1, self.head_dim)) for project in (self.k_proj, self.v_proj))
         return self._norm_rotate(k, self.k_norm.weight, self.k_norm.eps, angles), v
 
 
 class DFlashLayer(nn.Module):
-    """One Qwen3-style decoder layer over blocks. ``window`` None: full attention; see ``block_attention``."""
+    """One Qwen3-style decoder layer over blocks."""
 
     def __init__(self, shape: DFlashShape, window: int | None, kernels: DFlashKernels) -> None:
+        """Make the layer; ``window`` None is full attention, see ``block_attention``."""
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
@@ -75,12 +77,15 @@ class DFlashLayer(nn.Module):
         self.window, self._block_attention = window, kernels.block_attention
 
     def forward(self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry) -> Tensor:
-        """The context enters as it is: the input norm is for the block only."""
+        """Return the blocks' states after the layer.
+
+        The context enters as it is: the input norm is for the block only.
+        """
         context = self.self_attn.keys_values(context_TH, geometry.context_angles)
         return self.advance(x_ABH, context, geometry)
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
-        """The same, with the context's keys and values at hand."""
+        """Return the same as ``forward``, given the context's keys and values."""
         attention, blocks = self.self_attn, x_ABH.shape[:2]
         normed_RH, angles = self.input_layernorm(x_ABH).flatten(0, 1), geometry.slot_angles
         q = attention.queries(normed_RH, angles)
@@ -92,7 +97,7 @@ class DFlashLayer(nn.Module):
 
 
 class DFlashModel(nn.Module):
-    """Single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
+    """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
 
     def __init__(
         self,
@@ -101,7 +106,7 @@ class DFlashModel(nn.Module):
         embedding_scale: float,
         kernels: DFlashKernels,
     ) -> None:
-        """``embedding_scale``: what the target multiplies its embedding by before its first layer."""
+        """Make the network; ``embedding_scale``: factor on the target's embedding before its first layer."""
         super().__init__()
         self.shape, self.config, self.kernels = shape, config, kernels
         self.embedding_scale = embedding_scale
@@ -112,7 +117,7 @@ class DFlashModel(nn.Module):
         self.norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """This batch's share of the loss; ``denominators`` float64 [1]: the global batch's."""
+        """Return this batch's share of the loss; ``denominators``: the global batch's, float64 [1]."""
         rule = BlockRule(self.config.num_anchors, self.shape.block_size)
         blocks = Blocks.of(batch, rule)
         device = batch.input_ids_T.device
@@ -129,7 +134,7 @@ class DFlashModel(nn.Module):
         return loss(states_ABH[:, 1:], batch, slots, denominators)
 
     def states(self, batch: DraftBatch, blocks: Blocks, ops: VocabularyOps) -> Tensor:
-        """[A, B, H]: inputs of the head, after the final norm."""
+        """Return [A, B, H]: inputs of the head, after the final norm."""
         context_TH = self.context(batch.hidden_TNH)
         layout = BlockLayout(blocks.anchor_A, blocks.start_A, context_TH.device)
         geometry = self.geometry(layout, self.shape.block_size, batch.position_T, context_TH.dtype)
@@ -140,12 +145,15 @@ class DFlashModel(nn.Module):
         return self.norm(x_ABH)
 
     def context(self, hidden_TNH: Tensor) -> Tensor:
-        """Captured states -> what every layer attends [T, H]. Further layers behind the draft's own are ignored."""
+        """Return what every layer attends, [T, H], from captured states.
+
+        Further captured layers behind the draft's own are ignored.
+        """
         own = hidden_TNH[:, : len(self.shape.layers)].to(self.fc.weight.dtype)
         return self.hidden_norm(self.fc(own.flatten(1)))
 
     def embed(self, anchor_ids_A: Tensor, block_size: int, ops: VocabularyOps) -> Tensor:
-        """[A, B, H]: the known token, then mask tokens, as they enter the target's first layer."""
+        """Return [A, B, H]: the known token, then mask tokens, as they enter the target's first layer."""
         ids_AB = anchor_ids_A.new_full((len(anchor_ids_A), block_size), self.shape.mask_token_id)
         ids_AB[:, 0] = anchor_ids_A
         embedded = ops.embed(ids_AB)
@@ -154,6 +162,6 @@ class DFlashModel(nn.Module):
     def geometry(
         self, layout: BlockLayout, block_size: int, position_T: Tensor, dtype: torch.dtype
     ) -> Geometry:
-        """For blocks of ``block_size`` slots over a context at ``position_T``."""
+        """Return the geometry of blocks of ``block_size`` slots over a context at ``position_T``."""
         slot_R = layout.slot_positions(block_size).flatten()
         return Geometry(layout, self.rope.angles(slot_R, dtype), self.rope.angles(position_T, dtype))

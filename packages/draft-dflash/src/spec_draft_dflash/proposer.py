@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 class BlockProposer(Proposer):
-    """To guess K tokens, vLLM and SGLang run a block of K + 1 slots, also where K + 1 is below the block size of
-    training; so does this."""
+    """One block per round.
+
+    To guess K tokens, vLLM and SGLang run a block of K + 1 slots, also where K + 1 is below the block size of
+    training; so does this.
+    """
 
     def __init__(self, module: DFlashModel, ops: VocabularyOps) -> None:
+        """Start with an empty context."""
         self._module, self._ops = module, ops
         shape, self._last = module.shape, 0
         self._empty = torch.zeros(0, dtype=torch.int64)
@@ -33,6 +37,7 @@ class BlockProposer(Proposer):
 
     @torch.no_grad()
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
+        """Cache keys and values of T more positions; the last of ``next_ids`` begins the next block."""
         module, start = self._module, len(self._contexts[0][0])
         context_TH = module.context(hidden_TNH.to(module.fc.weight.device))
         position_T = torch.arange(start, start + len(next_ids), device=context_TH.device)
@@ -44,6 +49,7 @@ class BlockProposer(Proposer):
 
     @torch.no_grad()
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
+        """Guess with one block; ConfigError for more tokens than a block holds."""
         block_size = self._module.shape.block_size
         if num_tokens >= block_size:
             raise ConfigError(
@@ -60,7 +66,7 @@ class BlockProposer(Proposer):
         return Proposal(token_ids=tuple(drawn.tolist()), probs_KV=probs_KV)
 
     def _states(self, num_slots: int) -> Tensor:
-        """[slots, H]: inputs of the head for one block after the context."""
+        """Return [slots, H]: inputs of the head for one block after the context."""
         module, length = self._module, len(self._contexts[0][0])
         device = module.fc.weight.device
         layout = BlockLayout(torch.tensor([length]), torch.tensor([0]), device)

@@ -29,7 +29,7 @@ FULL, SLIDING = get_args(LayerType)
 
 
 class DFlashShape(DecoderShape):
-    """Sizes of one DFlash draft."""
+    """The sizes of one DFlash draft."""
 
     nested: ClassVar[str] = "dflash_config"
 
@@ -46,10 +46,12 @@ class DFlashShape(DecoderShape):
 
     @property
     def num_layers(self) -> int:
+        """Decoder layers of the draft."""
         return len(self.layer_types)
 
     @property
     def num_features(self) -> int:
+        """Captured residual streams."""
         return len(self.layers)
 
     @property
@@ -64,6 +66,7 @@ class DFlashShape(DecoderShape):
         return None if len(kinds) > 1 else kinds == {SLIDING}
 
     def tensor_shapes(self) -> Shapes:
+        """Return every trained tensor of the draft."""
         h, wide, dim = self.hidden_size, self.intermediate_size, self.head_dim
         q, kv = self.num_heads * dim, self.num_kv_heads * dim
         layer: Shapes = {
@@ -101,6 +104,7 @@ class DFlashShape(DecoderShape):
         return super().read_own(fields, own, folder) | found
 
     def fixed_fields(self) -> Json:
+        """Return fields of published drafts that have one value here."""
         return {
             "hidden_act": "silu",
             "attention_bias": False,
@@ -129,6 +133,7 @@ class DFlashShape(DecoderShape):
         }
 
     def problem(self) -> str | None:
+        """Return why no block draft can have this shape, or None."""
         window = self.sliding_window
         if SLIDING in self.layer_types and (window is None or window < self.block_size):
             return (

@@ -1,6 +1,4 @@
-"""What slots are to guess: tokens, or the target's distributions.
-
-Each kind has its share of a cross-entropy and its gradient.
+"""The targets of slots, tokens or the target's distributions, with their share of a cross-entropy and its gradient.
 
 Cross-entropy is log-sum-exp of the logits − ``aligned``. Shapes: R counted slots, V local rows of the vocabulary.
 """
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HardTargets:
-    """The tokens that the data has."""
+    """Tokens of the data as targets."""
 
     column_R1: Tensor
     """int64: the label among the local rows; any of them where it is on another shard."""
@@ -36,6 +34,7 @@ class HardTargets:
 
     @classmethod
     def of(cls, id_R: Tensor, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
+        """Return the targets ``id_R`` in terms of the local shard."""
         first, stop = ops.vocab_range
         here_R = (id_R >= first) & (id_R < stop)
         column_R = (id_R - first).clamp(0, stop - first - 1)
@@ -55,13 +54,14 @@ class HardTargets:
 
 @dataclass(frozen=True)
 class SoftTargets:
-    """The target's distributions."""
+    """The target's distributions as targets."""
 
     distribution: Distribution
     kernels: DFlashKernels
 
     @classmethod
     def of(cls, logits_RV: Tensor, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
+        """Return the distributions of the target's logits."""
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, _ = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
         return cls((logits_RV, log_sum_R), kernels)

@@ -29,9 +29,10 @@ small against the activations of a step."""
 def unrolled_attention(
     kernels: Eagle3Kernels, q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds
 ) -> Tensor:
-    """[T, heads, head_dim]: ``keys[0]`` are step 0's, ``keys[1:]`` those of the later steps up to the query's.
+    """Return attention [T, heads, head_dim] over step 0's keys and those of the later steps.
 
-    Rows outside ``bounds`` (the documents) hold finite values without meaning.
+    ``keys[0]`` are step 0's, ``keys[1:]`` those of the later steps up to the query's. Rows outside ``bounds``
+    (the documents) hold finite values without meaning.
     """
     if kernels.causal_attention is None:
         return _chunked_attention(q, keys, values, bounds)
@@ -73,7 +74,7 @@ class _MergedAttention(torch.autograd.Function):
 
 
 def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds) -> Tensor:
-    """Dense attention of a few queries at a time, recomputed in backward: for hardware without a kernel."""
+    """Return dense attention, a few queries at a time, recomputed in backward: for hardware without a kernel."""
     pieces: list[Tensor] = []
     cursor = 0
     # Without a document one row of padding runs, so that every parameter still gets its (zero) gradient.
@@ -90,7 +91,7 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
 
 
 def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *own_keys_values: Tensor) -> Tensor:
-    """The last len(q) queries of a document against its first len(key) step-0 keys and their own later keys."""
+    """Attend the last len(q) queries of a document to its first len(key) step-0 keys and their own later keys."""
     keys, values = _halves(own_keys_values)
     q_TKGD = grouped(q, key) * q.shape[-1] ** -0.5
     causal = torch.einsum("tkgd,ukd->tkgu", q_TKGD, key.to(q_TKGD.dtype))

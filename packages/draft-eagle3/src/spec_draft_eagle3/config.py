@@ -12,8 +12,11 @@ LossKind = Literal["ce", "lk_alpha", "lk_lambda"]
 
 
 class Eagle3Config(DecoderConfig):
-    """None means: what the folder ``init_from`` says, else the default that is named. An option that contradicts the
-    folder is an error."""
+    """Options of the Eagle3 draft.
+
+    None means: what the folder ``init_from`` says, else the default that is named. An option that contradicts the
+    folder is an error.
+    """
 
     loss: LossKind = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.

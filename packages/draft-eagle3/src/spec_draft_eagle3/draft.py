@@ -50,15 +50,18 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
+        """Return the module's name of a tensor: published drafts call the one layer ``layers.0`` or ``midlayer``."""
         name = super().module_name(stored_name)
         return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
+        """Raise ArtifactError for a vocabulary mapping that is none."""
         if "d2t" in checkpoint.stored_names:
             _read_mapping(checkpoint)
 
     def fresh_shape(self, target: TargetSpec) -> Eagle3Shape:
+        """Return the options, else the target's sizes."""
         options = self.options
         return Eagle3Shape.for_target(
             options,
@@ -70,6 +73,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         )
 
     def check_target(self, target: TargetSpec) -> None:
+        """Raise TargetError for a target that the draft cannot express (D2), ConfigError for too few rows."""
         super().check_target(target)
         if len(target.eos_token_ids) > (size := self.shape(target).vocab_size):
             raise ConfigError(
@@ -89,6 +93,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return layer_range_problem(layers, target)
 
     def required_features(self, target: TargetSpec) -> FeatureSchema:
+        """Return the captured layers and the input of the final norm, which the teacher needs."""
         layers = (*self.shape(target).layer_ids(target.num_layers), target.num_layers)
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
@@ -104,11 +109,13 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def kernels(cls) -> type[Eagle3Kernels]:
+        """Return the kernels that the draft can use (D10)."""
         from spec_draft_eagle3.kernels import Eagle3Kernels
 
         return Eagle3Kernels
 
     def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: Eagle3Kernels) -> nn.Module:
+        """Return the network with drawn weights."""
         from spec_draft_eagle3.model import Eagle3Model
 
         return Eagle3Model(self.shape(target), self.options, kernels)
@@ -116,22 +123,26 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def initialize(
         self, module: Eagle3Model, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
+        """Scale what was drawn; take head and final norm from the target."""
         from spec_draft_eagle3.initial_weights import initialize
 
         initialize(module, target, tensors, token_counts)
 
     def stored_state(self, checkpoint: DraftCheckpoint[Eagle3Shape]) -> dict[str, Tensor]:
+        """Return the module's state dict, the vocabulary mapping included."""
         mapping = _read_mapping(checkpoint) if checkpoint.shape.reduced else {}
         return super().stored_state(checkpoint) | mapping
 
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the trained tensors, then the vocabulary mapping where there is one (D8)."""
         yield from super().exported_tensors(weights, target)
         for name in _MAPPING if self.shape(target).reduced else ():
             yield name, as_served(weights[name], target)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
+        """Return a fresh proposer for one sequence (D9)."""
         from spec_draft_eagle3.model import Eagle3Model
         from spec_draft_eagle3.proposer import ChainProposer
 

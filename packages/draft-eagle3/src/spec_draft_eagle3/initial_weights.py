@@ -1,4 +1,4 @@
-"""What a fresh Eagle3 draft starts from. The figures behind it: docs/decisions/014-initial-weights.md."""
+"""The initial weights of a fresh Eagle3 draft; docs/decisions/014-initial-weights.md has the figures behind them."""
 
 from __future__ import annotations
 

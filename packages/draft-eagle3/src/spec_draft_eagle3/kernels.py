@@ -60,8 +60,11 @@ def ttt_attention_backward(
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Kernels(DecoderKernels):
-    """What Eagle3 asks a backend for. ``causal_attention`` has no plain version: without it, the attention of all
-    steps is dense, a few queries at a time."""
+    """The kernels that Eagle3 can use.
+
+    ``causal_attention`` has no plain version: without it, the attention of all steps is dense, a few queries at a
+    time.
+    """
 
     rotate: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate
     ttt_attention: Callable[[Tensor, Attended, list[Tensor], list[Tensor]], Attended] = ttt_attention
@@ -76,6 +79,7 @@ class Eagle3Kernels(DecoderKernels):
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
+        """Return arguments to compare each kernel with its plain version on."""
         angle, q, grad_out, grad_q = draw(7, 1, 16), *(draw(7, 4, 32) for _ in range(3))
         keys, values = ([draw(7, 2, 32) for _ in range(3)] for _ in range(2))
         attended = draw(7, 4, 32), draw(7, 4)
@@ -89,14 +93,14 @@ class Eagle3Kernels(DecoderKernels):
 
 
 def grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
-    """[T, heads, D] -> [T, kv_heads, group, D], float32 or wider: products of bf16 numbers are summed there."""
+    """Return [T, heads, D] as [T, kv_heads, group, D], float32 or wider: products of bf16 are summed there."""
     wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
     rows, num_heads, head_dim = heads.shape
     return wide.reshape(rows, like_kv.shape[1], num_heads // like_kv.shape[1], head_dim)
 
 
 def _own_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
-    """[T, kv_heads, group, S] in float32 or wider."""
+    """Return [T, kv_heads, group, S] in float32 or wider."""
     q_TKGD = grouped(q, keys[0])
     scores = [(q_TKGD * key[:, :, None]).sum(-1) for key in keys]
     return torch.stack(scores, dim=-1) * q.shape[-1] ** -0.5
@@ -105,7 +109,7 @@ def _own_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
 def _own_gradients(
     grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor], keys: Sequence[Tensor], values: Sequence[Tensor]
 ) -> Grads:
-    """What the keys add to dq (wide, grouped), and their dk and dv; ``saved``: q and the merged out, lse."""
+    """Return what the keys add to dq (wide, grouped), and their dk and dv; ``saved``: q and the merged out, lse."""
     q, out, lse = saved
     q_TKGD, grad_TKGD = grouped(q, keys[0]), grouped(grad_out, keys[0])
     weights = (_own_scores(q, keys) - lse.reshape(*q_TKGD.shape[:-1], 1)).exp()

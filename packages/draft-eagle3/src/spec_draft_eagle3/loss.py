@@ -39,7 +39,7 @@ should stay in cache (64 MiB cost a quarter more per step); large targets are ru
 
 @dataclass(frozen=True)
 class SupervisedRows:
-    """Which (row, step) pairs are labelled, by the position u of their teacher; token u + 1 is the label."""
+    """The labelled (row, step) pairs, by the position u of their teacher; token u + 1 is the label."""
 
     teacher_R: Tensor
     """int64 [R]: u, an index into the flat batch."""
@@ -48,7 +48,7 @@ class SupervisedRows:
 
     @classmethod
     def of(cls, batch: DraftBatch) -> SupervisedRows:
-        """Worked out on the host: no device is waited for."""
+        """Return a batch's labelled pairs, worked out on the CPU: no device is waited for."""
         mask_T = batch.loss_mask_T.cpu()
         columns = [torch.zeros(2, 0, dtype=torch.int64)]
         for span in batch.spans:
@@ -57,7 +57,7 @@ class SupervisedRows:
         return cls(*to_device_async(torch.cat(columns, dim=1), batch.input_ids_T.device))
 
     def chunks(self, most: int) -> list[SupervisedRows]:
-        """As few as can be, of at most ``most`` positions, and about equal."""
+        """Split into as few chunks as can be, of at most ``most`` positions, and about equal."""
         if not len(self.teacher_R):
             return []
         size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))
@@ -67,7 +67,7 @@ class SupervisedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadLoss:
-    """The head and everything that its loss compares it with."""
+    """The head, and everything that its loss compares it with."""
 
     head_VH: Tensor
     ids_V: Tensor
@@ -81,8 +81,11 @@ class HeadLoss:
     def __call__(
         self, states: Sequence[Tensor], hidden_TH: Tensor, rows: SupervisedRows, weight_S: Tensor
     ) -> StepOutput:
-        """``states``: S inputs of the head [T, H]; ``hidden_TH``: inputs of the target's final norm; ``weight_S``:
-        what a labelled row of step s adds to the loss is multiplied by weight_S[s]."""
+        """Return loss and metrics of all steps.
+
+        ``states``: S inputs of the head [T, H]; ``hidden_TH``: inputs of the target's final norm; ``weight_S``:
+        factor on what a labelled row of step s adds to the loss.
+        """
         totals = _StepSums(self, states, weight_S)
         with torch.no_grad():
             for chunk in rows.chunks(self._chunk_rows(len(states))):
@@ -90,8 +93,11 @@ class HeadLoss:
         return totals.output()
 
     def _chunk_rows(self, num_steps: int) -> int:
-        """Positions per chunk. The logits may take as much memory as the target's head in the draft's dtype, so
-        that reading the heads once per chunk is paid back by the arithmetic on them."""
+        """Return the positions per chunk.
+
+        The logits may take as much memory as the target's head in the draft's dtype, so that reading the heads
+        once per chunk is paid back by the arithmetic on them.
+        """
         first, stop = self.ops.vocab_range
         size = self.head_VH.element_size()
         head_bytes = (stop - first) * self.head_VH.shape[1] * size
@@ -149,7 +155,7 @@ class _StepSums:
         )
 
     def _add_gradients(self, grad_RSV: Tensor, input_RSH: Tensor, row_X: Tensor) -> None:
-        """``row_X``: each labelled row comes once in a step, so that nothing needs to be summed."""
+        """Add a chunk's gradients; each labelled row comes once in a step, so that nothing needs to be summed."""
         if self.grad_states_XH is None or self.grad_head_VH is None:
             return
         grad_XV = grad_RSV.flatten(0, 1)
@@ -158,7 +164,10 @@ class _StepSums:
         self.grad_head_VH += grad_XV.T @ input_RSH.flatten(0, 1)
 
     def output(self) -> StepOutput:
-        """The acceptance length of a row is 1 + its agreements from step 0 on, up to the first disagreement."""
+        """Return the sums.
+
+        The acceptance length of a row is 1 + its agreements from step 0 on, up to the first disagreement.
+        """
         first_rows = self.labelled_S[0]
         chains_ST = self.agreed_X.view(len(self.states), -1).cumprod(0)
         loss = self.loss

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 class Eagle3Attention(nn.Module):
-    """Projections only; the attention itself spans the unrolled steps (``attention.py``)."""
+    """The projections; the attention itself spans the unrolled steps (``attention.py``)."""
 
     def __init__(self, shape: Eagle3Shape) -> None:
+        """Make the projections of the shape's sizes."""
         super().__init__()
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = linear(2 * shape.hidden_size, queries)
@@ -38,6 +39,7 @@ class Eagle3Layer(nn.Module):
     """One Llama-style decoder layer whose attention sees [normed token embedding ; normed hidden state]."""
 
     def __init__(self, shape: Eagle3Shape, kernels: Eagle3Kernels) -> None:
+        """Make the layer; its MLP uses the backend's kernel."""
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
@@ -48,7 +50,7 @@ class Eagle3Layer(nn.Module):
         self.head_dim = shape.head_dim
 
     def qkv_weights(self) -> tuple[Tensor, Tensor]:
-        """q, k and v stacked, split by input: what multiplies the embedding, and what multiplies the hidden state.
+        """Return q, k and v stacked, split by input: for the embedding, and for the hidden state.
 
         The embedding's part does not depend on the step, so every step shares one product.
         """
@@ -58,22 +60,22 @@ class Eagle3Layer(nn.Module):
         return embedded, hidden
 
     def embed(self, embedding_TH: Tensor, weight: Tensor) -> Tensor:
-        """The embedding's share of q, k, v: [T, (heads + 2 kv_heads) * head_dim]."""
+        """Return the embedding's share of q, k, v: [T, (heads + 2 kv_heads) * head_dim]."""
         return F.linear(self.input_layernorm(embedding_TH), weight)
 
     def qkv(self, embedded: Tensor, hidden_TH: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        """q, k, v as [T, heads, head_dim], not rotated yet."""
+        """Return q, k, v as [T, heads, head_dim], not rotated yet."""
         projected = torch.addmm(embedded, self.hidden_norm(hidden_TH), weight.T)
         return projected.unflatten(1, (sum(self.heads), self.head_dim)).split(self.heads, dim=1)
 
     def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
-        """Output projection and MLP around their residuals."""
+        """Return the layer's output: output projection and MLP around their residuals."""
         hidden_TH = hidden_TH + self.self_attn.o_proj(attended.flatten(1))
         return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH))
 
 
 class Eagle3Model(nn.Module):
-    """Single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
+    """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
 
     Buffers, only with a reduced vocabulary: ``d2t`` int64 [V'], target id = row + d2t[row]; ``t2d`` bool [V].
     """
@@ -82,6 +84,7 @@ class Eagle3Model(nn.Module):
     t2d: Tensor | None
 
     def __init__(self, shape: Eagle3Shape, config: Eagle3Config, kernels: Eagle3Kernels) -> None:
+        """Make the network; the vocabulary mapping is empty until it is loaded."""
         super().__init__()
         self.shape, self.config, self.kernels = shape, config, kernels
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
@@ -101,12 +104,12 @@ class Eagle3Model(nn.Module):
 
     @property
     def ids_V(self) -> Tensor:
-        """int64 [V']: target id of each row of the head."""
+        """Target id of each row of the head, int64 [V']."""
         rows = torch.arange(self.shape.vocab_size, device=self.lm_head.weight.device)
         return rows if self.d2t is None else rows + self.d2t
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """This batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators`` float64 [S] holds the global n_s."""
+        """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
         rows = SupervisedRows.of(batch)
         states = self.unroll(batch, ops)
         loss = HeadLoss(
@@ -120,7 +123,7 @@ class Eagle3Model(nn.Module):
         return loss(states, batch.hidden_TNH[:, -1], rows, self._step_weights(denominators, states[0]))
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> list[Tensor]:
-        """S inputs of the head [T, H], after the final norm.
+        """Return S inputs of the head [T, H], after the final norm.
 
         Row t of step s has token t + 1 + s as input. Past its document's end that is some other token: such a row
         is never labelled, at no later step either, and no row of its document attends it.
@@ -146,19 +149,19 @@ class Eagle3Model(nn.Module):
         return states
 
     def fuse(self, hidden_TNH: Tensor) -> Tensor:
-        """Captured states [T, N, H] -> the first step's hidden state [T, H]."""
+        """Return the first step's hidden state [T, H] from captured states [T, N, H]."""
         hidden_TNH = hidden_TNH.to(self.fc.weight.dtype)
         if self.fc_norm:
             hidden_TNH = torch.stack([norm(hidden_TNH[:, i]) for i, norm in enumerate(self.fc_norm)], dim=1)
         return self.fc(hidden_TNH.flatten(1))
 
     def output(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's output -> (the next step's hidden state, the head's input)."""
+        """Return the next step's hidden state and the head's input, from the layer's output."""
         normed = self.norm(hidden_TH)
         return (normed if self.shape.norm_output else hidden_TH), normed
 
     def _step_weights(self, denominators: Tensor, like: Tensor) -> Tensor:
-        """[S]: decay^s / n_s, and 0 where nothing is labelled."""
+        """Return [S]: decay^s / n_s, and 0 where nothing is labelled."""
         count = denominators.to(like.device)
         decay = self.config.step_decay ** torch.arange(len(count), device=like.device, dtype=count.dtype)
         weight = torch.where(count > 0, decay / count.clamp(min=1), 0)

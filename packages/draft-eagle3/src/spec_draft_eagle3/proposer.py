@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 
 class ChainProposer(Proposer):
-    """Row t of the cache is step 0 of the training-time test at position t: the target's state there, with the token
-    that follows. Guess s + 1 continues from the last row as step s does."""
+    """A chain of guesses, each from the one before.
+
+    Row t of the cache is step 0 of the training-time test at position t: the target's state there, with the token
+    that follows. Guess s + 1 continues from the last row as step s does.
+    """
 
     def __init__(self, module: Eagle3Model, ops: VocabularyOps) -> None:
+        """Start with an empty cache."""
         self._module, self._ops = module, ops
         shape, self._length = module.shape, 0
         empty = module.fc.weight.new_zeros(0, shape.num_kv_heads, shape.head_dim)
@@ -34,7 +38,10 @@ class ChainProposer(Proposer):
 
     @torch.no_grad()
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """``hidden_TNH`` may hold all captured layers: the last, the input of the final norm, is not used."""
+        """Cache keys and values of T more positions.
+
+        ``hidden_TNH`` may hold all captured layers: the last, the input of the final norm, is not used.
+        """
         device = self._module.fc.weight.device
         hidden = self._module.fuse(hidden_TNH[:, :-1].to(device))
         ids = torch.tensor(next_ids, dtype=torch.int64, device=device)
@@ -45,6 +52,7 @@ class ChainProposer(Proposer):
 
     @torch.no_grad()
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
+        """Guess one token after the other, without keeping their keys and values."""
         ids: list[int] = []
         probs: list[Tensor] = []
         keys, values = self._keys, self._values
@@ -62,7 +70,7 @@ class ChainProposer(Proposer):
         return Proposal(token_ids=tuple(ids), probs_KV=torch.stack(probs) if temperature > 0 else None)
 
     def _qkv(self, ids_T: Tensor, hidden_TH: Tensor, first_position: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated q and k, and v, of tokens at consecutive positions."""
+        """Return rotated q and k, and v, of tokens at consecutive positions."""
         layer = self._module.midlayer
         embedded = layer.embed(self._ops.embed(ids_T), self._token_weight)
         q, k, v = layer.qkv(embedded, hidden_TH, self._hidden_weight)
@@ -71,7 +79,7 @@ class ChainProposer(Proposer):
         return rotate(q, angles), rotate(k, angles), v
 
     def _finish(self, hidden_1H: Tensor, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of one query to every key, and the rest of the layer."""
+        """Return the layer's output for one query that attends every key."""
         heads_first = (tensor.transpose(0, 1)[None] for tensor in (q, keys, values))
         attended = torch.nn.functional.scaled_dot_product_attention(*heads_first, enable_gqa=True)
         return self._module.midlayer.finish(hidden_1H, attended[0].transpose(0, 1))

@@ -1,8 +1,8 @@
-"""What one row of the head is compared with, and the three losses with their gradients by hand.
+"""The comparison of one row of the head with the teacher, and the three losses with their gradients by hand.
 
-Every reduction over the vocabulary goes through ``ops``, so the rows of the head and of the target may be sharded.
-Distributions are never stored, only logits and their log-sum-exp. The gradient replaces the logits in place, because
-logits are the step's largest tensors.
+Every reduction over the vocabulary goes through ``ops``, so the rows of the head and of the target may be
+sharded. Distributions are never stored, only logits and their log-sum-exp. The gradient replaces the logits in
+place, because logits are the step's largest tensors.
 
 Every loss has the gradient a · q + b · (q where q < p̂) − c · p with respect to a row's logits.
 """
@@ -78,6 +78,7 @@ def teach(
 def score(
     logits_RSV: Tensor, ids_V: Tensor, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
 ) -> Scored:
+    """Compare rows of the draft's logits with the teacher."""
     log_sum_RS, best_RS = sharded_logsumexp_argmax(logits_RSV, ids_V, ops, kernels)
     sums = kernels.distill_terms(logits_RSV, log_sum_RS, teacher.distribution, teacher.kept_mass_R)
     aligned_RS, overlap_RS, below_RS = map(ops.reduce_sum, sums)
@@ -94,7 +95,7 @@ def _cross_entropy(
 def _lk_alpha(
     scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
 ) -> tuple[Tensor, Factors]:
-    """−log α, where dα/dlogits = (q where q < p̂) − q · Σ (q where q < p̂)."""
+    """Return −log α, where dα/dlogits = (q where q < p̂) − q · Σ (q where q < p̂)."""
     overlap_RS = scored.overlap_RS.clamp(min=torch.finfo(scored.overlap_RS.dtype).tiny)
     factors = scored.below_RS / overlap_RS, -1 / overlap_RS, torch.zeros_like(overlap_RS)
     return -overlap_RS.log(), factors
@@ -103,7 +104,7 @@ def _lk_alpha(
 def _lk_lambda(
     scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
 ) -> tuple[Tensor, Factors]:
-    """λ · KL(p ‖ q) + (1 − λ)(1 − α) with λ = exp(−3 α), a constant for the gradient."""
+    """Return λ · KL(p ‖ q) + (1 − λ)(1 − α) with λ = exp(−3 α), a constant for the gradient."""
     (logits_RV, log_sum_R), kept_mass_R = teacher.distribution, teacher.kept_mass_R
     own, *_ = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher.distribution, kept_mass_R)
     entropy_R1 = log_sum_R[:, None] - ops.reduce_sum(own)

@@ -19,7 +19,7 @@ _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 class Eagle3Shape(DecoderShape):
-    """Sizes of one Eagle3 draft."""
+    """The sizes of one Eagle3 draft."""
 
     nested: ClassVar[str] = "eagle_config"
 
@@ -34,10 +34,12 @@ class Eagle3Shape(DecoderShape):
 
     @property
     def reduced(self) -> bool:
+        """Whether the draft's vocabulary is smaller than the target's."""
         return self.vocab_size < self.target_vocab_size
 
     @property
     def num_captured(self) -> int:
+        """Captured layers that feed the draft."""
         return 3 if self.captured is None else len(self.captured)
 
     def layer_ids(self, num_target_layers: int) -> tuple[int, ...]:
@@ -46,6 +48,7 @@ class Eagle3Shape(DecoderShape):
         return (2, n // 2, n - 3) if self.captured is None else self.captured
 
     def tensor_shapes(self) -> Shapes:
+        """Return every trained tensor of the draft."""
         h, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         shapes: Shapes = {
             "fc.weight": (h, self.num_captured * h),
@@ -66,6 +69,7 @@ class Eagle3Shape(DecoderShape):
         return shapes | {f"fc_norm.{chunk}.weight": (h,) for chunk in chunks}
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
+        """Return the vocabulary mapping: required where the vocabulary is reduced, else optional."""
         mapping: Shapes = {"d2t": (self.vocab_size,), "t2d": (self.target_vocab_size,)}
         return {"d2t": mapping["d2t"]} if self.reduced else {}, mapping
 
@@ -76,6 +80,7 @@ class Eagle3Shape(DecoderShape):
         return super().read_own(fields, own, folder) | {"captured": layers}
 
     def fixed_fields(self) -> Json:
+        """Return fields of published drafts that have one value here."""
         return {
             "num_hidden_layers": 1,
             "hidden_act": "silu",
@@ -92,6 +97,7 @@ class Eagle3Shape(DecoderShape):
         }
 
     def problem(self) -> str | None:
+        """Return why no draft can have this shape, or None."""
         if self.vocab_size > self.target_vocab_size:
             return f"a draft vocabulary of {self.vocab_size} exceeds the target's {self.target_vocab_size}"
         return super().problem()

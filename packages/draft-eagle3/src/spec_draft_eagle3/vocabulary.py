@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def select_tokens(token_counts: Tensor | None, target_size: int, size: int, always: Sequence[int]) -> Tensor:
-    """int64 [size], ascending: ``always``, then the most frequent tokens, ties to the smaller id.
+    """Return int64 [size], ascending: ``always``, then the most frequent tokens, ties to the smaller id.
 
     ``token_counts`` int64 [target_size] says how often each token is supervised; None counts as all equal.
     """
@@ -26,7 +26,7 @@ def select_tokens(token_counts: Tensor | None, target_size: int, size: int, alwa
 
 
 def mapping(ids_V: Tensor, target_size: int) -> dict[str, Tensor]:
-    """The buffers of the served format: ``d2t[row] = id − row`` and the set of kept ids ``t2d``."""
+    """Return the buffers of the served format: ``d2t[row] = id − row`` and the set of kept ids ``t2d``."""
     kept = torch.zeros(target_size, dtype=torch.bool, device=ids_V.device)
     kept[ids_V] = True
     return {"d2t": ids_V - torch.arange(len(ids_V), device=ids_V.device), "t2d": kept}

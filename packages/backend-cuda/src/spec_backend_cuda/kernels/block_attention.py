@@ -33,7 +33,7 @@ class BlockPlaces(Protocol):
 
 
 class Tiling(NamedTuple):
-    """Shape of a kernel's tiles, and how it runs. Measured on an H200 with blocks of 16, 32 heads over 8."""
+    """The shape of a kernel's tiles, and how it runs; measured on an H200 with blocks of 16, 32 heads over 8."""
 
     rows: int
     keys: int
@@ -42,11 +42,12 @@ class Tiling(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
+        """How Triton launches the kernel."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 class Tilings(NamedTuple):
-    """Of the three kernels."""
+    """The tilings of the three kernels."""
 
     forward: Tiling
     own_backward: Tiling
@@ -118,7 +119,7 @@ class _BlockAttention(torch.autograd.Function):
 
 @lru_cache(maxsize=8)
 def _shared_bytes(device: torch.device) -> int:
-    """That a program may have. Triton's interpreter, which runs on a processor, has no limit."""
+    """Return the shared memory that a program may have; Triton's interpreter, which runs on the CPU, has no limit."""
     properties = getattr(torch.get_device_module(device), "get_device_properties", None)
     return SHARED_BYTES if properties is None else properties(device).shared_memory_per_block_optin
 
@@ -146,7 +147,7 @@ def _context_gradients(
 def _seen_by(
     places: tuple[Tensor, Tensor], first_token: Tensor, shape: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """int64 [tiles] twice: the blocks that see any of a tile's tokens lie in this range (both places ascend)."""
+    """Return int64 [tiles] twice: the range of blocks that see any of a tile's tokens (both places ascend)."""
     (anchor, start), end = places, first_token + shape["KEYS"]
     first, last = torch.searchsorted(anchor, first_token, right=True), torch.searchsorted(start, end)
     return first, last.minimum(torch.searchsorted(anchor, end + (shape["window"] - 1)))

@@ -49,6 +49,7 @@ def blocks_forward(
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
+    """Compute attention and its log-sum-exp for some neighbouring blocks and one key-value head."""
     # Later blocks see more context: they start first.
     first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOGETHER
     kv_head = tl.program_id(1)
@@ -101,7 +102,7 @@ def _query_gradient(
     grad_query, query, grad, key, value, lse, drift, low, high, first, last, tokens, kv_head, kv_heads, scale,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """``lse`` in base 2; ``grad_query`` lacks the scale."""
+    """Add the context's share of dq; ``lse`` is in base 2, and ``grad_query`` lacks the scale."""
     channel = tl.arange(0, WIDTH)
     for tile in range(first, last, KEYS):
         token = tile + tl.arange(0, KEYS)
@@ -127,7 +128,7 @@ def own_backward(
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """dq, and dk and dv of the blocks' own keys; stores Σ grad · out of each row on the way."""
+    """Compute dq, and dk and dv of the blocks' own keys; store Σ grad · out of each row on the way."""
     first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOGETHER
     kv_head = tl.program_id(1)
     inside, place, low, high = rows_of(
@@ -188,7 +189,7 @@ def context_backward(
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one tile of the context, by one share of the blocks that see it."""
+    """Compute dk and dv of one tile of the context, by one share of the blocks that see it."""
     kv_head, split = tl.program_id(1), tl.program_id(2)
     first = tl.load(first_seen + tl.program_id(0)).to(tl.int32)
     last = tl.load(last_seen + tl.program_id(0)).to(tl.int32)

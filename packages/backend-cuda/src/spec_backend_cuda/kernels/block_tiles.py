@@ -1,4 +1,4 @@
-"""What the tiles of block attention hold: rows, keys, and which of them see which (see ``block_attention``)."""
+"""The tiles of block attention: their rows, their keys, and which of them see which (see ``block_attention``)."""
 
 # ruff: noqa: ANN001, ANN201 (a kernel's arguments are device pointers and numbers)
 
@@ -13,7 +13,7 @@ def rows_of(
     first_block, end_block, kv_head, anchor, start, window, kv_heads,
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Of each row: whether it is one; its place [A, B, N] of a query head; and the range of the context it sees."""
+    """Return for each row whether it is one, its place [A, B, N] of a query head, and the context that it sees."""
     row = tl.arange(0, ROWS)
     block = first_block + row // (SLOTS * GROUP)
     slot = (row // GROUP) % SLOTS
@@ -31,7 +31,7 @@ def own_places(
     first_block, num_blocks, kv_head, kv_heads,
     SLOTS: tl.constexpr, TOGETHER: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Of each key of the program's blocks: whether it is one, and its place [A, B, K]."""
+    """Return for each key of the program's blocks whether it is one, and its place [A, B, K]."""
     column = tl.arange(0, OWN)
     block = first_block + column // SLOTS
     inside = (column < TOGETHER * SLOTS) & (block < num_blocks)
@@ -43,7 +43,10 @@ def own_seen(
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, OWN]: a row sees its own block. Rows of padding see something too, so that no row sees nothing."""
+    """Return [ROWS, OWN]: a row sees its own block.
+
+    Rows of padding see something too, so that no row sees nothing.
+    """
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, OWN)[None, :]
     seen = (row // (SLOTS * GROUP) == column // SLOTS) & (column < TOGETHER * SLOTS)
@@ -54,7 +57,7 @@ def own_seen(
 
 @triton.jit
 def key_ranges(inside, low, high, KEYS: tl.constexpr):
-    """Bounds a ≤ b ≤ c ≤ d: some row sees a key of a..d only; every row sees b..c, whole tiles."""
+    """Return bounds a ≤ b ≤ c ≤ d: some row sees a key of a..d only; every row sees b..c, whole tiles."""
     far: tl.constexpr = 1 << 30
     a = tl.min(tl.where(inside, low, far), 0)
     d = tl.max(tl.where(inside, high, 0), 0)

@@ -22,7 +22,7 @@ ROWS = 32
 
 
 def takes_heads(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> bool:
-    """Whether all channels are rotated, and their number is one that the kernels are written for."""
+    """Return whether all channels are rotated, and their number is one that the kernels are written for."""
     width = heads_TND.shape[-1]
     narrow = heads_TND.dtype in (torch.bfloat16, torch.float16, torch.float32)
     return (
@@ -31,12 +31,14 @@ def takes_heads(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> bool:
 
 
 def fused_rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the heads, rotated; arguments are those of the plain version."""
     return _Rotated.apply(heads_TND, None, 0.0, *angles)
 
 
 def fused_norm_rotate(
     heads_TND: Tensor, weight_D: Tensor, eps: float, angles: tuple[Tensor, Tensor]
 ) -> Tensor:
+    """Return the RMS norm of each head, rotated; arguments are those of the plain version."""
     return _Rotated.apply(heads_TND, weight_D, eps, *angles)
 
 
@@ -100,7 +102,7 @@ class _Rotated(torch.autograd.Function):
 
 
 def _rows_whole(heads_TND: Tensor) -> Tensor:
-    """Any strides between rows; a row's channels lie side by side."""
+    """Return the heads with a row's channels side by side; strides between rows may be any."""
     return heads_TND if heads_TND.stride(-1) == 1 else heads_TND.contiguous()
 
 

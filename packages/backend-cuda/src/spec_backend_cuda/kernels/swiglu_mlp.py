@@ -21,10 +21,12 @@ WARPS = 8
 
 
 def takes_mlp(x: Tensor, *_: object) -> bool:
+    """Return whether the dtype is one that the kernels are written for."""
     return x.numel() > 0 and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fused_swiglu_mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
+    """Return down(silu(gate(x)) · up(x)); arguments are those of the plain version."""
     return _SwigluMlp.apply(x.flatten(0, -2), gate_IH, up_IH, down_HI).view(*x.shape[:-1], -1)
 
 

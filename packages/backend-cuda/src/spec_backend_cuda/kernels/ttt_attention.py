@@ -75,8 +75,9 @@ def _tile_places(
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """[PADDED, TOKENS, 1] token, query head, and whether there is such a row; then [TOKENS, PADDED_WIDTH] elements of
-    a key, and whether there are.
+    """Return the tile's query rows, and its elements of a key, each with whether it exists.
+
+    The rows are token, query head and mask [PADDED, TOKENS, 1], the elements [TOKENS, PADDED_WIDTH].
     """
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     member = tl.arange(0, PADDED)

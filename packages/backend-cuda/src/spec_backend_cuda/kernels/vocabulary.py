@@ -23,10 +23,12 @@ WARPS = 8
 
 
 def takes_logits(logits: Tensor, *_: object) -> bool:
+    """Return whether the dtype is one that the kernels are written for."""
     return logits.numel() > 0 and logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fused_logsumexp_argmax(logits_XV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the plain ``logsumexp_argmax`` returns, in one pass over the logits."""
     rows = logits_XV.contiguous().flatten(0, -2)
     top_X, sum_X = (logits_XV.new_empty(logits_XV.shape[:-1], dtype=torch.float32) for _ in range(2))
     index_X = torch.empty_like(top_X, dtype=torch.int64)
@@ -37,6 +39,7 @@ def fused_logsumexp_argmax(logits_XV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def fused_distill_terms(
     logits_RSV: Tensor, log_sum_RS: Tensor, teacher: Distribution, mass_R: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the plain ``distill_terms`` returns, in one pass over the logits."""
     positions, steps, width = logits_RSV.shape
     aligned, overlap, below = (torch.empty_like(log_sum_RS, dtype=torch.float32) for _ in range(3))
     # Rows of one position run side by side: they share the teacher's logits in the cache.
@@ -61,6 +64,7 @@ def fused_distill_grad_(
     teacher: Distribution,
     mass_R: Tensor,
 ) -> Tensor:
+    """Overwrite the logits as the plain ``distill_grad_`` does."""
     positions, steps, width = logits_RSV.shape
     _distill_grad_rows[(steps, positions)](
         logits_RSV,
@@ -75,6 +79,7 @@ def fused_distill_grad_(
 
 
 def fused_scaled_softmax_(logits_XV: Tensor, log_sum_X: Tensor, factor_X: Tensor) -> Tensor:
+    """Overwrite the logits as the plain ``scaled_softmax_`` does."""
     inputs = logits_XV, log_sum_X.contiguous(), factor_X.contiguous()
     grid = log_sum_X.numel(), triton.cdiv(logits_XV.shape[-1], BLOCK)
     _scaled_softmax_rows[grid](*inputs, logits_XV.shape[-1], BLOCK, num_warps=WARPS)

@@ -18,7 +18,7 @@ INIT_STD = 0.02
 
 
 class Mlp(nn.Module):
-    """A SwiGLU MLP; ``swiglu_mlp`` is the kernel of that name."""
+    """A SwiGLU MLP."""
 
     def __init__(
         self,
@@ -26,6 +26,7 @@ class Mlp(nn.Module):
         intermediate_size: int,
         swiglu_mlp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = swiglu_mlp,
     ) -> None:
+        """Make the three layers; ``swiglu_mlp`` is the kernel of that name."""
         super().__init__()
         self._swiglu_mlp = swiglu_mlp
         self.gate_proj = linear(hidden_size, intermediate_size)
@@ -33,11 +34,12 @@ class Mlp(nn.Module):
         self.down_proj = linear(intermediate_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return down(silu(gate(x)) · up(x)), like ``x`` [..., H]."""
         return self._swiglu_mlp(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """Without a bias, drawn from torch's global generator."""
+    """Return a linear layer without a bias, drawn from torch's global generator."""
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=INIT_STD)
     return layer

@@ -72,11 +72,13 @@ class DecoderShape(DraftShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
+        """Return the rotary embeddings, whose form in config.json has changed with time."""
         for key in ("rope_parameters", "rope_scaling"):
             section(fields, key, folder)
         return {"rope": read_rope(fields)}
 
     def problem(self) -> str | None:
+        """Return why no decoder layer can have this shape, or None."""
         if self.num_heads % self.num_kv_heads:
             return f"{self.num_heads} attention heads are no multiple of {self.num_kv_heads} key-value heads"
         return rope_problem(self.rope, self.head_dim)

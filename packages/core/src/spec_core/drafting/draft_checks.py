@@ -1,4 +1,4 @@
-"""Checks of a served draft's folder by one engine: what that engine reads differently from others, or not at all.
+"""Checks of a served draft's folder by one engine: fields that it reads differently from others, or not at all.
 
 A draft's plugin finds its folder whole (``draft_files``). An engine's own parser may still read the folder in
 another way, or crash. Each engine keeps a table of such flaws. Torch is not needed.

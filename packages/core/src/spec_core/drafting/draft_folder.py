@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 
 def recognise(folder: Path, target: TargetSpec) -> Draft:
-    """The installed draft whose export ``folder`` is. Raises ArtifactError where there is none or the folder is
-    damaged, TargetError where the draft does not go with ``target``."""
+    """Return the installed draft whose export ``folder`` is.
+
+    Raises ArtifactError where there is none or the folder is damaged, TargetError where the draft does not go
+    with ``target``.
+    """
     if not folder.is_dir():
         raise ArtifactError(f"draft {folder} is not a folder")
     tried: list[str] = []

@@ -78,7 +78,7 @@ def softmax(logits: Tensor, log_sum: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderKernels(KernelSet):
-    """What a draft with a SwiGLU MLP and a loss over the vocabulary can use; drafts add their own."""
+    """The kernels that a draft with a SwiGLU MLP and a loss over the vocabulary can use; drafts add their own."""
 
     swiglu_mlp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = swiglu_mlp
     logsumexp_argmax: Callable[[Tensor], Three] = logsumexp_argmax
@@ -87,6 +87,7 @@ class DecoderKernels(KernelSet):
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
+        """Return arguments to compare each kernel with its plain version on."""
         logits_RSV, teacher_RV, mass_R = draw(5, 2, 33), draw(5, 33), draw(5).sigmoid()
         log_sum_RS, factors = logits_RSV.logsumexp(-1), (draw(5, 2), draw(5, 2), draw(5, 2))
         teacher = teacher_RV, teacher_RV.logsumexp(-1)

@@ -14,18 +14,19 @@ if TYPE_CHECKING:
 
 
 class Rope:
-    """Angles for the first ``2 * len(inv_freq)`` channels of each head; the others pass unrotated.
+    """Rotary angles for the first ``2 * len(inv_freq)`` channels of each head; the others pass unrotated.
 
-    Not a module: the frequencies stay float32 whatever dtype the draft is cast to, as in the engines.
+    It is no module: the frequencies stay float32 whatever dtype the draft is cast to, as in the engines.
     """
 
     def __init__(self, rope: Mapping[str, Any], head_dim: int, max_positions: int) -> None:
+        """Compute the frequencies; ``rope``: Hugging Face ``rope_parameters``."""
         dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         self._frequency_by_device = {torch.device("cpu"): inverse_frequencies(rope, dim, max_positions)}
         self.scale = attention_scale(rope, max_positions)
 
     def angles(self, position_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, 1, rotated / 2] of integer positions, for ``rotate``."""
+        """Return cos and sin, [T, 1, rotated / 2] each, of integer positions, for ``rotate``."""
         wide = torch.promote_types(dtype, torch.float32)
         angle = position_T.to(wide)[:, None, None] * self._frequencies(position_T.device).to(wide)
         return (angle.cos() * self.scale).to(dtype), (angle.sin() * self.scale).to(dtype)
@@ -37,7 +38,7 @@ class Rope:
 
 
 def rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotates channel pairs (i, i + rotated / 2) of ``[T, heads, head_dim]``."""
+    """Return ``[T, heads, head_dim]`` with the channel pairs (i, i + rotated / 2) rotated."""
     cos, sin = angles
     half = cos.shape[-1]
     first, second = heads_TND[..., :half], heads_TND[..., half : 2 * half]
@@ -46,7 +47,7 @@ def rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def inverse_frequencies(rope: Mapping[str, Any], dim: int, max_positions: int) -> Tensor:
-    """float32 [dim / 2], in the order of operations of transformers' ``ROPE_INIT_FUNCTIONS``."""
+    """Return float32 [dim / 2], in the order of operations of transformers' ``ROPE_INIT_FUNCTIONS``."""
     theta = rope.get("rope_theta", 10_000.0)
     frequency = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     kind = rope.get("rope_type", "default")
@@ -60,7 +61,7 @@ def inverse_frequencies(rope: Mapping[str, Any], dim: int, max_positions: int) -
 
 
 def attention_scale(rope: Mapping[str, Any], max_positions: int) -> float:
-    """Factor on cos and sin: 1, except for YaRN (arXiv 2309.00071)."""
+    """Return the factor on cos and sin: 1, except for YaRN (arXiv 2309.00071)."""
     if rope.get("rope_type", "default") != "yarn":
         return 1.0
     if rope.get("attention_factor") is not None:
@@ -73,7 +74,7 @@ def attention_scale(rope: Mapping[str, Any], max_positions: int) -> float:
 
 
 def _llama3(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:
-    """Long waves are slowed by ``factor``, short ones kept, those between blended (Llama 3.1)."""
+    """Slow long waves by ``factor``, keep short ones, and blend those between (Llama 3.1)."""
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
     context = rope["original_max_position_embeddings"]
     wave = 2 * math.pi / frequency
@@ -84,7 +85,7 @@ def _llama3(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:
 
 
 def _yarn(frequency: Tensor, rope: Mapping[str, Any], theta: float, max_positions: int) -> Tensor:
-    """Channels that turn often within the original context are kept, slow ones divided by ``factor``."""
+    """Keep channels that turn often within the original context, and divide slow ones by ``factor``."""
     dim = 2 * len(frequency)
     context = rope.get("original_max_position_embeddings") or max_positions
 

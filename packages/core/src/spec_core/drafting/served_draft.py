@@ -76,9 +76,10 @@ class DraftCheckpoint(Generic[S]):
 
 
 class ServedDraft(Draft, Generic[C, S]):
-    """A draft whose exports are config.json and model.safetensors: subclasses say what is their own.
+    """A draft whose exports are config.json and model.safetensors.
 
-    An option of section ``draft`` that the shape has, too, is fixed by the folder ``init_from``.
+    Subclasses say what is their own. An option of section ``draft`` that the shape has, too, is fixed by the
+    folder ``init_from``.
     """
 
     architecture: ClassVar[str]
@@ -99,6 +100,7 @@ class ServedDraft(Draft, Generic[C, S]):
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
+        """Return the draft of an exported folder, or None if the folder is another algorithm's (D8)."""
         if cls.open_checkpoint(folder) is None:
             return None
         return cls(cls.Config(name=cls.name, init_from=folder))
@@ -146,6 +148,7 @@ class ServedDraft(Draft, Generic[C, S]):
         """Return what the options and the target make of a fresh draft."""
 
     def check_target(self, target: TargetSpec) -> None:
+        """Raise TargetError for a target that the draft cannot express (D2)."""
         shape = self.shape(target)
         problems = (
             head_problem(target),
@@ -154,9 +157,11 @@ class ServedDraft(Draft, Generic[C, S]):
             shape.problem(),
         )
         if problem := next(filter(None, problems), None):
-            who = f"the {self.name} draft" if self.checkpoint is None else f"draft {self.checkpoint.folder}"
+            subject = (
+                f"the {self.name} draft" if self.checkpoint is None else f"draft {self.checkpoint.folder}"
+            )
             raise TargetError(
-                f"{who} does not go with target {target.folder} ({target.architecture}): {problem}"
+                f"{subject} does not go with target {target.folder} ({target.architecture}): {problem}"
             )
         if self.checkpoint is not None:
             self.checkpoint.check_embedding(target, self.embedding_scale(target))
@@ -176,6 +181,7 @@ class ServedDraft(Draft, Generic[C, S]):
         token_counts: Tensor | None,
         kernel: FindKernel = no_kernel,
     ) -> nn.Module:
+        """Return the network: fresh, or with the weights of ``init_from`` (D3)."""
         self.check_target(target)
         module = self.new_module(target, tensors, self.kernels().of(kernel))
         if self.checkpoint is None:
@@ -200,11 +206,13 @@ class ServedDraft(Draft, Generic[C, S]):
         return {name: tensor.float() for name, tensor in tensors.items()}
 
     def exported_config(self, target: TargetSpec) -> dict[str, Any]:
+        """Return the fields of the exported config.json, in their order (D8)."""
         return self.shape(target).to_json(target)
 
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the trained tensors in the dtype that they are served in (D8)."""
         for name in self.shape(target).tensor_shapes():
             yield name, as_served(weights[name], target)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TargetOps(VocabularyOps):
-    """Holds the target's three tensors on ``device`` in ``dtype``; see spec_core.ops for the contract."""
+    """The target's three tensors on one device; see spec_core.ops for the contract."""
 
     def __init__(
         self,
@@ -25,6 +25,7 @@ class TargetOps(VocabularyOps):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
+        """Move the tensors to ``device`` in ``dtype``."""
         self._target = target
         self._embedding_VH = tensors.embedding_VH.to(device, dtype)
         self._head_VH = self._embedding_VH if target.tied else tensors.head_VH.to(device, dtype)
@@ -32,17 +33,21 @@ class TargetOps(VocabularyOps):
 
     @property
     def vocab_range(self) -> tuple[int, int]:
+        """The whole vocabulary."""
         return 0, self._target.vocab_size
 
     @property
     def head_VH(self) -> Tensor:
+        """The target's head [V, H] (O4)."""
         return self._head_VH
 
     def embed(self, input_ids: Tensor) -> Tensor:
+        """Return rows of the embedding (O1)."""
         return F.embedding(input_ids, self._embedding_VH)
 
     @torch.no_grad()
     def teacher_logits(self, hidden_RH: Tensor) -> Tensor:
+        """Return the target's logits, [R, V] float32 or wider (O2)."""
         wide = hidden_RH.to(torch.promote_types(self._norm_H.dtype, torch.float32))
         normed = (
             F.rms_norm(wide, wide.shape[-1:], eps=self._target.norm_eps).to(self._norm_H.dtype) * self._norm_H
@@ -55,7 +60,9 @@ class TargetOps(VocabularyOps):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def reduce_max(self, value_R: Tensor) -> Tensor:
+        """Return the argument: there is one shard (O3)."""
         return value_R
 
     def reduce_sum(self, value_R: Tensor) -> Tensor:
+        """Return the argument: there is one shard (O3)."""
         return value_R

@@ -51,7 +51,7 @@ def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
 
 
 def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``rope_parameters`` of today, or ``rope_theta`` with ``rope_scaling`` of older files."""
+    """Return ``rope_parameters`` of today, or what older files say by ``rope_theta`` and ``rope_scaling``."""
     rope: dict[str, Any] = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
     rope.setdefault("rope_type", rope.pop("type", "default"))
     for key in ("rope_theta", "partial_rotary_factor"):
@@ -61,7 +61,7 @@ def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rope_fields(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Today's ``rope_parameters``, and what readers of older transformers configurations expect."""
+    """Return today's ``rope_parameters``, and what readers of older transformers configurations expect."""
     whole = {"rope_type": "default", "rope_theta": 10_000.0, **rope}
     partial = whole.get("partial_rotary_factor")
     scaling = {

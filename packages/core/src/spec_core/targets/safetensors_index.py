@@ -1,4 +1,4 @@
-"""What a folder of safetensors holds, read from the files' headers: no torch, no tensor data.
+"""Names, shapes and dtypes in a folder of safetensors, read from the files' headers: no torch, no tensor data.
 
 safetensors itself reads and checks each header. Sharded weights come with ``model.safetensors.index.json``, which
 maps names to files. Source of the format: https://github.com/huggingface/safetensors.
@@ -25,7 +25,7 @@ _SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """Where a tensor lies. ``dtype`` is safetensors' own name (F32, BF16, …)."""
+    """The place of a tensor; ``dtype`` is safetensors' own name (F32, BF16, …)."""
 
     file: Path
     dtype: str
@@ -33,7 +33,7 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the folder's model, sorted; TargetError where there are none or one is missing."""
+    """Return the safetensors files of the folder's model, sorted; TargetError where one is missing."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.is_file():
         return [single]
@@ -49,7 +49,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder's model by name."""
+    """Return every tensor of the folder's model by name."""
     from safetensors import safe_open
 
     tensors: dict[str, StoredTensor] = {}
@@ -71,7 +71,10 @@ def read_header(file: Path) -> bytes:
 
 
 def sampled_blocks(file: Path) -> Iterator[bytes]:
-    """A few blocks spread evenly over the file: tells two files of equal headers apart without reading them."""
+    """Yield a few blocks spread evenly over the file.
+
+    They tell two files of equal headers apart without reading them.
+    """
     last = max(0, file.stat().st_size - _SAMPLE_BYTES)
     with file.open("rb") as stream:
         for number in range(_SAMPLES):

@@ -1,6 +1,6 @@
-"""A target's config.json: its values, checked, and which model type it is.
+"""A target's config.json: its values, checked, and its model type.
 
-What the values mean is in ``target_types``, positions are in ``target_rope``.
+The meaning of the values is in ``target_types``, positions are in ``target_rope``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _LARGEST = 2**53  # beyond it a number of JSON is none that a float holds exactl
 
 
 class TargetConfig:
-    """config.json of ``folder``; a nested ``text_config`` lies over the top level."""
+    """The values of a target's config.json; a nested ``text_config`` lies over the top level."""
 
     def __init__(self, folder: Path) -> None:
+        """Read ``folder``; TargetError where it has no config.json that is a JSON object."""
         if not folder.is_dir():
             raise TargetError(f"target {folder} is not a folder")
         self.file = folder / "config.json"
@@ -36,7 +37,7 @@ class TargetConfig:
 
     @cached_property
     def model_type(self) -> str:
-        """The text model's type; TargetError where it, or what it is wrapped in, is none that was checked."""
+        """The text model's type; TargetError where it, or the type that wraps it, is none that was checked."""
         found: object = self._top.get("model_type")
         if self._nested is None:
             return self._check_known(found, TARGET_TYPES, "types")
@@ -48,56 +49,58 @@ class TargetConfig:
 
     @property
     def described(self) -> TargetType:
+        """How the model code of this type treats embedding, head and positions."""
         return TARGET_TYPES[self.model_type]
 
     def get(self, *names: str) -> Any:
-        """Value of the first name that is there and not null."""
+        """Return the value of the first name that is there and not null, or None."""
         return next((found for name in names if (found := self._values.get(name)) is not None), None)
 
     def is_null(self, name: str) -> bool:
+        """Return whether a name is there with the value null."""
         return name in self._values and self._values[name] is None
 
     def integer(self, *names: str, default: int | None = None) -> int:
-        """A positive integer under one of ``names``; TargetError where it is missing or something else."""
+        """Return a positive integer under one of ``names``; TargetError where it is missing or something else."""
         value = self._value(names, default)
         if type(value) is not int or not 1 <= value <= _LARGEST:
             raise self.error(names, value, "a positive integer")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """A finite number under one of ``names``; TargetError where it is missing or something else."""
+        """Return a finite number under one of ``names``; TargetError where it is missing or something else."""
         value = self._value(names, default)
         if type(value) not in (int, float) or not abs(value) <= _LARGEST:
             raise self.error(names, value, "a number")
         return float(value)
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """As ``number``, above 0."""
+        """Return a number above 0, else as ``number``."""
         value = self.number(*names, default=default)
         if value <= 0:
             raise self.error(names, value, "a positive number")
         return value
 
     def flag(self, name: str) -> bool:
-        """A boolean that is false where it is absent; TargetError for anything else, null included."""
+        """Return a boolean that is false where it is absent; TargetError for anything else, null included."""
         return self._flag(name, self._values.get(name, False))
 
     @property
     def unties(self) -> bool:
-        """Whether it says that the head is not the embedding; of two levels the outer one decides."""
+        """Whether config.json says that the head is not the embedding; of two levels the outer one decides."""
         key = "tie_word_embeddings"
         outer = self._top if key in self._top else self._values
         return key in outer and not self._flag(key, outer[key])
 
     def section(self, name: str) -> dict[str, Any]:
-        """An object, empty where it is absent or null."""
+        """Return an object, empty where it is absent or null."""
         value: object = self.get(name)
         if value is not None and not isinstance(value, dict):
             raise self.error((name,), value, "an object")
         return dict(cast("dict[str, Any]", value or {}))
 
     def token_ids(self, name: str, value: object) -> tuple[int, ...]:
-        """Ids of the vocabulary in ``value``: one, a list, or none for null. ``name`` is that of the error."""
+        """Return the ids of the vocabulary in ``value``: one, a list, or none for null. ``name`` is for the error."""
         ids = cast("list[object]", value if isinstance(value, list) else [] if value is None else [value])
         vocab_size = self.integer("vocab_size")
         if any(type(one) is not int or not 0 <= one < vocab_size for one in ids):
@@ -105,6 +108,7 @@ class TargetConfig:
         return cast("tuple[int, ...]", tuple(ids))
 
     def error(self, names: Sequence[str], value: object, expected: str) -> TargetError:
+        """Return the error for a value that is not what is expected under one of ``names``."""
         others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
         return TargetError(f"{self.file}: {names[0]}={value!r:.80}, expected {expected}{others}")
 

@@ -1,4 +1,4 @@
-"""Reads a target's folder: ``read_target`` without torch, ``read_target_tensors`` the three frozen tensors."""
+"""Reading of a target's folder: its description without torch, and its frozen tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "
 
 
 def read_target(folder: Path) -> TargetSpec:
-    """What config.json, generation_config.json and the safetensors headers say; TargetError, one line, otherwise."""
+    """Return what config.json, generation_config.json and the safetensors headers say; TargetError otherwise."""
     config = TargetConfig(folder)
     described = config.described  # first of all: a type that is not known is the plainest of reasons
     tensors = stored_tensors(folder)
@@ -43,7 +43,10 @@ def read_target(folder: Path) -> TargetSpec:
 
 
 def read_target_tensors(target: TargetSpec) -> TargetTensors:
-    """The three tensors on the CPU, memory-mapped where nothing has to be computed; TargetError if one is gone."""
+    """Return the frozen tensors on the CPU, memory-mapped where nothing has to be computed.
+
+    Raises TargetError if one is gone.
+    """
     embedding_VH = _load_tensor(target, target.embedding_name)
     norm_H = _load_tensor(target, target.norm_name)
     if target.norm == "rms_plus_one":
@@ -137,7 +140,7 @@ def _load_tensor(target: TargetSpec, name: str) -> Tensor:
 
 
 def _embedding_name(folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
-    """The one embedding outside the layer stack (a layer's number is a part of its tensors' names)."""
+    """Return the one embedding outside the layer stack (a layer's number is a part of its tensors' names)."""
     found = [name for name in tensors if _leaf(name) in _EMBEDDINGS and not _in_stack(name)]
     if len(found) == 1:
         return found[0]
@@ -156,7 +159,7 @@ def _norm_name(folder: Path, tensors: Mapping[str, StoredTensor], embedding: str
 def _head_names(
     config: TargetConfig, tensors: Mapping[str, StoredTensor], embedding: str
 ) -> tuple[str, str | None]:
-    """(head, its bias). A stored head is the head, also where the config ties: then the two are equal."""
+    """Return (head, its bias). A stored head is the head, also where the config ties: then the two are equal."""
     unties = config.unties
     for stem in _HEADS:
         if f"{stem}.weight" in tensors:
@@ -183,7 +186,7 @@ def _check_shapes(target: TargetSpec, tensors: Mapping[str, StoredTensor]) -> No
 
 
 def _check_padding(config: TargetConfig, vocab_size: int) -> None:
-    """No engine makes an embedding whose row for padding does not exist; -1 is its last row."""
+    """Raise TargetError for a padding row that does not exist, which no engine makes; -1 is the last row."""
     value: object = config.get("pad_token_id")
     if value is not None and not (type(value) is int and -vocab_size <= value < vocab_size):
         raise config.error(("pad_token_id",), value, f"a token id below vocab_size={vocab_size}")
@@ -199,14 +202,14 @@ def _torch_dtype(stored: StoredTensor, name: str) -> str:
 
 
 def _attention_bias(config: TargetConfig, tensors: Mapping[str, StoredTensor], embedding: str) -> bool:
-    """Also from the tensors: Qwen2 has these biases without a key that says so."""
+    """Return whether attention has biases; Qwen2 has them without a key that says so."""
     layers = embedding.removesuffix(f"{_leaf(embedding)}.weight") + "layers."
     stored = any(name.startswith(layers) and name.endswith("q_proj.bias") for name in tensors)
     return stored or config.flag("attention_bias")
 
 
 def _eos_token_ids(config: TargetConfig) -> tuple[int, ...]:
-    """As generation stops: generation_config.json decides where it names any."""
+    """Return where generation stops: generation_config.json decides where it names any."""
     file = config.file.parent / "generation_config.json"
     stored = read_json_object(file, TargetError).get("eos_token_id") if file.exists() else None
     own = config.token_ids("eos_token_id", config.get("eos_token_id"))
@@ -214,7 +217,7 @@ def _eos_token_ids(config: TargetConfig) -> tuple[int, ...]:
 
 
 def _target_digest(folder: Path) -> str:
-    """See TargetSpec.digest."""
+    """Return TargetSpec.digest."""
     digest = hashlib.sha256(read_bytes(folder / "config.json", TargetError))
     for file in weight_files(folder):
         digest.update(file.name.encode())
@@ -225,7 +228,7 @@ def _target_digest(folder: Path) -> str:
 
 
 def _leaf(name: str) -> str:
-    """``wte`` of ``transformer.wte.weight``; empty for anything but a weight."""
+    """Return ``wte`` of ``transformer.wte.weight``; empty for anything but a weight."""
     parts = name.split(".")
     return parts[-2] if len(parts) > 1 and parts[-1] == "weight" else ""
 

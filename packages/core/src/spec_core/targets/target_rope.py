@@ -36,16 +36,16 @@ def target_rope(config: TargetConfig, max_positions: int) -> Mapping[str, Any]:
 
 
 def _stored(config: TargetConfig) -> dict[str, Any]:
-    """rope_scaling, the older key, wins: transformers takes it for the one that a person added."""
+    """Return rope_scaling, the older key, before rope_parameters: transformers takes it for the user's own."""
     stored = config.section("rope_scaling") or config.section("rope_parameters")
-    if config.described.says_rope and not stored:
+    if config.described.needs_rope and not stored:
         raise config.error(("rope_parameters",), None, f"the values of this {config.model_type} model")
     return stored
 
 
 def _complete(config: TargetConfig, stored: dict[str, Any], max_positions: int) -> dict[str, Any]:
     described = config.described
-    usual_theta = None if described.says_rope else described.theta
+    usual_theta = None if described.needs_rope else described.theta
     theta = _first(stored.get("rope_theta"), config.get("rope_theta"), usual_theta)
     if theta is None:
         raise config.error(("rope_theta",), theta, "a positive number")
@@ -64,5 +64,5 @@ def _complete(config: TargetConfig, stored: dict[str, Any], max_positions: int) 
 
 
 def _first(*values: object) -> object:
-    """None counts as absent, as it does everywhere in config.json."""
+    """Return the first value that is not None: null counts as absent, as everywhere in config.json."""
     return next((value for value in values if value is not None), None)

@@ -1,8 +1,9 @@
-"""The model types that can be targets: what transformers' model code does before the first layer and behind the last.
+"""The model types that can be targets, and how transformers' model code treats embedding, head and positions of each.
 
-One entry for each type whose reading was compared with the model code itself: tests/integration/test_target_types.py
-builds each as a small random model and compares logits, embeddings, states and rotary frequencies. A type without an
-entry is refused, for its head would be guessed. docs/targets.md shows this table.
+Every entry's reading was compared with the model code itself: tests/integration/test_target_types.py builds each
+as a small random model and compares logits, embeddings, states and rotary frequencies. A type without an entry is
+refused, for its head would be guessed. docs/targets.md shows this table. It is core's knowledge of targets; no
+plugin owns a model type.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def _divisor(key: str) -> Scale:
 
 
 def _minicpm(config: TargetConfig) -> float:
-    """States are divided by hidden_size / dim_model_base before the head; null means the hidden size."""
+    """Return dim_model_base / hidden_size, the states' scale before the head; null is the hidden size."""
     hidden_size = config.integer("hidden_size")
     null = config.is_null("dim_model_base")
     return (hidden_size if null else config.integer("dim_model_base", default=256)) / hidden_size
 
 
 def _cap(default: float | None = None) -> Cap:
-    """``final_logit_softcapping``, whose null means no cap and whose absence means ``default``."""
+    """Read ``final_logit_softcapping``, whose null means no cap and whose absence means ``default``."""
     key = "final_logit_softcapping"
 
     def cap(config: TargetConfig) -> float | None:
@@ -65,7 +66,7 @@ def _cap(default: float | None = None) -> Cap:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetType:
-    """How the model code of one type treats the embedding, the final norm, the logits and positions.
+    """The treatment of embedding, final norm, logits and positions by the model code of one type.
 
     ``theta`` and ``partial`` stand for what a config.json leaves out.
     """
@@ -80,7 +81,7 @@ class TargetType:
     """None: positions are not rotary."""
     partial: float | None = None
     """Share of a head's channels that turn; None: all."""
-    says_rope: bool = False
+    needs_rope: bool = False
     """Whether config.json must hold rope_parameters (or rope_scaling) and rope_theta: the type's own default is no
     plain rotation by ``theta``."""
 
@@ -105,14 +106,14 @@ TARGET_TYPES: Mapping[str, TargetType] = {
     **_all("glm glm4 glm4_moe bamba", partial=0.5),
     **_all("jamba", theta=None),
     **_all("helium", theta=100_000.0),
-    **_all("gpt_oss apertus cwm laguna mellum mimo_v2_flash ministral3", says_rope=True),
+    **_all("gpt_oss apertus cwm laguna mellum mimo_v2_flash ministral3", needs_rope=True),
     **_all("llama4_text ernie4_5 ernie4_5_moe flex_olmo olmo3 bitnet", theta=500_000.0),
     **_all("mixtral minimax solar_open", theta=1_000_000.0),
     **_all("smollm3", theta=2_000_000.0),
     **_all("minimax_m2", theta=5_000_000.0),
     **_all("hy_v3", theta=11_158_840.0),
     **_all("lfm2 lfm2_moe", eps="norm_eps", theta=1_000_000.0),
-    **_all("lfm3", eps="norm_eps", says_rope=True),
+    **_all("lfm3", eps="norm_eps", needs_rope=True),
     **_all("minimax_m3_vl_text", norm="rms_plus_one", theta=5_000_000.0),
     **_all("qwen3_next qwen3_5_text qwen3_5_moe_text", norm="rms_plus_one", partial=0.25),
     **_all("gemma", **_GEMMA),
@@ -122,7 +123,7 @@ TARGET_TYPES: Mapping[str, TargetType] = {
         "gemma4_text gemma4_unified_text",
         embedding_scale=_root_of_hidden_size,
         logit_softcap=_cap(),
-        says_rope=True,
+        needs_rope=True,
     ),
     **_all("granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared", **_GRANITE),
     **_all(

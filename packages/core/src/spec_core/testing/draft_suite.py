@@ -57,7 +57,7 @@ WIDTH = max(LENGTHS)
 TOLERANCE = 5e-5
 """Of the largest gradient: float32 rounding of sums in another order."""
 
-FOREIGN: dict[str, dict[str, object]] = {
+INEXPRESSIBLE: dict[str, dict[str, object]] = {
     "one layer": {"num_layers": 1},
     "soft-cap": {"logit_softcap": 30.0},
     "head bias": {"head_bias_name": "lm_head.bias"},
@@ -71,31 +71,34 @@ def reference_kernel(name: str) -> Kernel | None:
 
 
 class DraftSuite(ConformanceSuite):
-    """Needs the fixture ``draft``: the plugin's class."""
+    """The contract as tests; needs the fixture ``draft``, the plugin's class."""
 
     expresses: ClassVar[frozenset[str]] = frozenset()
-    """Keys of ``FOREIGN`` that this draft does express, so that it need not refuse such a target."""
+    """Keys of ``INEXPRESSIBLE`` that this draft does express, so that it need not refuse such a target."""
 
     @pytest.fixture
     def draft(self) -> type[Draft]:
+        """Return the plugin's class; every subclass has this fixture."""
         raise pytest.UsageError("a DraftSuite needs a fixture 'draft' that returns the plugin's class")
 
     @pytest.fixture
     def options(self) -> dict[str, object]:
-        """Keys of section ``draft`` besides its name."""
+        """Return keys of section ``draft`` besides its name."""
         return {}
 
     @pytest.fixture
     def target(self, tmp_path: Path) -> TargetSpec:
+        """Return the small random target."""
         return toy_target(tmp_path / "target")
 
     @pytest.fixture
     def lively(self, bench: Workbench) -> Workbench:
+        """Return the workbench with weights as large as trained ones."""
         return bench.enlivened()
 
     @pytest.fixture
     def others(self, target: TargetSpec) -> Mapping[str, Tensor]:
-        """What the draft's ``target_tensors`` names: it gets these and no others (D11)."""
+        """Return the tensors that the draft's ``target_tensors`` names: it gets these and no others (D11)."""
         return {}
 
     @pytest.fixture
@@ -106,12 +109,15 @@ class DraftSuite(ConformanceSuite):
         target: TargetSpec,
         others: Mapping[str, Tensor],
     ) -> Workbench:
+        """Return the draft, built on the target."""
         instance = draft(draft.Config.model_validate({"name": draft.name, **options}))
         return build(instance, target, others=others)
 
     def supervised(self, last_known: int, position: int) -> list[int]:
-        """Token indices to supervise so that ``accuracy[position]`` counts exactly one row: the draft's guess
-        number ``position`` after the token at index ``last_known``."""
+        """Return token indices to supervise so that ``accuracy[position]`` counts exactly one row.
+
+        That row is the draft's guess number ``position`` after the token at index ``last_known``.
+        """
         return [last_known + 1 + position]
 
     def test_d1_imports_without_torch(self, draft: type[Draft]) -> None:
@@ -125,13 +131,13 @@ class DraftSuite(ConformanceSuite):
         found = [f"{file.name}:{where}" for file, tree in sources(draft) for where in forbidden(tree)]
         assert not found, f"single-device code only, found {', '.join(found)}"
 
-    @pytest.mark.parametrize("what", sorted(FOREIGN))
+    @pytest.mark.parametrize("what", sorted(INEXPRESSIBLE))
     def test_d2_refuses_what_it_cannot_express(self, bench: Workbench, what: str, tmp_path: Path) -> None:
         """D2: a target that the draft cannot express is a TargetError of one line, never ignored."""
         if what in self.expresses:
             pytest.skip(f"draft {bench.draft.name!r} expresses a target with {what}")
         with pytest.raises(TargetError) as refusal:
-            bench.draft.check_target(toy_target(tmp_path, **FOREIGN[what]))
+            bench.draft.check_target(toy_target(tmp_path, **INEXPRESSIBLE[what]))
         assert len(str(refusal.value).splitlines()) == 1
 
     def test_d2_features_of_an_accepted_target(self, bench: Workbench) -> None:
@@ -168,8 +174,10 @@ class DraftSuite(ConformanceSuite):
     def test_d4_empty_batch_touches_every_parameter(
         self, bench: Workbench, spans: int, kernel: FindKernel
     ) -> None:
-        """D4, D5: a batch without supervised token, or without any document, adds 0 to a running global batch,
-        and still gives every parameter its (zero) gradient."""
+        """D4, D5: a batch without supervised token adds 0 to a running global batch.
+
+        So does one without any document; both give every parameter its (zero) gradient.
+        """
         samples = bench.samples()
         silent = [ToySample(s.sample_id, s.input_ids, s.hidden_TNH, s.loss_mask & False) for s in samples]
         batch, bench = toy_batch(silent[:spans], bench.schema, width=4), bench.with_kernels(kernel)
@@ -225,8 +233,10 @@ class DraftSuite(ConformanceSuite):
         _assert_same_gradients(fast.gradients(), expected)
 
     def test_d10_declares_its_kernels(self, draft: type[Draft], lively: Workbench) -> None:
-        """D10: no name is asked for that is not declared; each plain version runs on its example, and keeps the
-        kernel's contract itself."""
+        """D10: no name is asked for that is not declared.
+
+        Each plain version runs on its example, and keeps the kernel's contract itself.
+        """
         asked: set[str] = set()
         lively.with_kernels(asked.add)
         declared = vars(draft.kernels()())
@@ -275,8 +285,10 @@ class DraftSuite(ConformanceSuite):
         assert _acceptance_length(outputs[-1]) > _acceptance_length(outputs[0]) + 0.5
 
     def test_d8_export_comes_back(self, lively: Workbench, tmp_path: Path) -> None:
-        """D8: exported, recognised, built again: the same weights in the stored dtype, the same proposals; and
-        exported again, the same bytes."""
+        """D8: exported, recognised and built again: the same weights in the stored dtype, the same proposals.
+
+        Exported again: the same bytes.
+        """
         again = build(lively.export(tmp_path / "first"), lively.target, 9, lively.tensors.others)
         stored = stored_dtype(tmp_path / "first")
         state = {name: round_to(value, stored) for name, value in lively.module.state_dict().items()}
@@ -324,15 +336,17 @@ class DraftSuite(ConformanceSuite):
         assert len(str(refusal.value).splitlines()) == 1
 
     def test_d9_proposals_are_the_modules_own(self, lively: Workbench) -> None:
-        """D9: where the target agrees with proposal k, the module's forward pass counts draft position k as
-        accepted; where it says another token, as refused."""
+        """D9: the module's forward pass counts draft position k as accepted where the target agrees with proposal k.
+
+        Where the target says another token, it counts it as refused.
+        """
         for context in lively.contexts():
             proposals = lively.propose(context).token_ids
             assert len(proposals) == NUM_PROPOSALS
             for position, token in enumerate(proposals):
                 supervised = self.supervised(len(context.input_ids) - 1, position)
-                for said, accepted in ((token, 1.0), ((token + 1) % lively.target.vocab_size, 0.0)):
-                    output = lively.judge(context, [*proposals[:position], said], supervised)
+                for following, accepted in ((token, 1.0), ((token + 1) % lively.target.vocab_size, 0.0)):
+                    output = lively.judge(context, [*proposals[:position], following], supervised)
                     assert output.counts["accuracy"][position].item() == 1
                     assert output.sums["accuracy"][position].item() == accepted
 
@@ -355,8 +369,10 @@ class DraftSuite(ConformanceSuite):
             assert ask(proposer).token_ids == ask(proposer).token_ids == lively.propose(context).token_ids
 
     def test_d9_sampled_proposals_come_with_their_probabilities(self, lively: Workbench) -> None:
-        """D9: at a temperature each guess comes with its distribution, float32 [K, V]: rows sum to 1, and the guess
-        is possible; the generator alone decides."""
+        """D9: at a temperature each guess comes with its distribution, float32 [K, V].
+
+        Rows sum to 1, and the guess is possible; the generator alone decides.
+        """
         proposer = lively.draft.proposer(lively.module, lively.ops)
         extend(proposer, lively.contexts()[0], 0, 8)
         first, second = ask(proposer, temperature=1.0), ask(proposer, temperature=1.0)

@@ -50,13 +50,15 @@ class Workbench:
     ops: TargetOps
 
     def samples(self, lengths: Sequence[int] = LENGTHS) -> list[ToySample]:
+        """Return documents of these lengths, with features of the draft's schema."""
         return toy_samples(self.schema, self.target, self.tensors, lengths)
 
     def denominators(self, samples: Sequence[ToySample]) -> Tensor:
+        """Return the denominators of a global batch of these samples."""
         return self.draft.denominators([sample.supervision for sample in samples])
 
     def forward_backward(self, batches: Sequence[DraftBatch], denominators: Tensor) -> StepOutput:
-        """Output summed over the batches; gradients are left in the module, from zero."""
+        """Return the output summed over the batches; gradients are left in the module, from zero."""
         self.module.zero_grad()
         outputs: list[StepOutput] = []
         for batch in batches:
@@ -66,20 +68,24 @@ class Workbench:
         return sum(outputs[1:], start=outputs[0])
 
     def gradients(self) -> dict[str, Tensor]:
+        """Return every parameter's gradient; fail for one that has none."""
         found = {name: parameter.grad for name, parameter in self.module.named_parameters()}
         missing = [name for name, grad in found.items() if grad is None]
         assert not missing, f"no gradient reached {', '.join(missing)}"
         return {name: grad for name, grad in found.items() if grad is not None}
 
     def with_kernels(self, kernel: FindKernel) -> Workbench:
-        """The same weights in a module that uses a backend's kernels."""
+        """Return the same weights in a module that uses a backend's kernels."""
         module = self.draft.build(self.target, self.tensors, None, kernel)
         module.load_state_dict(self.module.state_dict())
         return replace(self, module=module)
 
     def enlivened(self) -> Workbench:
-        """Itself, with weights as large as trained ones: at their start many drafts hardly look at the context, and
-        a wrong position or a lost key would change no arg-max."""
+        """Return itself, with weights as large as trained ones.
+
+        At their start many drafts hardly look at the context, and a wrong position or a lost key would change no
+        arg-max.
+        """
         generator = torch.Generator().manual_seed(6)
         with torch.no_grad():
             for parameter in self.module.parameters():
@@ -88,20 +94,21 @@ class Workbench:
         return self
 
     def contexts(self) -> list[ToySample]:
-        """Each nine known tokens, of which the last one has no state yet."""
+        """Return documents of nine known tokens each, of which the last one has no state yet."""
         return self.samples([9] * 12)
 
     def propose(self, context: ToySample) -> Proposal:
+        """Return a fresh proposer's greedy guesses after a context."""
         proposer = self.draft.proposer(self.module, self.ops)
         extend(proposer, context, 0, len(context.input_ids) - 1)
         return ask(proposer)
 
-    def judge(self, context: ToySample, said: Sequence[int], supervised: Sequence[int]) -> StepOutput:
-        """The module's own pass over the context and a continuation, with a target that says the continuation."""
+    def judge(self, context: ToySample, continuation: Sequence[int], supervised: Sequence[int]) -> StepOutput:
+        """Return the module's pass over the context and a continuation, with a target that says the continuation."""
         generator = torch.Generator().manual_seed(4)
         known = len(context.input_ids) - 1
         # A little more than needed: no label may be missing because the document ends.
-        tokens = torch.cat([context.input_ids, torch.tensor(list(said)), toy_tokens(3, generator)])
+        tokens = torch.cat([context.input_ids, torch.tensor(list(continuation)), toy_tokens(3, generator)])
         hidden_TNH = toy_features(tokens[1:], self.schema, self.target, self.tensors, generator)
         hidden_TNH[:known] = context.hidden_TNH[:known]
         mask = torch.zeros(len(tokens) - 1, dtype=torch.bool)
@@ -111,7 +118,7 @@ class Workbench:
             return self.module(toy_batch([sample], self.schema), self.denominators([sample]), self.ops)
 
     def export(self, folder: Path) -> Draft:
-        """The draft that ``from_folder`` finds in what ``export`` wrote."""
+        """Write the draft to ``folder``, and return what ``from_folder`` finds there."""
         folder.mkdir()
         write_draft(self.draft, self.module.state_dict(), self.target, folder)
         draft = type(self.draft).from_folder(folder)
@@ -123,7 +130,10 @@ class Workbench:
 def build(
     draft: Draft, target: TargetSpec, seed: int = 0, others: Mapping[str, Tensor] | None = None
 ) -> Workbench:
-    """``others``: further tensors of the target, of which the draft gets those that it names (D11)."""
+    """Return the draft built on the toy target.
+
+    ``others``: further tensors of the target, of which the draft gets those that it names (D11).
+    """
     named = draft.target_tensors(target)
     tensors = replace(toy_tensors(target), others={name: (others or {})[name] for name in named})
     schema = draft.required_features(target)
@@ -134,14 +144,17 @@ def build(
 
 
 def extend(proposer: Proposer, sample: ToySample, start: int, stop: int) -> None:
+    """Give a proposer the states of tokens ``start`` to ``stop`` of a sample."""
     proposer.extend(sample.input_ids[start + 1 : stop + 1].tolist(), sample.hidden_TNH[start:stop])
 
 
 def ask(proposer: Proposer, temperature: float = 0.0) -> Proposal:
+    """Return a proposer's guesses, drawn from a fixed seed."""
     return proposer.propose(NUM_PROPOSALS, temperature, torch.Generator().manual_seed(3))
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
+    """Return the one dtype of the floating tensors in a folder."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", framework="pt") as file:
@@ -151,14 +164,17 @@ def stored_dtype(folder: Path) -> torch.dtype:
 
 
 def round_to(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the value as ``dtype`` can hold it, in its own dtype."""
     return value.to(dtype).to(value.dtype) if value.is_floating_point() else value
 
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file of a folder."""
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def damage_folder(folder: Path, damage: str) -> None:
+    """Damage an exported folder in one of the ways that a draft must notice."""
     tensors, config = folder / "model.safetensors", folder / "config.json"
     if damage == "no tensors":
         tensors.unlink()

@@ -1,4 +1,4 @@
-"""Compares a backend's kernel with the plain version of its name (see ``spec_core.kernels``)."""
+"""Comparison of a backend's kernel with the plain version of its name (see ``spec_core.kernels``)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def assert_kernel_agrees(kernel: Kernel, plain: Kernel, arguments: Sequence[obje
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """A copy whose floating tensors have this dtype; other things, such as sizes and layouts, as they are."""
+    """Copy a value with floating tensors in this dtype; other things, such as sizes and layouts, stay as they are."""
     if isinstance(value, Tensor):
         copy = value.detach().to(dtype if value.is_floating_point() else value.dtype, copy=True)
         return copy.requires_grad_(value.requires_grad)
@@ -54,7 +54,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _outcome(result: object, arguments: object) -> list[Tensor]:
-    """The result's tensors, and the gradients of the arguments that want one."""
+    """Return the result's tensors, and the gradients of the arguments that want one."""
     values, inputs = list(_tensors(result)), [t for t in _tensors(arguments) if t.requires_grad]
     if not inputs:
         return values

@@ -39,11 +39,12 @@ class ToySample:
 
     @property
     def supervision(self) -> Supervision:
+        """The part of the sample that denominators depend on."""
         return Supervision(sample_id=self.sample_id, epoch=0, loss_mask=self.loss_mask)
 
 
 def toy_target(folder: Path, **changes: object) -> TargetSpec:
-    """Eight layers, width 64, two heads of 32 over one key head, 97 tokens, untied head, float32."""
+    """Return a target: 8 layers, width 64, two heads of 32 over one key head, 97 tokens, untied head, float32."""
     fields: dict[str, object] = {
         "folder": folder,
         "architecture": "LlamaForCausalLM",
@@ -68,7 +69,7 @@ def toy_target(folder: Path, **changes: object) -> TargetSpec:
 
 
 def toy_tensors(target: TargetSpec) -> TargetTensors:
-    """Random rows; the head's all have the same length, so that each is its own largest logit."""
+    """Return random rows; the head's all have the same length, so that each is its own largest logit."""
     generator = torch.Generator().manual_seed(1)
     shape = (target.vocab_size, target.hidden_size)
     head_VH = torch.nn.functional.normalize(torch.randn(shape, generator=generator), dim=-1)
@@ -80,11 +81,12 @@ def toy_tensors(target: TargetSpec) -> TargetTensors:
 
 
 def toy_ops(target: TargetSpec, tensors: TargetTensors) -> TargetOps:
+    """Return the target's ops on the CPU in float32."""
     return TargetOps(target, tensors, torch.device("cpu"), torch.float32)
 
 
 def toy_tokens(length: int, generator: Generator) -> Tensor:
-    """Token ids [T] of which each follows from the one before: something that a draft can learn."""
+    """Return token ids [T] of which each follows from the one before: something that a draft can learn."""
     tokens = [int(torch.randint(VOCAB, (1,), generator=generator))]
     while len(tokens) < length:
         tokens.append((3 * tokens[-1] + 5) % VOCAB)
@@ -94,7 +96,7 @@ def toy_tokens(length: int, generator: Generator) -> Tensor:
 def toy_features(
     next_ids: Tensor, schema: FeatureSchema, target: TargetSpec, tensors: TargetTensors, generator: Generator
 ) -> Tensor:
-    """[T, N, H]: random states, but the input of the final norm, where captured, says ``next_ids`` [T]."""
+    """Return [T, N, H]: random states, but the input of the final norm, where captured, says ``next_ids`` [T]."""
     hidden_TNH = torch.randn(schema.shape(len(next_ids)), generator=generator)
     for index, layer in enumerate(schema.layers):
         if layer == target.num_layers:
@@ -106,7 +108,7 @@ def toy_features(
 def toy_samples(
     schema: FeatureSchema, target: TargetSpec, tensors: TargetTensors, lengths: Sequence[int]
 ) -> list[ToySample]:
-    """Documents of these lengths; three tokens of four are supervised, every fifth document has none."""
+    """Return documents of these lengths; three tokens of four are supervised, every fifth document has none."""
     generator = torch.Generator().manual_seed(2)
     samples: list[ToySample] = []
     for sample_id, length in enumerate(lengths):
@@ -118,7 +120,7 @@ def toy_samples(
 
 
 def toy_batch(samples: Sequence[ToySample], schema: FeatureSchema, width: int = 0) -> DraftBatch:
-    """The documents one after the other, each padded to ``width`` tokens where it is shorter.
+    """Lay the documents one after the other, each padded to ``width`` tokens where it is shorter.
 
     Without samples the batch is ``width`` tokens of padding and no span.
     """

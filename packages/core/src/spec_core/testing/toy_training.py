@@ -124,7 +124,7 @@ def on_ranks(act: Callable[[Strategy, Plan], Any], world_size: int, plans: Seque
 
 
 def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan], group: str) -> list[Any]:
-    """One rank's process: plan after plan, each with a strategy of its own, in torch's default group."""
+    """Act on plan after plan in one rank's process, each with a strategy of its own, in torch's default group."""
     plugin = plans[0].backend
     backend = plugin(plugin.Config(name=plugin.name))
     device = backend.device(me.rank)
@@ -248,7 +248,7 @@ def _denominators() -> Tensor:
 
 
 def reference(plan: Plan) -> Report:
-    """The same training as a plain loop in float64: one batch, one device, torch's own AdamW."""
+    """Train the same as a plain loop in float64: one batch, one device, torch's own AdamW."""
     module = ToyDraft(plan.seed).double()
     config = OptimizerConfig.model_validate(plan.optimizer)
     optimizer = torch.optim.AdamW(
