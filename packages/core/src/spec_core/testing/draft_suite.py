@@ -114,10 +114,7 @@ class DraftSuite(ConformanceSuite):
         return build(instance, target, others=others)
 
     def supervised(self, last_known: int, position: int) -> list[int]:
-        """Return token indices to supervise so that ``accuracy[position]`` counts exactly one row.
-
-        That row is the draft's guess number ``position`` after the token at index ``last_known``.
-        """
+        """Return tokens to supervise so that ``accuracy[position]`` counts the last known token's row alone."""
         return [last_known + 1 + position]
 
     def test_d1_imports_without_torch(self, draft: type[Draft]) -> None:
@@ -174,10 +171,7 @@ class DraftSuite(ConformanceSuite):
     def test_d4_empty_batch_touches_every_parameter(
         self, bench: Workbench, spans: int, kernel: FindKernel
     ) -> None:
-        """D4, D5: a batch without supervised token adds 0 to a running global batch.
-
-        So does one without any document; both give every parameter its (zero) gradient.
-        """
+        """D4, D5: a batch without supervised tokens adds 0 and gives every parameter its (zero) gradient."""
         samples = bench.samples()
         silent = [ToySample(s.sample_id, s.input_ids, s.hidden_TNH, s.loss_mask & False) for s in samples]
         batch, bench = toy_batch(silent[:spans], bench.schema, width=4), bench.with_kernels(kernel)
@@ -233,10 +227,7 @@ class DraftSuite(ConformanceSuite):
         _assert_same_gradients(fast.gradients(), expected)
 
     def test_d10_declares_its_kernels(self, draft: type[Draft], lively: Workbench) -> None:
-        """D10: no name is asked for that is not declared.
-
-        Each plain version runs on its example, and keeps the kernel's contract itself.
-        """
+        """D10: only declared names are asked for; plain versions run on their examples, and keep the contract."""
         asked: set[str] = set()
         lively.with_kernels(asked.add)
         declared = vars(draft.kernels()())
@@ -285,10 +276,7 @@ class DraftSuite(ConformanceSuite):
         assert _acceptance_length(outputs[-1]) > _acceptance_length(outputs[0]) + 0.5
 
     def test_d8_export_comes_back(self, lively: Workbench, tmp_path: Path) -> None:
-        """D8: exported, recognised and built again: the same weights in the stored dtype, the same proposals.
-
-        Exported again: the same bytes.
-        """
+        """D8: exported, recognised and built again: the same weights as stored, proposals and bytes."""
         again = build(lively.export(tmp_path / "first"), lively.target, 9, lively.tensors.others)
         stored = stored_dtype(tmp_path / "first")
         state = {name: round_to(value, stored) for name, value in lively.module.state_dict().items()}
@@ -336,10 +324,7 @@ class DraftSuite(ConformanceSuite):
         assert len(str(refusal.value).splitlines()) == 1
 
     def test_d9_proposals_are_the_modules_own(self, lively: Workbench) -> None:
-        """D9: the module's forward pass counts draft position k as accepted where the target agrees with proposal k.
-
-        Where the target says another token, it counts it as refused.
-        """
+        """D9: the module's own pass accepts proposal k where the target agrees with it, and refuses it elsewhere."""
         for context in lively.contexts():
             proposals = lively.propose(context).token_ids
             assert len(proposals) == NUM_PROPOSALS
@@ -369,10 +354,7 @@ class DraftSuite(ConformanceSuite):
             assert ask(proposer).token_ids == ask(proposer).token_ids == lively.propose(context).token_ids
 
     def test_d9_sampled_proposals_come_with_their_probabilities(self, lively: Workbench) -> None:
-        """D9: at a temperature each guess comes with its distribution, float32 [K, V].
-
-        Rows sum to 1, and the guess is possible; the generator alone decides.
-        """
+        """D9: a guess comes with its distribution, float32 [K, V], and is possible; the generator alone decides."""
         proposer = lively.draft.proposer(lively.module, lively.ops)
         extend(proposer, lively.contexts()[0], 0, 8)
         first, second = ask(proposer, temperature=1.0), ask(proposer, temperature=1.0)
