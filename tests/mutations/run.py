@@ -23,11 +23,13 @@ GLOO, GROUP = "collectives/gloo_process_group.py", "collectives/library_process_
 SENDER, RECEIVER = "streams/sender.py", "streams/receiver.py"
 INLINE, HOST_POOL, ARENA = "streams/inline_transport.py", "streams/host_pool.py", "streams/shared_memory.py"
 RENDEZVOUS, SERVER = "rendezvous.py", "rendezvous_server.py"
+CONTROL, REAPER = "processes/control.py", "processes/reaper.py"
 
 GROUP_TEST = "tests/contract/test_cpu_process_group.py::TestGlooProcessGroup::test_"
 SHM_TEST = "tests/contract/test_cpu_transports.py::TestSharedMemoryTransport::test_"
 INLINE_TEST = "tests/contract/test_cpu_transports.py::TestInlineTransport::test_"
 RENDEZVOUS_TEST = "tests/unit/core/test_rendezvous.py::test_"
+LAUNCHER_TEST = "tests/contract/test_local_launcher.py::TestLocalLauncher::test_"
 
 
 @dataclass(frozen=True)
@@ -371,6 +373,28 @@ MUTATIONS = [
         "            self._server.close()\n",
         "            pass\n",
         RENDEZVOUS_TEST + "close_leaves_no_socket_and_no_thread",
+    ),
+    # Launcher: the part that core's library has in the local one
+    Mutation(
+        "L4",
+        CONTROL,
+        'self.send("alive")',
+        "pass",
+        LAUNCHER_TEST + "l4_who_computes_is_not_silent",
+    ),
+    Mutation(
+        "L6",
+        CONTROL,
+        "        self._socket.shutdown()\n",
+        "",
+        LAUNCHER_TEST + "l6_a_stopped_run_ends_the_messages",
+    ),
+    Mutation(
+        "L8",
+        REAPER,
+        "        end_group(group)\n",
+        "        pass\n",
+        LAUNCHER_TEST + "l8_a_killed_launcher_leaves_nothing",
     ),
 ]
 

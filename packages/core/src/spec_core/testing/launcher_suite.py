@@ -29,7 +29,7 @@ from spec_core.testing.conformance import ConformanceSuite, run_python
 from spec_core.testing.reference import reference_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
     from spec_core.backend import Backend
@@ -278,7 +278,7 @@ def assert_soon(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def limit() -> Iterator[None]:
+def limit() -> Generator[None]:
     """Fail a block that takes longer than PATIENCE_S."""
     start = time.monotonic()
     yield
