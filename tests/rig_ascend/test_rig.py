@@ -135,7 +135,7 @@ def wait_for_the_other(me):
     torch.npu.set_device(0)
     if me.rank == 0:
         event = torch.npu.Event(interprocess=True)
-        fake_cann.stall(torch.npu.current_stream(), STALL_S)
+        fake_cann.stall(torch.npu.current_stream(), 10 * STALL_S)  # the other process asks meanwhile
         handle = event.ipc_handle()
         event.record()
         assert torch.npu.current_stream().npu_stream  # the record has left torch_npu's queue
