@@ -31,7 +31,7 @@ class EngineSections(Config, Generic[B, E]):
 class EngineOptions:
     """The sections, with the plugins that they name."""
 
-    """What ``wiring.create_engine`` needs of a command without a run."""
+    """The parts of a command without a run that ``wiring.create_engine`` needs."""
 
     config: EngineSections[BackendConfig, EngineConfig]
     backend: Backend

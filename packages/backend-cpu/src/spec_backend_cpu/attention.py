@@ -25,6 +25,7 @@ class FlashAttention:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
+        """Return output and log-sum-exp."""
         out = torch.zeros_like(q)
         lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
         for start, stop in bounds:
@@ -42,6 +43,7 @@ class FlashAttention:
         saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
         bounds: Sequence[tuple[int, int]],
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k and v."""
         q, k, v, _, _ = saved
         grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for start, stop in bounds:

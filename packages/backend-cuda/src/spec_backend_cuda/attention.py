@@ -34,7 +34,7 @@ class Documents(NamedTuple):
     """The documents of a batch as the kernel wants them."""
 
     rows: slice | Tensor
-    """What of the token axis belongs to documents; a slice where they touch."""
+    """The part of the token axis that belongs to documents; a slice where they touch."""
     starts: Tensor
     """int32 [documents + 1]: first row of each among those, and the end."""
     longest: int

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCORE_BYTES = 1 << 28
-"""Of one chunk's scores: enough that the products dominate, little beside a model."""
+"""Bytes of one chunk's scores: enough that the products dominate, little beside a model."""
 
 
 def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

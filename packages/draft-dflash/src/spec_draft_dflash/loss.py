@@ -76,9 +76,9 @@ class BlockLoss:
     kernels: DFlashKernels
     kind: LossKind
     weight_S: Tensor
-    """Of slots, for the losses that do not weigh by themselves."""
+    """Weights of slots, for the losses that do not weigh by themselves."""
     alpha: float
-    """Of ``dpace``."""
+    """The parameter of ``dpace``."""
 
     def __call__(
         self, states_ASH: Tensor, batch: DraftBatch, slots: CountedSlots, denominators: Tensor

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 MATRIX_GAIN = 0.5
 """A matrix starts as normal draws of standard deviation gain / √inputs: at any width its output is then as large."""
 FUSION_GAIN = 0.1
-"""Of ``fc``. Its output is the residual stream that every unrolled step passes on: the layer has to outvote it, and
-what is random in it stays there for good."""
+"""Gain of ``fc``. Its output is the residual stream that every unrolled step passes on: the layer must outvote it,
+and its random part never goes away."""
 
 
 @torch.no_grad()

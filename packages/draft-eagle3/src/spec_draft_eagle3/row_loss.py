@@ -48,7 +48,7 @@ class Scored:
     """S rows of the draft for each position, next to the teacher."""
 
     log_sum_RS: Tensor
-    """Of the draft's logits."""
+    """Log-sum-exp of the draft's logits."""
     best_RS: Tensor
     """int64: arg-max of q, as a target id."""
     cross_RS: Tensor

@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 
         def export(
             self, request_id: int, destinations: Sequence[str], token_ids: Tensor, hidden_TNH: Tensor
-        ) -> None: ...
+        ) -> None:
+            """Send a request's states."""
+            ...
 
-        def fail(self, request_id: int, error: BaseException) -> None: ...
+        def fail(self, request_id: int, error: BaseException) -> None:
+            """Report that a request's states cannot be sent."""
+            ...
 
 
 @dataclass(frozen=True)

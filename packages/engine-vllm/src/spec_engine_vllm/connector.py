@@ -119,13 +119,15 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Return that the blocks may be freed at once."""
         return self.request_finished_all_groups(request, block_ids)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return 0, False  # nothing is ever loaded
+        """Return that no tokens are loaded from elsewhere."""
+        return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        pass
+        """Do nothing: no tokens are loaded."""
 
     # In a worker.
 
@@ -169,15 +171,16 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return hidden_TNH.to(schema.torch_dtype()).contiguous()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        pass
+        """Do nothing: no tokens are loaded."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
+        """Do nothing: no tokens are loaded."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        pass
+        """Do nothing: states are read when the pass is complete."""
 
     def shutdown(self) -> None:
+        """Close the exporter."""
         if self._exporter is not None:
             self._exporter.close()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_ROWS = 128
-"""Of a tile of queries: more do not fit into the registers beside their sums."""
+"""Rows of a tile of queries: more do not fit into the registers beside their sums."""
 
 
 class BlockPlaces(Protocol):
@@ -56,7 +56,7 @@ class Tilings(NamedTuple):
 
 NARROW = Tilings(Tiling(128, 64, 8, 3), Tiling(64, 64, 4, 2), Tiling(64, 128, 8, 3))
 WIDE = Tilings(Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2))
-"""Where a block has more than 64 rows."""
+"""Tiling of blocks of more than 64 rows."""
 SHARED_BYTES = 172_032
 """Shared memory of the largest tiles, with heads of 128: Hopper has it, smaller GPUs do not."""
 PROGRAMS = 1024

@@ -32,7 +32,7 @@ Size = Annotated[int, pydantic.Field(ge=1)]
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
 _SERVED_DTYPES = ("float32", "bfloat16", "float16")
 _STORED_DTYPES = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8")}
-"""By a tensor's name, safetensors' dtypes. Every other tensor is one of ``_STORED_FLOATS``."""
+"""Dtypes of safetensors by a tensor's name; every other tensor has one of ``_STORED_FLOATS``."""
 _STORED_FLOATS = ("F32", "BF16", "F16")
 
 

@@ -73,7 +73,7 @@ def read_header(file: Path) -> bytes:
 def sampled_blocks(file: Path) -> Iterator[bytes]:
     """Yield a few blocks spread evenly over the file.
 
-    They tell two files of equal headers apart without reading them.
+    They distinguish two files of equal headers without reading all of them.
     """
     last = max(0, file.stat().st_size - _SAMPLE_BYTES)
     with file.open("rb") as stream:

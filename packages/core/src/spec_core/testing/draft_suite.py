@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 WIDTH = max(LENGTHS)
 TOLERANCE = 5e-5
-"""Of the largest gradient: float32 rounding of sums in another order."""
+"""Tolerance, as a share of the largest gradient: float32 rounding of sums in another order."""
 
 INEXPRESSIBLE: dict[str, dict[str, object]] = {
     "one layer": {"num_layers": 1},

@@ -104,6 +104,7 @@ class EngineSuite(ConformanceSuite):
     def engine(
         self, new_engine: Callable[[EngineContext], Engine], context: EngineContext
     ) -> Iterator[Engine]:
+        """Return the engine under test, closed after it."""
         with new_engine(context) as engine:
             yield engine
 
@@ -115,6 +116,7 @@ class EngineSuite(ConformanceSuite):
 
     @pytest.fixture
     def receivers(self, transport: Transport, schema: FeatureSchema) -> Iterator[list[FeatureReceiver]]:
+        """Return two receivers, as of two trainer ranks."""
         with transport.listen(schema, WINDOW_BYTES) as one, transport.listen(schema, WINDOW_BYTES) as other:
             yield [one, other]
 
