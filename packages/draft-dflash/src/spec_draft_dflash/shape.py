@@ -42,7 +42,7 @@ class DFlashShape(DecoderShape):
     layers: tuple[int, ...]
     """Captured residual streams: those entering these layers of the target."""
     num_target_layers: Size | None = None
-    """None: a published draft does not say."""
+    """Layers of the target; None where a published draft leaves them out."""
 
     @property
     def num_layers(self) -> int:

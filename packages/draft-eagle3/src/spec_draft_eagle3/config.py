@@ -24,7 +24,7 @@ class Eagle3Config(DecoderConfig):
     num_steps: int = pydantic.Field(7, ge=1)
     """Unrolled steps of the training-time test: how many tokens ahead the draft is trained."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
-    """Step s weighs step_decay ** s."""
+    """Weight of one step relative to the one before: step s weighs step_decay ** s."""
 
     vocab_size: int | None = pydantic.Field(None, ge=1)
     """Rows of the draft's head: the most frequent supervised tokens. None: the target's whole vocabulary."""

@@ -60,7 +60,7 @@ WIDE = Tilings(Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 
 SHARED_BYTES = 172_032
 """Shared memory of the largest tiles, with heads of 128: Hopper has it, smaller GPUs do not."""
 PROGRAMS = 1024
-"""At least so many for the context's gradients, where its tiles alone are fewer: some waves of the largest GPUs."""
+"""Least number of programs for the context's gradients: some waves of the largest GPUs."""
 
 EVERYWHERE = 1 << 30
 """A window wider than any document."""

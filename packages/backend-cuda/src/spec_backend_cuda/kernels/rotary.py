@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROWS = 32
-"""Per program: 4,096 channels of heads of 128, which keep four warps busy."""
+"""Rows per program: 4,096 channels of heads of 128, which keep four warps busy."""
 
 
 def takes_heads(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> bool:

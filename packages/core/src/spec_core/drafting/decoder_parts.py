@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INIT_STD = 0.02
-"""As Llama starts. A draft that starts better otherwise scales what was drawn."""
+"""Standard deviation of drawn weights, as Llama's. A draft that starts better otherwise scales what was drawn."""
 
 
 class Mlp(nn.Module):
