@@ -29,9 +29,7 @@ class EngineSections(Config, Generic[B, E]):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The sections, with the plugins that they name."""
-
-    """The parts of a command without a run that ``wiring.create_engine`` needs."""
+    """The sections and plugins from which ``wiring.create_engine`` makes an engine for a command without a run."""
 
     config: EngineSections[BackendConfig, EngineConfig]
     backend: Backend
