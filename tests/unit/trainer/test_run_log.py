@@ -39,8 +39,8 @@ def test_processes_of_one_data_parallel_rank_write_their_samples_once(resolved):
     settings = replace(spec.schedule.settings, data_parallel_ranks=(0, 0))
     spec = spec.with_schedule(BatchSchedule(spec.dataset, settings))
     spec.directory.logs.mkdir(parents=True)
-    for process in (0, 1):
-        with RunLog(spec, process, 0, lambda record: None) as log:
+    with RunLog(spec, 0, 0, lambda record: None) as first, RunLog(spec, 1, 0, lambda record: None) as second:
+        for log in (first, second):
             log.trained(1, share(spec, 3))
     assert [file.name for file in spec.directory.logs.iterdir()] == ["trained-0.jsonl"]
     assert read_metrics(spec.directory.logs / "trained-0.jsonl") == [{"step": 1, "samples": [3]}]
