@@ -372,7 +372,7 @@ MUTATIONS = [
         RENDEZVOUS,
         "            self._server.close()\n",
         "            pass\n",
-        RENDEZVOUS_TEST + "close_leaves_no_socket_and_no_thread",
+        RENDEZVOUS_TEST + "close_before_anybody_joined_leaves_no_socket_and_no_thread",
     ),
     # Launcher: the part that core's library has in the local one
     Mutation(

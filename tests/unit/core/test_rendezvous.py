@@ -396,6 +396,14 @@ def test_close_leaves_no_socket_and_no_thread():
     run_ranks(come_and_go, 2)
 
 
+def test_close_before_anybody_joined_leaves_no_socket_and_no_thread():
+    """R8."""
+    Rendezvous("127.0.0.1:0", 0, 2, TOKEN, LONG_S).close()
+    before = settled_resources()
+    Rendezvous("127.0.0.1:0", 0, 2, TOKEN, LONG_S).close()
+    assert settled_resources() == before
+
+
 def test_close_unblocks_a_call_of_another_thread():
     """R8."""
     rendezvous = Rendezvous("127.0.0.1:0", 0, 2, TOKEN, LONG_S)

@@ -41,7 +41,9 @@ def test_processes_of_one_data_parallel_rank_write_their_samples_once(resolved):
     spec.directory.logs.mkdir(parents=True)
     with RunLog(spec, 0, 0, lambda record: None) as first, RunLog(spec, 1, 0, lambda record: None) as second:
         first.trained(1, share(spec, 3))
-        second.trained(1, share(spec, 5))  # not written: the samples of a rank are the same on all its processes
+        second.trained(
+            1, share(spec, 5)
+        )  # not written: the samples of a rank are the same on all its processes
     assert [file.name for file in spec.directory.logs.iterdir()] == ["trained-0.jsonl"]
     assert read_metrics(spec.directory.logs / "trained-0.jsonl") == [{"step": 1, "samples": [3]}]
 
