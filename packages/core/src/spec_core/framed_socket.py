@@ -29,14 +29,15 @@ class FramedSocket:
         self.end, self._max_bytes = end, max_bytes
         self._sending = threading.Lock()
         self._received = bytearray()
+        self._limits_s: dict[int, float] = {}
+        """Longest waits that the kernel knows of, by direction."""
 
     def send(self, packet: bytes, deadline: float | None = None, descriptor: int | None = None) -> None:
         """Send one packet, over a Unix socket with a file descriptor if one is given."""
         if not self._sending.acquire(timeout=-1 if deadline is None else _left(deadline)):
             raise TimeoutError("another thread is sending")
         try:
-            self._limit_wait(socket.SO_SNDTIMEO, deadline)
-            self._send_all(LENGTH.pack(len(packet)) + packet, descriptor)
+            self._send_all(LENGTH.pack(len(packet)) + packet, descriptor, deadline)
         finally:
             self._sending.release()
 
@@ -58,17 +59,22 @@ class FramedSocket:
         """Give the socket back. No other thread may be in a call any more."""
         self.end.close()
 
-    def _send_all(self, data: bytes, descriptor: int | None) -> None:
+    def _send_all(self, data: bytes, descriptor: int | None, deadline: float | None) -> None:
         left = memoryview(data)
-        try:
-            if descriptor is not None:
-                left = left[socket.send_fds(self.end, [left], [descriptor]) :]
-            while left:
-                left = left[self.end.send(left) :]
-        except BlockingIOError as error:
-            if len(left) < len(data):
-                self.shutdown()  # after half a packet the peer could not make sense of another one
-            raise TimeoutError("the peer does not read") from error
+        while left:
+            self._limit_wait(socket.SO_SNDTIMEO, deadline)
+            try:
+                if descriptor is None:
+                    left = left[self.end.send(left) :]
+                else:
+                    left = left[socket.send_fds(self.end, [left], [descriptor]) :]
+                    descriptor = None
+            except BlockingIOError as error:
+                if not _is_over(deadline):
+                    continue
+                if len(left) < len(data):
+                    self.shutdown()  # after half a packet the peer could not make sense of another one
+                raise TimeoutError("the peer does not read") from error
 
     def _receive(self, deadline: float | None, descriptors: list[int] | None) -> bytes:
         while (packet := self._next_packet()) is None:
@@ -80,6 +86,8 @@ class FramedSocket:
                     chunk, received, _, _ = socket.recv_fds(self.end, _CHUNK_BYTES, 1)
                     descriptors += received
             except BlockingIOError as error:
+                if not _is_over(deadline):
+                    continue
                 raise TimeoutError("the peer sent nothing") from error
             if not chunk:
                 raise ConnectionResetError("the peer has closed the connection")
@@ -103,9 +111,21 @@ class FramedSocket:
         return packet
 
     def _limit_wait(self, direction: int, deadline: float | None) -> None:
-        limit_wait(self.end, direction, 0.0 if deadline is None else _left(deadline))
+        """Let the kernel wait in one direction for about half of what is left; a longer wait asks again.
+
+        So most calls find a limit that will do, and need not set one.
+        """
+        left_s = 0.0 if deadline is None else _left(deadline)
+        known_s = self._limits_s.get(direction, 0.0)
+        if known_s != left_s and not left_s / 8 <= known_s <= left_s:
+            self._limits_s[direction] = left_s / 2
+            limit_wait(self.end, direction, left_s / 2)
 
 
 def _left(deadline: float) -> float:
     """Return the seconds until ``deadline``; never 0, which would stand for no limit."""
     return max(1e-3, deadline - time.monotonic())
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
