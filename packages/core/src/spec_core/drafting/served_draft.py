@@ -249,4 +249,4 @@ def head_problem(target: TargetSpec) -> str | None:
 
 def _not_a_draft(folder: Path, name: str) -> ArtifactError:
     found = "its config.json names another" if (folder / "config.json").is_file() else "it has no config.json"
-    return ArtifactError(f"draft.init_from={folder} is no {name} draft: {found}")
+    return ArtifactError(f"draft.init_from={folder} is not an exported {name} draft: {found}")
