@@ -412,7 +412,9 @@ def test_output_in_use(refused, place):
 
 def test_init_from_a_folder_that_is_no_draft(refused, peaked_target, place):
     for folder in (peaked_target, place / "nowhere"):
-        assert f"draft.init_from={folder} is not an exported eagle3 draft" in refused(f"draft.init_from={folder}")
+        assert f"draft.init_from={folder} is not an exported eagle3 draft" in refused(
+            f"draft.init_from={folder}"
+        )
 
 
 def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):

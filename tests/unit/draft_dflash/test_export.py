@@ -368,7 +368,9 @@ def test_other_folders_are_not_recognised(tmp_path):
     for architectures in (["LlamaForCausalLMEagle3"], ["Qwen3ForCausalLM"], None):
         (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
         assert DFlashDraft.from_folder(tmp_path) is None
-    with pytest.raises(ArtifactError, match=r"is not an exported dflash draft: its config\.json names another"):
+    with pytest.raises(
+        ArtifactError, match=r"is not an exported dflash draft: its config\.json names another"
+    ):
         DFlashDraft(DFlashConfig(init_from=tmp_path))
 
 

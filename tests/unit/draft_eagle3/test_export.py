@@ -261,7 +261,9 @@ def test_other_folders_are_not_recognised(tmp_path):
     for architectures in (["DFlashDraftModel"], ["LlamaForCausalLM"], None, 3, [3]):
         (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
         assert Eagle3Draft.from_folder(tmp_path) is None
-    with pytest.raises(ArtifactError, match=r"is not an exported eagle3 draft: its config\.json names another"):
+    with pytest.raises(
+        ArtifactError, match=r"is not an exported eagle3 draft: its config\.json names another"
+    ):
         Eagle3Draft(Eagle3Config(init_from=tmp_path))
 
 
