@@ -383,13 +383,6 @@ MUTATIONS = [
         LAUNCHER_TEST + "l4_who_computes_is_not_silent",
     ),
     Mutation(
-        "L6",
-        CONTROL,
-        "        self._socket.shutdown()\n",
-        "",
-        LAUNCHER_TEST + "l6_a_stopped_run_ends_the_messages",
-    ),
-    Mutation(
         "L8",
         REAPER,
         "        end_group(group)\n",
