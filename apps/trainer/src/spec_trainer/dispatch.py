@@ -49,6 +49,7 @@ class DatasetCapturer:
     """An engine in this process, with the dataset that has the token ids of samples."""
 
     def __init__(self, engine: Engine, dataset: Dataset, schema: FeatureSchema) -> None:
+        """Capture samples of ``dataset`` by ``engine``, for ``schema``."""
         self._engine = engine
         self._dataset = dataset
         self._schema = schema
@@ -98,6 +99,7 @@ class Dispatcher:
         addresses: Sequence[str],
         window_bytes: int,
     ) -> None:
+        """Prepare the schedule's captures for ``engines``; nothing is sent before ``start``."""
         self._schedule = schedule
         self._schema = schema
         self._engines = engines

@@ -36,6 +36,7 @@ class StepLines(AbstractContextManager["StepLines"]):
     """
 
     def __init__(self, file: Path, done_steps: int) -> None:
+        """Open ``file``, cut back to the first ``done_steps`` steps."""
         drop_after(file, done_steps)
         self._file = file.open("a", buffering=1)
 
@@ -48,6 +49,7 @@ class StepLines(AbstractContextManager["StepLines"]):
             raise not_written(file, file.parent, error) from error
 
     def __exit__(self, *exc: object) -> None:
+        """Close the file."""
         with suppress(OSError):  # the disk is full, and ``write`` has raised it
             self._file.close()
 
@@ -62,6 +64,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
     """metrics.jsonl and the trackers of one run."""
 
     def __init__(self, file: Path, done_steps: int, trackers: list[Tracker]) -> None:
+        """Write to ``file``, cut back to ``done_steps`` steps, and to ``trackers``."""
         self._lines = StepLines(file, done_steps)
         self._trackers = trackers
 
@@ -73,6 +76,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
             tracker.log(row["step"], scalars)
 
     def __exit__(self, *exc: object) -> None:
+        """Close the file and the trackers."""
         with ExitStack() as stack:
             stack.enter_context(self._lines)
             for tracker in self._trackers:
@@ -105,6 +109,7 @@ class TensorBoardTracker:
     """Writes scalars into a folder for TensorBoard."""
 
     def __init__(self, folder: Path) -> None:
+        """Write event files into ``folder``."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder))
@@ -123,6 +128,7 @@ class WandbTracker:
     """Sends scalars to Weights & Biases."""
 
     def __init__(self, project: str, directory: RunDirectory) -> None:
+        """Log to ``project`` of Weights & Biases; its files lie in the run directory."""
         import wandb
 
         # The run's id is kept in its directory, so that a resumed run continues the same W&B run.

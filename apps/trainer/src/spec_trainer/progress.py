@@ -27,6 +27,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         title: str = "training",
         note: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
+        """Prepare a bar of ``total_steps`` steps, with the text that ``note`` makes beside it."""
         self._total = total_steps
         self._note = note or step_note
         self._last_line_s = 0.0
@@ -52,10 +53,12 @@ class StepProgress(AbstractContextManager["StepProgress"]):
             log.info("step %d/%d %s", record["step"], self._total, note)
 
     def __enter__(self) -> Self:
+        """Start the display."""
         self._bar.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """End the display."""
         with suppress(OSError):  # the terminal may have been closed
             self._bar.stop()
 

@@ -23,6 +23,7 @@ class StopRequest(AbstractContextManager["StopRequest"]):
     """Signal handlers for the duration of a run; enter it in the main thread."""
 
     def __init__(self) -> None:
+        """Prepare; signals are handled from ``__enter__`` on."""
         self.requested = False
         self._callback: Callable[[], None] | None = None
         self._previous: dict[signal.Signals, object] = {}

@@ -15,6 +15,7 @@ class Timer:
     """Adds up the seconds that a run spends under each name: ``with timer("data"): …``."""
 
     def __init__(self) -> None:
+        """Start the clock."""
         self.start_s = time.monotonic()
         self.total_s: dict[str, float] = defaultdict(float)
         """Seconds under each name, since the start."""

@@ -29,6 +29,7 @@ class MpsDaemon:
     """A running daemon, as the controller of a run sees it."""
 
     def __init__(self, environment: Mapping[str, str], owner_output: TextIO) -> None:
+        """Listen to the daemon's owner on ``owner_output``; clients need ``environment``."""
         self.environment = environment
         """Environment variables that its clients need."""
         self.ended: str | None = None

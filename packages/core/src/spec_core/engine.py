@@ -91,6 +91,7 @@ class Engine(Resource):
     ``inline``)."""
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
+        """Keep the configuration, the target and the context; nothing starts."""
         self.config = config
         self.target = target
         self.context = context

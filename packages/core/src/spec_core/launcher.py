@@ -150,6 +150,7 @@ class Launcher(Resource):
     Config: ClassVar[type[LauncherConfig]] = LauncherConfig
 
     def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:
+        """Keep the section ``launcher`` and the context; nothing starts."""
         self.config = config
         self.context = context
 

@@ -61,6 +61,7 @@ class FeatureSchema:
     dtype: str
 
     def __post_init__(self) -> None:
+        """Raise ValueError where the layers are not unique, ascending and at least 0."""
         if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
             raise ValueError(f"layers must be unique, ascending and >= 0, got {self.layers}")
 
@@ -207,6 +208,7 @@ class StepOutput:
     counts: Mapping[str, Tensor]
 
     def __add__(self, other: StepOutput) -> StepOutput:
+        """Return the sum of two outputs."""
         return StepOutput(
             loss=self.loss + other.loss,
             sums={name: value + other.sums[name] for name, value in self.sums.items()},
@@ -313,9 +315,11 @@ class AcceptanceCounters:
         return [count / self.rounds if self.rounds else 0.0 for count in self.accepted_per_position]
 
     def __add__(self, other: AcceptanceCounters) -> AcceptanceCounters:
+        """Return the sum, position by position."""
         return self._combined(other, 1)
 
     def __sub__(self, other: AcceptanceCounters) -> AcceptanceCounters:
+        """Return what was counted since ``other``."""
         return self._combined(other, -1)
 
     def _combined(self, other: AcceptanceCounters, sign: int) -> AcceptanceCounters:

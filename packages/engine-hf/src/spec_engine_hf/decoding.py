@@ -41,6 +41,7 @@ class Decoder:
     """Decode with ``drafting``, or plainly, and count acceptance over the object's lifetime."""
 
     def __init__(self, model: HfModel, drafting: DraftSource | None = None) -> None:
+        """Decode by ``model``, with proposals of ``drafting`` if there is one."""
         self._model = model
         self._drafting = drafting
         self._counted = AcceptanceCounters()

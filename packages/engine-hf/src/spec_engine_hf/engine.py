@@ -46,12 +46,14 @@ class HfEngine(Engine):
 
     @classmethod
     def probe(cls) -> Availability:
+        """Return whether transformers is installed."""
         try:
             return Availability(ok=True, versions={"transformers": metadata.version("transformers")})
         except metadata.PackageNotFoundError:
             return Availability(ok=False, reason="transformers is not installed; pip install transformers")
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
+        """Load the target onto the device of ``context``."""
         from spec_engine_hf.decoding import Decoder
         from spec_engine_hf.hf_model import HfModel
 
@@ -70,23 +72,28 @@ class HfEngine(Engine):
         self._submit(lambda: self._check_capture(schema)).result()
 
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
+        """Put the batch into the queue of the engine's thread (E1-E3)."""
         return self._submit(lambda: self._capture(list(requests), schema))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
+        """Decode on the engine's thread (E4)."""
         return self._submit(lambda: self._decoder.generate_all(prompts, sampling)).result()
 
     def load_draft(self, folder: Path) -> None:
+        """Check the folder and speculate with its draft from now on (E5)."""
         from spec_engine_hf.proposers import load_draft
 
         drafting = load_draft(folder, self.target, self._device, self._model.dtype)
         self.use_proposer(drafting.new_proposer, drafting.layers)
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
+        """Speculate with a new proposer for each prompt from now on."""
         from spec_engine_hf.decoding import Decoder, DraftSource
 
         self._decoder = Decoder(self._model, DraftSource(new_proposer=new_proposer, layers=layers))
 
     def acceptance(self) -> AcceptanceCounters:
+        """Return what was counted since the last load (E5)."""
         return self._decoder.acceptance()
 
     def health(self) -> None:

@@ -35,6 +35,7 @@ class HfModel:
     """The target in evaluation mode. One thread at a time may use it."""
 
     def __init__(self, target: TargetSpec, device: torch.device, dtype: str) -> None:
+        """Load the target's weights onto ``device`` as ``dtype``."""
         self.target = target
         self.device = device
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -133,6 +134,7 @@ class Session:
     """One sequence in the target's KV cache."""
 
     def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
+        """Start a sequence; its forward passes return the states that enter ``layers``."""
         from transformers import DynamicCache
 
         self._model = model

@@ -33,25 +33,30 @@ class SglangEngine(SubprocessEngine):
 
     @classmethod
     def probe(cls) -> Availability:
+        """Return whether a supported SGLang is installed."""
         return probe_version(VERSIONS, "sglang")
 
     @classmethod
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
+        """Raise UsageError if SGLang cannot serve the draft as configured (E8)."""
         cls.serving_method(config, draft, folder)
         check_sglang_folder(folder, target)
         check_speculation(folder, num_draft_tokens)
 
     @classmethod
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
+        """Raise ArtifactError if no supported SGLang can serve the export."""
         if cls.name in draft.serving_methods:
             check_sglang_folder(folder, target)
 
     def start_program(self, mode: Mode) -> SglangProcess:
+        """Start SGLang in a process of its own."""
         return SglangProcess(cast("SglangConfig", self.config), self.target, self.context, mode)
 
     def limit(self, mode: Mode) -> tuple[int, str]:
         # A position that does not exist would end SGLang, also that of a draft token that is not kept.
+        """Return the most tokens that SGLang takes, and the setting that limits them."""
         drafted = mode.num_draft_tokens if isinstance(mode, SpeculativeMode) else 0
         return self.target.max_positions - drafted, f"max_position_embeddings of target {self.target.folder}"

@@ -34,6 +34,7 @@ class SglangProcess(EngineSubprocess):
     )
 
     def __init__(self, config: SglangConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> None:
+        """Start the process for ``mode``."""
         self._config = config
         self._target = target
         self._num_draft_tokens = mode.num_draft_tokens if isinstance(mode, SpeculativeMode) else 0
@@ -45,11 +46,13 @@ class SglangProcess(EngineSubprocess):
         super().__init__(config, context, mode, arguments, env)
 
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
+        """Send the requests of a capture batch; the future is done when SGLang has answered."""
         names = [name_of(Assignment(r.request_id, len(r.input_ids), r.destinations)) for r in requests]
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
         return self._run(names, [request.input_ids for request in requests], sampling)
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
+        """Return SGLang's answers in the prompts' order."""
         names = [f"spec-generate-{index}-{time.monotonic_ns()}" for index in range(len(prompts))]
         greedy_plain = sampling.temperature == 0 and not self._num_draft_tokens
         gaps = greedy_plain and sampling.with_margins and self._config.gaps
@@ -61,6 +64,7 @@ class SglangProcess(EngineSubprocess):
         return answers
 
     def acceptance(self) -> AcceptanceCounters:
+        """Return the counters since the process started."""
         return self._counted
 
     def _run(
@@ -82,6 +86,7 @@ class SglangProcess(EngineSubprocess):
         }
 
     def left_files(self, pids: Sequence[int]) -> Iterator[Path]:
+        """Yield files in shared memory that a killed SGLang leaves behind."""
         yield from map(Path, self.ready.get("files", ()))
         for pid in pids:
             yield from Path("/dev/shm").glob(f"sgl_shm_*_{pid}_*")

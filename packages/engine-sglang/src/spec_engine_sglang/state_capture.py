@@ -68,6 +68,7 @@ class StateCapture:
     """Capture in one scheduler process."""
 
     def __init__(self, model: nn.Module, exporter: Exporter, schema: FeatureSchema, norm: str) -> None:
+        """Hook the layers of ``schema`` and the final norm in ``model``."""
         self._exporter = exporter
         self._schema = schema
         self._taps = StreamTaps(model, schema, norm)

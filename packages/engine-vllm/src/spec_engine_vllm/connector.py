@@ -68,6 +68,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
     """A KV connector of vLLM that captures, and transfers no keys and values."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        """Take vLLM's arguments of every connector."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._group = _states_group(kv_cache_config)
         self._block_size: int = kv_cache_config.kv_cache_groups[self._group].kv_cache_spec.block_size

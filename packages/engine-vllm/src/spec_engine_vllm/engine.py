@@ -39,26 +39,32 @@ class VllmEngine(SubprocessEngine):
 
     @classmethod
     def probe(cls) -> Availability:
+        """Return whether a supported vLLM is installed."""
         return probe_version(VERSIONS, *DISTRIBUTIONS)
 
     @classmethod
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
+        """Raise UsageError if vLLM cannot serve the draft as configured (E8)."""
         cls.serving_method(config, draft, folder)
         check_vllm_folder(folder, target, is_cpu_build=is_cpu_build())
 
     @classmethod
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
+        """Raise ArtifactError if no supported vLLM can serve the export."""
         if cls.name in draft.serving_methods:
             check_vllm_folder(folder, target)
 
     @classmethod
     def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
+        """Return ``engine.draft_method``, or else the method that the draft names for vLLM."""
         return cast("VllmConfig", config).draft_method or super().serving_method(config, draft, folder)
 
     def start_program(self, mode: Mode) -> VllmProcess:
+        """Start vLLM in a process of its own."""
         return VllmProcess(cast("VllmConfig", self.config), self.target, self.context, mode)
 
     def limit(self, mode: Mode) -> tuple[int, str]:
+        """Return the most tokens that vLLM takes, and the setting that limits them."""
         return longest(cast("VllmConfig", self.config), self.target, mode), "engine.max_model_len"

@@ -36,6 +36,7 @@ class VllmProcess(EngineSubprocess):
     grace_s: ClassVar[float] = 10.0
 
     def __init__(self, config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> None:
+        """Start the process for ``mode``."""
         self._target = target
         self._peer_s = context.peer_s
         self._sockets = _socket_folder()
@@ -45,11 +46,13 @@ class VllmProcess(EngineSubprocess):
         super().__init__(config, context, mode, engine_arguments(config, target, context, mode), env)
 
     def wait_ready(self) -> None:
+        """Wait until vLLM is ready, then remove the files of its sockets."""
         super().wait_ready()
         # Every socket is connected by now; gone here, its file does not outlive a process that is killed.
         self._sockets.cleanup()
 
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
+        """Send the requests of a capture batch; the future is done when vLLM has answered."""
         samplings = (
             {
                 "max_tokens": 1,
@@ -66,10 +69,12 @@ class VllmProcess(EngineSubprocess):
         return self._run([request.input_ids for request in requests], samplings)
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
+        """Return vLLM's answers in the prompts' order."""
         samplings = (self._sampling(sampling, index) for index in range(len(prompts)))
         return self._run(prompts, samplings).result()["answers"]
 
     def acceptance(self) -> AcceptanceCounters:
+        """Return the counters since the process started."""
         try:
             counted = self.ask("counters").result(self._peer_s)
         except TimeoutError as error:
@@ -84,6 +89,7 @@ class VllmProcess(EngineSubprocess):
         )
 
     def close(self) -> None:
+        """End the process, and remove the folder of its sockets."""
         super().close()
         self._sockets.cleanup()
 

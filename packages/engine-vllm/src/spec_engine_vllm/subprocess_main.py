@@ -92,6 +92,7 @@ class Requests:
     """Runs requests as they come; vLLM batches them."""
 
     def __init__(self, llm: Any, may_draft: bool) -> None:
+        """Keep vLLM's engine; ``may_draft`` says whether it speculates."""
         self._llm = llm
         self._is_sampler_right = None if may_draft else True
 

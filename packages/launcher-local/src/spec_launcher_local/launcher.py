@@ -75,6 +75,7 @@ class LocalLauncher(Launcher):
     api_version: ClassVar[int] = 2
 
     def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:
+        """Prepare; no process starts before ``start``."""
         super().__init__(config, context)
         self._inbox: queue.SimpleQueue[WorkerMessage | LocalWorker | None] = queue.SimpleQueue()
         self._workers: list[LocalWorker] = []

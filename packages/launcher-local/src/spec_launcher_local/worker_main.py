@@ -23,6 +23,7 @@ class LocalLink(RunLink):
     address = "127.0.0.1"
 
     def __init__(self, channel: ControlChannel) -> None:
+        """Keep the channel to the launcher's process."""
         self._channel = channel
         self._messages = channel.messages()
 

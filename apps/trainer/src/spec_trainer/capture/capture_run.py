@@ -31,6 +31,7 @@ class ShardSchedule(BatchSchedule):
     """Schedule of every sample once, in the order of the data; its items are the missing shards."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings, folder: FeatureFolder) -> None:
+        """Cut ``dataset`` into shards by ``settings``; leave out those that ``folder`` holds."""
         super().__init__(Dataset(dataset.samples, (), dataset.report), settings)
         self._folder = folder
 

@@ -21,6 +21,7 @@ class HealthWatch(AbstractContextManager["HealthWatch"]):
     """Watch an engine until the block is left or the engine has failed once, which ends the run."""
 
     def __init__(self, engine: Engine, controller: ControllerLink, peer_s: float) -> None:
+        """Watch ``engine`` and report its failure to ``controller``; ``peer_s`` sets the pause between two checks."""
         self._engine = engine
         self._controller = controller
         self._pause_s = peer_s / _CHECKS_PER_TIMEOUT

@@ -18,6 +18,7 @@ class RemoteEngine:
     """A Capturer for the dispatcher: sends references, and completes when the engine reports a batch."""
 
     def __init__(self, worker: WorkerHandle) -> None:
+        """Send captures to ``worker``, an engine worker of the run."""
         self._worker = worker
         self._running: dict[int, Future[None]] = {}
         self._next_batch = 0

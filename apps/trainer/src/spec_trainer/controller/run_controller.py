@@ -54,6 +54,7 @@ class RunController:
         progress: StepProgress,
         on_failure: FailurePolicy = end_run,
     ) -> None:
+        """Prepare the run of ``spec``; nothing starts before ``start``."""
         self._spec = spec
         self._launcher = launcher
         self._stop = stop

@@ -45,6 +45,7 @@ class RankLink:
     """A rank's side of the protocol: a thread reads what the controller sends, and the loop asks for it by type."""
 
     def __init__(self, controller: ControllerLink, order: WorkerOrder) -> None:
+        """Keep the link to the controller and the order of this worker."""
         self._controller = controller
         self._start_s = order.config["timeouts"]["start_s"]
         """Longest wait, in seconds, for what the controller sends before the first step."""

@@ -29,6 +29,7 @@ class ControllerLink:
     """A worker's connection to the controller: ``RunLink`` with the messages of the protocol."""
 
     def __init__(self, link: RunLink) -> None:
+        """Read the controller's messages from ``link``."""
         self._link = link
 
     @property

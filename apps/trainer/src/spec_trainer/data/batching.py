@@ -32,7 +32,9 @@ class Sized(Protocol):
         """The sample's number in its dataset."""
         ...
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class EpochBatches:
     def __init__(
         self, samples: Sequence[Sized], global_batch_tokens: int, *, seed: int, shuffle: bool
     ) -> None:
+        """Order ``samples`` by ``seed`` anew in each epoch if ``shuffle``, else keep their order."""
         self._ids = np.array([sample.sample_id for sample in samples], dtype=np.int64)
         self._lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
         self._budget = global_batch_tokens

@@ -44,6 +44,7 @@ class ChatRenderer:
     """Renders conversations with one tokenizer's template. Raises DataError where the tokenizer has none."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Keep ``tokenizer`` and its special tokens."""
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.values()
         self._end_tokens = EndTokens(

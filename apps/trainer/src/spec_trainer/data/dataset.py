@@ -41,6 +41,7 @@ class Sample:
     """Origin, as ``file:line``."""
 
     def __len__(self) -> int:
+        """Return the number of tokens."""
         return len(self.input_ids)
 
 

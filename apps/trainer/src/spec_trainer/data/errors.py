@@ -13,6 +13,7 @@ class BadRow(DataError):
     """
 
     def __init__(self, reason: str, detail: str = "", *, harmless: bool = False) -> None:
+        """Keep the reason, under which rows are counted, and what is particular to this row."""
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.harmless = harmless
 

@@ -25,6 +25,7 @@ class RowCount:
         self.count += 1
 
     def __str__(self) -> str:
+        """Return the count with the first example."""
         return f"{self.count} (first: {self.first})"
 
 
@@ -53,6 +54,7 @@ class DataReport:
         self.supervised_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
 
     def __str__(self) -> str:
+        """Return the report as one paragraph."""
         notes = {"cut to data.max_length": self.truncated, "without a supervised token": self.unsupervised}
         notes |= {f"dropped: {reason}": rows for reason, rows in self.dropped.items()}
         kept = f"kept {self.kept} samples ({self.held_out} held out), {self.tokens} tokens, "

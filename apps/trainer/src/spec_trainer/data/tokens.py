@@ -47,6 +47,7 @@ class Encoder:
     """Encodes rows with the target's tokenizer, which is loaded when the first row needs it."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
+        """Keep where the tokenizer is, and the size of the target's vocabulary."""
         self._folder = folder
         self._vocab_size = vocab_size
 

@@ -164,6 +164,7 @@ class EndTokens:
     """Ends a turn with its end-of-turn token, which is one of the tokenizer's special tokens."""
 
     def __init__(self, specials: Collection[str]) -> None:
+        """Prepare the search for the special tokens ``specials``."""
         longest_first = sorted(specials, key=len, reverse=True)
         special = "|".join(map(re.escape, longest_first)) or "(?!)"
         backwards = "|".join(re.escape(token[::-1]) for token in longest_first) or "(?!)"

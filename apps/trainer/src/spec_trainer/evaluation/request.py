@@ -41,6 +41,7 @@ class EvaluationRequest:
     """Seed of sampling."""
 
     def __post_init__(self) -> None:
+        """Raise ConfigError for a value out of its range."""
         for name, least in (("num_draft_tokens", 1), ("max_new_tokens", 1), ("temperature", 0)):
             value = getattr(self, name)
             if value is not None and not least <= value < float("inf"):

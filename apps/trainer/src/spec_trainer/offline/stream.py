@@ -26,6 +26,7 @@ class StoredStream(Resource):
     """Reads the next batch while the trainer computes."""
 
     def __init__(self, run: RunSpec, rank: int, store: FeatureStore, device: torch.device) -> None:
+        """Read the share of ``rank`` from ``store`` and put it on ``device``."""
         self._run = run
         self._rank = rank
         self._device = device

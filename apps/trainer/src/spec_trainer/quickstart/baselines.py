@@ -25,6 +25,7 @@ class BigramModel:
     """
 
     def __init__(self, sequences: Iterable[Sequence[int]], vocab_size: int, strength: float = 1.0) -> None:
+        """Count the bigrams of ``sequences``."""
         self._vocab_size = vocab_size
         self._strength = strength
         unigram_V = torch.ones(vocab_size, dtype=torch.float64)
@@ -49,6 +50,7 @@ class BigramProposer(Proposer):
     """Guesses each token from the one before it."""
 
     def __init__(self, bigram: BigramModel) -> None:
+        """Propose by ``bigram``."""
         self._bigram = bigram
         self._last = 0
 
@@ -79,6 +81,7 @@ class PromptLookupProposer(Proposer):
     """
 
     def __init__(self, longest_ngram: int = 3) -> None:
+        """Match at most ``longest_ngram`` tokens."""
         self._longest_ngram = longest_ngram
         self._ids: list[int] = []
 

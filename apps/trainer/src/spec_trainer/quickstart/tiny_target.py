@@ -226,6 +226,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self, weights: list[torch.Tensor], lr: float, weight_decay: float, momentum: float = 0.95
     ) -> None:
+        """Take the matrices to train and the settings of their steps."""
         super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()

@@ -29,6 +29,7 @@ class Conversation(ABC):
     """A row being answered: has a prompt and takes its answer, until no prompt is left; ``row`` is for training."""
 
     def __init__(self, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
+        """Begin with no prompt; a subclass sets the first one."""
         self.encoder = encoder
         self.prompt: list[int] = []
         """Token ids of the next prompt; empty where nothing is left to answer."""
@@ -86,6 +87,7 @@ class Continuation(Conversation):
     """A text, which the target continues; or tokens, the last supervised run of which is replaced."""
 
     def __init__(self, row: Text | Tokens, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
+        """Take the row as the prompt."""
         super().__init__(encoder, eos_token_ids)
         self.prompt = encoder.prompt(row)
         self._text = row.text if isinstance(row, Text) else None

@@ -39,6 +39,7 @@ class RegenerationRequest:
     """Treatment of a row that cannot be answered: it stops the command before it starts, or is left out."""
 
     def __post_init__(self) -> None:
+        """Raise ConfigError for a value out of its range, or an output that training cannot read."""
         for name, least in (("max_new_tokens", 1), ("temperature", 0), ("seed", 0), ("batch", 1)):
             value = getattr(self, name)
             if not least <= value < float("inf"):

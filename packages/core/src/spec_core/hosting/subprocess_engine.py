@@ -41,6 +41,7 @@ class SubprocessEngine(Engine):
     in_process: ClassVar[bool] = False
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
+        """Keep the arguments and start the thread that owns the program; the program itself starts later."""
         super().__init__(config, target, context)
         self._draft: tuple[Draft, Path] | None = None
         self._loads = 0
@@ -68,9 +69,11 @@ class SubprocessEngine(Engine):
         return method
 
     def start(self, schema: FeatureSchema) -> None:
+        """Start the program for captures and wait until it is ready (E9)."""
         self._submit(lambda: self._capturing(schema)).result()
 
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
+        """Hand the batch to the program and return at once (E1-E3)."""
         done: Future[None] = Future()
 
         def begin() -> None:
@@ -87,6 +90,7 @@ class SubprocessEngine(Engine):
         return done
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
+        """Return the program's answers in the prompts' order (E4)."""
         return self._submit(lambda: self._generate(prompts, sampling)).result()
 
     def load_draft(self, folder: Path) -> None:
@@ -103,9 +107,11 @@ class SubprocessEngine(Engine):
         self._submit(use).result()
 
     def acceptance(self) -> AcceptanceCounters:
+        """Return what every session since the last load has counted (E5)."""
         return self._submit(self._acceptance).result()
 
     def health(self) -> None:
+        """Raise EngineError if the program has ended or the engine is closed (E6)."""
         self._check_open()
         if (process := self._process) is not None:
             process.health()

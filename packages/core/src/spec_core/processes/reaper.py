@@ -18,6 +18,7 @@ class Reaper:
     """This process's end of a reaper; nobody else holds the write end of its input."""
 
     def __init__(self) -> None:
+        """Start the reaper's process, which ends with this one."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", __file__], stdin=subprocess.PIPE, start_new_session=True
         )

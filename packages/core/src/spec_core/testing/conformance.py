@@ -37,6 +37,7 @@ class ConformanceSuite:
         torch.set_num_threads(threads)
 
     def __init_subclass__(cls) -> None:
+        """Raise TypeError where a subclass overrides a test without a reason."""
         super().__init_subclass__()
         for name, member in vars(cls).items():
             inherited = any(hasattr(base, name) for base in cls.__bases__)

@@ -65,6 +65,7 @@ class Rank:
     """A rank as its function sees it: its number, and its connection to the test."""
 
     def __init__(self, rank: int, world_size: int, line: Connection) -> None:
+        """Keep this rank's number and its line to the test."""
         self.rank, self.world_size = rank, world_size
         self._line = line
         self._published: deque[Any] = deque()
