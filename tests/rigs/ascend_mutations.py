@@ -127,8 +127,9 @@ MUTATIONS = [
     ),
     Mutation(
         SENDER,
-        "            announcing.join(CLOSE_S)\n            if",
-        "            if",
+        "            announcing.join(CLOSE_S)\n            if announcing.is_alive():\n"
+        "                self._buffer.abandon()\n                announcing.join(CLOSE_S)\n",
+        "",
         IPC_TEST + "test_close_lets_a_copy_come_to_its_end",
     ),
     Mutation(
