@@ -164,9 +164,11 @@ class DevicePool(ReceiverPool):
         """Allocate a window of memory as ``sharing`` does."""
         self.kind = sharing.device_type
         self._sharing = sharing
-        self._memory = sharing.create(arena_bytes(layout, window_bytes))
-        self.descriptor, self.size = self._memory.descriptor, self._memory.size
-        self._arena = DeviceArena(self._memory.bytes, layout)
+        # Only the arena keeps the memory, so that after ``close`` it goes with the last view of a sample.
+        memory, self.descriptor, self.size, self._close_memory = sharing.create(
+            arena_bytes(layout, window_bytes)
+        )
+        self._arena = DeviceArena(memory, layout)
         self._events = EventPool(sharing.device)
         self._device_module = torch.get_device_module(sharing.device)
         self._stream = self._device_module.Stream(sharing.device)
@@ -222,8 +224,8 @@ class DevicePool(ReceiverPool):
         self._arena.free(block.pieces)
 
     def close(self) -> None:
-        """Close it and give back what it holds. Idempotent."""
-        self._memory.close()
+        """Close the memory for senders, and give it back with the last view of a sample."""
+        self._close_memory()
         self._events.close()
         self._arena.close()
 
