@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -375,6 +376,24 @@ def store_of_another_user(me: Rank) -> str:
 def test_stores_are_namespaces_of_their_own():
     """R7."""
     assert run_ranks(use_stores, 2) == [(b"\x00value", True)] * 2
+
+
+def let_the_store_go(me: Rank) -> bool:
+    with meet(me) as rendezvous:
+        store = rendezvous.store("x")
+        rendezvous.barrier()
+        file = store.underlying_store.path
+        size = os.path.getsize(file)
+        rendezvous.barrier()
+        del store
+        gc.collect()
+        rendezvous.barrier()
+        return os.path.getsize(file) == size
+
+
+def test_a_store_that_goes_does_not_touch_rank_0s_file():
+    """R7: torch's own end of such a store writes to the file, and aborts where rank 0 goes in that moment."""
+    assert run_ranks(let_the_store_go, 2) == [True, True]
 
 
 def come_and_go(me: Rank) -> None:

@@ -33,6 +33,7 @@ the host may write into it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime as dt
 import functools
 import json
@@ -184,6 +185,8 @@ class Rendezvous(Resource):
                 f"rank {self.rank} cannot open rank 0's store {file}: both must be processes of one user on one host"
             )
         store = FileStore(file)
+        # Its destructor opens the file again and ends the process where rank 0 has gone (torch 2.13): never run it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
         store.set_timeout(dt.timedelta(seconds=self.timeout_s))
         return PrefixStore(f"{namespace}/{name}", store)
 
