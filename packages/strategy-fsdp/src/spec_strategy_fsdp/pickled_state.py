@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
-from spec_strategy_fsdp.sharded_state import check_names, copy_overlap
+from spec_strategy_fsdp.sharded_state import INDEX_FILE, check_names, copy_overlap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ _ALLOWED = {
 
 def is_pickled(folder: StateFolder) -> bool:
     """Return whether an earlier version has written this state."""
-    return folder.has(PICKLED_INDEX_FILE)
+    return folder.has(PICKLED_INDEX_FILE) and not folder.has(INDEX_FILE)
 
 
 def load_pickled(state: Mapping[str, Tensor], folder: StateFolder, group: dist.ProcessGroup) -> None:
