@@ -120,7 +120,7 @@ TENSORS = {
 CONFIGS = {
     "eagle3: field missing": (
         {"intermediate_size": None},
-        "intermediate_size=None, expected a positive integer",
+        "intermediate_size=None, expected a valid integer",
     ),
     "eagle3: ids that contradict": (
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}},
@@ -135,13 +135,16 @@ CONFIGS = {
         "speculators format (eagle3)",
     ),
     "eagle3: two layers": ({"num_hidden_layers": 2}, "num_hidden_layers=2"),
-    "dflash: field missing": ({"hidden_size": None}, "hidden_size=None, expected a positive integer"),
-    "dflash: ids that contradict": ({"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 5, 7]}, "disagree"),
+    "dflash: field missing": ({"hidden_size": None}, "hidden_size=None, expected a valid integer"),
+    "dflash: ids that contradict": (
+        {"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 5, 7]},
+        "do not name the same layers",
+    ),
     "dflash: mask outside": ({"dflash_config": {"mask_token_id": 97}}, "mask_token_id=97 is not below"),
-    "dflash: causality that contradicts": ({"is_causal": True}, "is_causal=True with layers"),
+    "dflash: causality that contradicts": ({"is_causal": True}, "is_causal=True: expected "),
     "dflash: nested causality that contradicts": (
         {"dflash_config": {"causal": False}},
-        "causal=False with layers",
+        "causal=False: expected ",
     ),
     "dflash: window below a block": ({"sliding_window": 3}, "at least a block, 4, is needed"),
 }

@@ -25,7 +25,7 @@ def test_memory_that_cannot_be_mapped_is_not_kept_by_its_descriptor(monkeypatch)
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: torch.cpu.Event())
     monkeypatch.setattr(driver, "granularity", lambda device: 2 << 20)
-    monkeypatch.setattr(driver, "create", lambda size, device: 7)
+    monkeypatch.setattr(driver, "create_memory", lambda size, device: 7)
     monkeypatch.setattr(driver, "export", export)
     monkeypatch.setattr(driver, "map_", fail)
     monkeypatch.setattr(driver, "release", released.append)

@@ -309,7 +309,10 @@ def test_damaged_tensors_are_an_artifact_error(tmp_path, edit, reason):
         ({"eagle_config": [1]}, r"eagle_config=\[1\], expected an object"),
         ({"eagle_aux_hidden_state_layer_ids": 2}, "=2, expected a valid array"),
         ({"eagle_aux_hidden_state_layer_ids": [4, 2, 5], "eagle_config": None}, "unique and ascending"),
-        ({"num_aux_hidden_states": 4}, "num_aux_hidden_states=4: a draft of this kind and shape has 3 there"),
+        (
+            {"num_aux_hidden_states": 4},
+            "num_aux_hidden_states=4: expected 3 for a draft of this kind and shape",
+        ),
         ({"rms_norm_eps": "small"}, "rms_norm_eps='small', expected a valid number"),
         ({"logit_scale": 0.5}, "logit_scale=0.5"),
     ],

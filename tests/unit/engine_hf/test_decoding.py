@@ -13,7 +13,7 @@ from spec_core.draft import Proposal, Proposer
 from spec_core.errors import EngineError
 from spec_core.records import SamplingParams
 from spec_core.targets.target_reader import read_target
-from spec_trainer.quickstart.baselines import BigramLaw, BigramProposer, PromptLookupProposer
+from spec_trainer.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
 
 PROMPTS = [(5, 17, 3, 17, 3, 88), (40, 41, 42, 43, 40, 41, 42), (9,)]
 
@@ -66,8 +66,8 @@ def proposers(engine):
     answers = plain_continuations(engine)
     texts = [[*prompt, *answer] for prompt, answer in zip(PROMPTS, answers, strict=True)]
     return {
-        "bigram of the answers": lambda: BigramProposer(BigramLaw(texts, 97)),
-        "bigram of noise": lambda: BigramProposer(BigramLaw([list(range(97))], 97)),
+        "bigram of the answers": lambda: BigramProposer(BigramModel(texts, 97)),
+        "bigram of noise": lambda: BigramProposer(BigramModel([list(range(97))], 97)),
         "prompt lookup": PromptLookupProposer,
     }
 
@@ -199,7 +199,7 @@ def test_sampled_output_follows_the_targets_distribution_and_depends_on_the_seed
     folder = make_target("llama", vocab_size=4, num_hidden_layers=1, initializer_range=0.6)
     engine = open_engine(folder)
     prompt, total = (1, 3, 0), 1000
-    engine.use_proposer(lambda: BigramProposer(BigramLaw([[0, 1, 2, 3, 0, 2, 1]], 4)))
+    engine.use_proposer(lambda: BigramProposer(BigramModel([[0, 1, 2, 3, 0, 2, 1]], 4)))
     sampling = SamplingParams(
         max_new_tokens=3, temperature=1.0, num_draft_tokens=2, stop_at_eos=False, seed=3
     )

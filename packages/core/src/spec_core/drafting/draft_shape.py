@@ -100,8 +100,8 @@ class DraftShape(pydantic.BaseModel):
         for key, value in self.fixed_fields().items():
             for found in (fields.get(key), own.get(key)):
                 if found not in (None, value):
-                    wanted = "nothing" if value is None else shown(value)
-                    return f"{key}={shown(found)}: a draft of this kind and shape has {wanted} there"
+                    wanted = "no such field" if value is None else shown(value)
+                    return f"{key}={shown(found)}: expected {wanted} for a draft of this kind and shape"
         return None
 
 
