@@ -28,7 +28,10 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
         start = checkpoint_to_resume(spec.directory.checkpoints, spec.config.train.resume_from)
         spec = spec.resuming(start.name if start else "latest")
         train_run = _train_inline if spec.config.placement.kind == "inline" else _train_by_workers
-        return train_run(spec, stop)
+        try:
+            return train_run(spec, stop)
+        finally:
+            spec.directory.remove_unfinished()
 
 
 def _train_by_workers(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:

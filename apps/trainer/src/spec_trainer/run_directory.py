@@ -133,9 +133,13 @@ class RunDirectory:
         write_atomically(self._owner, identity + "\n")
         self.logs.mkdir(exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
-        for left in (*self.checkpoints.glob(".*"), *self.root.glob(".draft-*")):  # what a crash cut short
-            _remove(left)
+        self.remove_unfinished()
         write_atomically(self.config, dump_yaml(config))
+
+    def remove_unfinished(self) -> None:
+        """Remove the checkpoints and exports that a failure has cut short; no process may be writing."""
+        for left in (*self.checkpoints.glob(".*"), *self.root.glob(".draft-*")):
+            _remove(left)
 
     def check_still_owned(self, identity: str) -> None:
         """Raise RunError where the directory was removed, or given to another run, since this one has opened it."""

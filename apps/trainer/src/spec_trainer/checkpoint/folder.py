@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,19 @@ def step_folders(root: Path) -> list[Path]:
 def step_of(folder: Path) -> int:
     """Return the optimizer steps done at a step folder."""
     return int(folder.name.removeprefix("step-"))
+
+
+def scratch_folder(folder: Path) -> Path:
+    """Return the hidden folder that a step folder is written in before it is whole."""
+    return folder.with_name(f".{folder.name}")
+
+
+def discard(folder: Path) -> None:
+    """Remove a step folder, renamed first: a crash in the middle leaves no half checkpoint under a good name."""
+    if folder.exists():
+        doomed = folder.with_name(f".{folder.name}.old")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
 
 
 def _digest_of(file: Path) -> str:

@@ -7,11 +7,10 @@ A step folder holds the strategy's state (model, optimizer, each process's gener
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from spec_core.errors import ArtifactError, SpecError
+from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors
 from spec_core.state_folder import StateFolder, write_synced
 from spec_trainer.checkpoint.folder import (
@@ -19,8 +18,10 @@ from spec_trainer.checkpoint.folder import (
     META_FILE,
     STATE_FOLDER,
     CheckpointMeta,
+    discard,
     finished,
     read_meta,
+    scratch_folder,
     step_of,
 )
 from spec_trainer.disk import not_written
@@ -67,16 +68,17 @@ class CheckpointStore:
     def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str, best: bool = False) -> Path:
         """Save a step and return its folder; ``best``: it is the best so far. Collective.
 
-        A failure leaves every earlier checkpoint as it was.
+        A failure leaves every earlier checkpoint as it was, and a hidden folder for
+        ``RunDirectory.remove_unfinished``: no rank knows when the others have stopped writing.
         """
         import torch.distributed as dist
 
         folder = self.folder(meta.step)
         if folder == self.newest:  # an evaluation at this step has saved it
             return folder
-        scratch = self._root / f".{folder.name}"
+        scratch = scratch_folder(folder)
         rank = self._group.rank()
-        with _whole_or_not(folder, scratch, rank):
+        with _writing(folder, rank):
             scratch.mkdir(exist_ok=True)  # not its parents: they may have been removed
             (scratch / STATE_FOLDER).mkdir(exist_ok=True)
             state = StateFolder(scratch / STATE_FOLDER)
@@ -85,12 +87,12 @@ class CheckpointStore:
         dist.all_gather_object(digests, state.digests, group=self._group)
         if rank == 0:
             written = {f"{STATE_FOLDER}/{name}": digest for part in digests for name, digest in part.items()}
-            with _whole_or_not(folder, scratch, rank):
+            with _writing(folder, rank):
                 files = {CONFIG_FILE: write_synced(scratch / CONFIG_FILE, config_text), **written}
                 write_synced(scratch / META_FILE, meta.model_copy(update={"files": files}).to_json())
                 if best:
                     self._link_best(folder)
-                _discard(folder)  # an unfinished one, or one of a future that was given up
+                discard(folder)  # an unfinished one, or one of a future that was given up
                 scratch.rename(folder)
                 _sync_folder(self._root)
             self._rotate(meta.step)
@@ -124,29 +126,16 @@ class CheckpointStore:
         best = self.best()
         for folder in [folder for folder in finished(self._root) if step_of(folder) <= step][: -self._keep]:
             if folder.resolve() != best:
-                _discard(folder)
-
-
-def _discard(folder: Path) -> None:
-    """Remove a folder, renamed first: a crash in the middle leaves no half checkpoint under a good name."""
-    if folder.exists():
-        doomed = folder.with_name(f".{folder.name}.old")
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
+                discard(folder)
 
 
 @contextmanager
-def _whole_or_not(folder: Path, scratch: Path, rank: int) -> Iterator[None]:
-    """Turn a failure to write, for want of space say, into a RunError, and leave nothing."""
+def _writing(folder: Path, rank: int) -> Iterator[None]:
+    """Turn a failure to write, for want of space say, into a RunError."""
     try:
         yield
-    except SpecError:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
     except (OSError, RuntimeError) as error:
-        failure = not_written(f"checkpoint {folder} (rank {rank})", folder.parent, error)
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise failure from error
+        raise not_written(f"checkpoint {folder} (rank {rank})", folder.parent, error) from error
 
 
 def _readable(folder: Path) -> AbstractContextManager[None]:
