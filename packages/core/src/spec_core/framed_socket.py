@@ -41,14 +41,27 @@ class FramedSocket:
         finally:
             self._sending.release()
 
-    def receive(self, deadline: float | None = None) -> bytes:
-        """Return the next packet. Raise ProtocolError for an empty one or one that is too large."""
-        return self._receive(deadline, None)
+    def receive(self, deadline: float | None = None, descriptors: list[int] | None = None) -> bytes:
+        """Return the next packet. Raise ProtocolError for an empty one or one that is too large.
 
-    def receive_with_descriptors(self, deadline: float | None = None) -> tuple[bytes, list[int]]:
-        """Return the next packet and the file descriptors that came with it; the caller closes them."""
-        descriptors: list[int] = []
-        return self._receive(deadline, descriptors), descriptors
+        File descriptors that come before its end are added to ``descriptors``, also where the call raises.
+        """
+        while (packet := self._next_packet()) is None:
+            self._limit_wait(socket.SO_RCVTIMEO, deadline)
+            try:
+                if descriptors is None:
+                    chunk = self.end.recv(_CHUNK_BYTES)
+                else:
+                    chunk, received, _, _ = socket.recv_fds(self.end, _CHUNK_BYTES, 1)
+                    descriptors += received
+            except BlockingIOError as error:
+                if not _is_over(deadline):
+                    continue
+                raise TimeoutError("the peer sent nothing") from error
+            if not chunk:
+                raise ConnectionResetError("the peer has closed the connection")
+            self._received += chunk
+        return packet
 
     def shutdown(self, how: int = socket.SHUT_RDWR) -> None:
         """End the connection and wake a thread that waits in it; any thread may call it."""
@@ -75,24 +88,6 @@ class FramedSocket:
                 if len(left) < len(data):
                     self.shutdown()  # after half a packet the peer could not make sense of another one
                 raise TimeoutError("the peer does not read") from error
-
-    def _receive(self, deadline: float | None, descriptors: list[int] | None) -> bytes:
-        while (packet := self._next_packet()) is None:
-            self._limit_wait(socket.SO_RCVTIMEO, deadline)
-            try:
-                if descriptors is None:
-                    chunk = self.end.recv(_CHUNK_BYTES)
-                else:
-                    chunk, received, _, _ = socket.recv_fds(self.end, _CHUNK_BYTES, 1)
-                    descriptors += received
-            except BlockingIOError as error:
-                if not _is_over(deadline):
-                    continue
-                raise TimeoutError("the peer sent nothing") from error
-            if not chunk:
-                raise ConnectionResetError("the peer has closed the connection")
-            self._received += chunk
-        return packet
 
     def _next_packet(self) -> bytes | None:
         """Return a packet that has been received whole, or None."""

@@ -56,10 +56,11 @@ def raw_connection(receiver) -> FramedSocket:
 
 def answer_of(connection: FramedSocket) -> tuple[bytes, list[int]]:
     """Return the receiver's next packet, or nothing if it has closed the connection."""
+    descriptors: list[int] = []
     try:
-        return connection.receive_with_descriptors(time.monotonic() + LONG_S)
+        return connection.receive(time.monotonic() + LONG_S, descriptors), descriptors
     except ConnectionError:
-        return b"", []
+        return b"", descriptors
 
 
 def request(receiver, **changes: object) -> bytes:

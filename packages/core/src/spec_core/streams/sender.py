@@ -128,11 +128,11 @@ class StreamSender(FeatureSender):
     def _handshake(self, token: str, connector: SenderConnector, deadline: float) -> None:
         name = f"process {os.getpid()} of {socket.gethostname()}"
         request = ConnectRequest(token, self._schema, connector.device_id, sender=name)
-        with self._mapped():
-            self._channel.send(request.encode(), deadline)
-            data, descriptors = self._channel.receive_with_descriptors(deadline)
+        descriptors: list[int] = []
         try:
-            reply = ConnectReply.decode(data)
+            with self._mapped():
+                self._channel.send(request.encode(), deadline)
+                reply = ConnectReply.decode(self._channel.receive(deadline, descriptors))
             if reply.refusal:
                 raise (SchemaMismatch if reply.schema_differs else ProtocolError)(reply.refusal)
             self._window_bytes = reply.window_bytes
