@@ -221,6 +221,22 @@ def test_a_closed_controller_ends_what_is_pending(controller, exporter) -> None:
         FeatureExporter(controller.address, LIMIT_S)
 
 
+def test_a_request_whose_destination_cannot_be_sent_is_not_pending(controller, exporter, monkeypatch) -> None:
+    _, earlier = registered(controller, request(1, "x"))
+    refused: Future[None] = Future()
+    monkeypatch.setattr(controller._exporter, "send", lose)
+    with pytest.raises(PeerLost) as lost:
+        controller.register([request(2, "y")], refused)
+    refused.set_exception(lost.value)  # as an engine does
+    controller.close()
+    with pytest.raises(EngineError, match="closed"):
+        earlier.result(0)
+
+
+def lose(kind: str, **fields: object) -> None:
+    raise PeerLost("the worker has gone")
+
+
 _WORKER = """\
 import sys, time
 from spec_core.hosting import FeatureExporter

@@ -117,13 +117,14 @@ class CaptureController(Resource):
                 raise EngineError(
                     f"request {taken[0]} is being captured already; give each request its own id"
                 )
+            for address in dict.fromkeys(address for request in requests for address in request.destinations):
+                if address not in self._destinations:
+                    name = str(len(self._destinations))
+                    self._exporter.send("destination", name=name, address=address)
+                    self._destinations[address] = name
             batch = _Batch(len(requests), done)
             self._pending |= {request.request_id: batch for request in requests}
             self._moved_s = time.monotonic()
-            for address in dict.fromkeys(address for request in requests for address in request.destinations):
-                if address not in self._destinations:
-                    self._destinations[address] = name = str(len(self._destinations))
-                    self._exporter.send("destination", name=name, address=address)
         if not requests:
             batch.finish()
         return [
