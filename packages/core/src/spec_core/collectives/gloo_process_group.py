@@ -75,8 +75,8 @@ class GlooProcessGroup(LibraryProcessGroup):
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        with self._call("barrier", 0):
-            self._gloo.barrier().wait()
+        with self._call("barrier", 0) as (library, deadline):
+            library.all_reduce(torch.zeros(1), deadline)
 
     def abort(self) -> None:
         """End the group and unblock every rank that waits (P7)."""
