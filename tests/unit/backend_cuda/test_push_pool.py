@@ -23,7 +23,7 @@ from spec_core.streams.receiver import StreamReceiver, open_port
 from spec_core.streams.wire import SampleLayout
 from spec_core.testing import TransportSuite
 from spec_core.testing.processes import Fault, run_ranks, watch_ranks
-from spec_core.testing.transport_stage import LONG_S, SCHEMA, SHORT_S, UNIT, UNIT_BYTES, Stage, take
+from spec_core.testing.transport_stage import LONG_S, SCHEMA, SHORT_S, UNIT_BYTES, Stage, take
 from spec_core.transport import Transport
 
 if TYPE_CHECKING:
@@ -323,28 +323,6 @@ def test_a_receiver_that_fails_says_why_and_its_sender_hears_of_it():
     run_ranks(fail_to_receive, 2, Stage(broken, "cpu"))
 
 
-def scatter(me, stage):
-    """Room for the last sample lies in two pieces; what it is made of travels in two, too."""
-    if me.rank == 1:
-        with stage.sender(me) as sender:
-            for number in range(4):
-                sender.send(stage.sample(number, UNIT), LONG_S)
-            me.receive()
-            sender.send(stage.sample(4, 2 * UNIT), LONG_S)
-            sender.flush(LONG_S)
-        return
-    with stage.receiver(me, 4 * UNIT_BYTES) as receiver:
-        held = [receiver.receive(LONG_S) for _ in range(4)]
-        receiver.release(held[0])
-        receiver.release(held[2])
-        me.publish("room for two, apart")
-        take(stage, receiver, 4, 2 * UNIT)
-
-
-def test_a_sample_travels_in_as_many_pieces_as_its_room_has():
-    run_ranks(scatter, 2, Stage(PushTransport, "cpu"))
-
-
 class LateLink(SocketLink):
     """Its receiving end does not come."""
 
@@ -375,3 +353,21 @@ def connect_in_vain(me, stage):
 
 def test_connect_raises_at_its_deadline_where_the_other_end_does_not_open():
     run_ranks(connect_in_vain, 2, Stage(late, "cpu"))
+
+
+class ImpatientLink(LateLink):
+    """Its sending end gives up by itself."""
+
+    def open(self) -> None:
+        if not self._receives:
+            raise DeadlineExceeded("the other end did not come")
+        super().open()
+
+
+def test_a_link_that_gives_up_is_no_lost_peer():
+    transport = PushTransport(ImpatientLink)
+    with (
+        transport.listen(SCHEMA, UNIT_BYTES) as receiver,
+        pytest.raises(DeadlineExceeded, match="did not come"),
+    ):
+        transport.connect(receiver.address, SCHEMA, LONG_S)

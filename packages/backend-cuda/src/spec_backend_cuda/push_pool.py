@@ -24,8 +24,15 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
-from spec_core.errors import RunError
-from spec_core.streams import Block, BufferPoolFactory, GrantInfo, ReceiverPool, ScatteredBlock, first_address
+from spec_core.streams import (
+    Block,
+    BufferPoolFactory,
+    GrantInfo,
+    ReceiverPool,
+    ScatteredBlock,
+    failure_of,
+    first_address,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -42,6 +49,7 @@ GRACE_S = 0.2
 transfer that waits for its turn has not begun."""
 CLOSE_S = 5.0
 """How long ``close`` waits for readers whose device does not come to them, in seconds."""
+_PROBLEM = "a sample could not be received"
 
 
 class PushPool(BufferPoolFactory):
@@ -172,10 +180,10 @@ class _SenderChannel(ReceiverPool):
     def _receive_all(self) -> None:
         """Receive samples until the sender is gone; runs in a thread."""
         with self._transferring():
-            failure = _failure_of(self._link.open)
+            failure = failure_of(self._link.open, _PROBLEM)
         while (fetch := self._fetches.get()) is not None:
             block, arrived = fetch
-            failure = failure or _failure_of(partial(self._receive, block))
+            failure = failure or failure_of(partial(self._receive, block), _PROBLEM)
             arrived(failure)
         self._when_ended()
         self._link.close()
@@ -205,16 +213,6 @@ class _SenderChannel(ReceiverPool):
         if self._busy and self._disconnected:
             self._abort_timer = threading.Timer(GRACE_S, self._link.abort)
             self._abort_timer.start()
-
-
-def _failure_of(step: Callable[[], None]) -> RunError | None:
-    try:
-        step()
-    except RunError as error:
-        return error
-    except RuntimeError as error:  # what torch raises for everything
-        return RunError(f"a sample could not be received: {error}")
-    return None
 
 
 def _nothing() -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from spec_core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from spec_core.streams.async_sender import AsyncSender, DeferredBuffer, PendingSend
+    from spec_core.streams.async_sender import AsyncSender, DeferredBuffer, PendingSend, failure_of
     from spec_core.streams.buffer_pool import (
         Arrived,
         Block,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = lazy_names(
         __name__,
-        async_sender="AsyncSender DeferredBuffer PendingSend",
+        async_sender="AsyncSender DeferredBuffer PendingSend failure_of",
         buffer_pool="Arrived Block BufferPoolFactory ReceiverPool SenderBuffer SenderConnector",
         device_arena="DeviceArena GrantInfo ScatteredBlock arena_bytes copy_sample first_address staged_copy",
         device_pool="DevicePool DeviceSharing PeerEvents SharedMemory SharingUnsupported",
@@ -89,6 +89,7 @@ __all__ = [
     "aligned",
     "arena_bytes",
     "copy_sample",
+    "failure_of",
     "first_address",
     "open_port",
     "staged_copy",

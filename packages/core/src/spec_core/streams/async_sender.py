@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError
+from spec_core.errors import DeadlineExceeded, ProtocolError, RunError
 from spec_core.streams.buffer_pool import SenderBuffer
 from spec_core.streams.sender import StreamSender
 from spec_core.streams.wire import Packet, PacketKind
@@ -193,7 +193,7 @@ class AsyncSender(StreamSender):
 
     def _announce(self, send: _Send) -> None:
         send.pending.wait_sendable()
-        self._channel.send(send.ready.encode(), time.monotonic() + CLOSE_S)
+        self._send_packet(send.ready, time.monotonic() + CLOSE_S)
 
     def _complete_all(self) -> None:
         """Complete the tickets of overlapping samples in their order; runs in a thread of its own."""
@@ -202,15 +202,7 @@ class AsyncSender(StreamSender):
             del send
 
     def _failure_of(self, step: Callable[[], None]) -> RunError | None:
-        try:
-            step()
-        except OSError as error:
-            return PeerLost(f"the receiver {self._name} has gone: {error}")
-        except RunError as error:
-            return error
-        except RuntimeError as error:  # what torch raises for everything
-            return RunError(f"a sample did not reach {self._name}: {error}")
-        return None
+        return failure_of(step, f"a sample did not reach {self._name}")
 
     def _watch(self, buffer: DeferredBuffer) -> None:
         """Wait until either end closes the connection; runs in a thread of its own."""
@@ -221,6 +213,17 @@ class AsyncSender(StreamSender):
             self._closed and buffer.overlapping
         ):  # then it is not known whether the receiver is still there
             buffer.abandon()
+
+
+def failure_of(step: Callable[[], None], problem: str) -> RunError | None:
+    """Do a step of a transfer; return why it failed, with ``problem`` before an error of torch's, or None."""
+    try:
+        step()
+    except RunError as error:
+        return error
+    except RuntimeError as error:  # what torch raises for everything
+        return RunError(f"{problem}: {error}")
+    return None
 
 
 def _settle(ticket: Ticket, failure: RunError | None) -> None:

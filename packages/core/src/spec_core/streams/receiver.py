@@ -208,12 +208,12 @@ class StreamReceiver(FeatureReceiver):
             name = f"process {local_socket.peer(connection)[0]}" if _is_local(connection) else ""
             try:
                 peer = self._greet(channel, name, data)
-            except OSError:  # it has gone already
-                peer = None
-            except RunError as error:
+            except RunError as error:  # first: PeerLost and DeadlineExceeded are OSErrors, too
                 logger.warning(
                     "%s: refused a connection of %s: %s", self._name, name or "another host", error
                 )
+                peer = None
+            except OSError:  # it has gone already
                 peer = None
             if peer is None:
                 channel.close()
@@ -256,14 +256,14 @@ class StreamReceiver(FeatureReceiver):
                 data = peer.channel.receive()
                 with self._changed:
                     self._handle(peer, Packet.decode(data))
-        except OSError:
-            loss = peer.failure
-            if loss is None and not peer.closed_cleanly:
-                loss = PeerLost(f"the sender in {peer.name} has died")
         except ProtocolError as error:
             loss = ProtocolError(f"the sender in {peer.name}: {error}")
         except RunError as error:  # this end's: its pool could not serve that sender
             loss = error
+        except OSError:
+            loss = peer.failure
+            if loss is None and not peer.closed_cleanly:
+                loss = PeerLost(f"the sender in {peer.name} has died")
         with self._changed:
             self._disconnect(peer, loss)
 
