@@ -21,7 +21,10 @@ LOGGED = "(EngineCore pid=7) ERROR [core.py:1] ValueError: no memory for 40960 t
     ("told", "reason"),
     [
         (POINTER, "ValueError: no memory for 40960 tokens"),
-        ("it ended with exit code 3", "it ended with exit code 3: ValueError: no memory for 40960 tokens"),
+        (
+            "its process ended with exit code 3",
+            "its process ended with exit code 3: ValueError: no memory for 40960 tokens",
+        ),
         (
             "vLLM's process EngineCore was killed by signal 9",
             "vLLM's process EngineCore was killed by signal 9",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
 from spec_core.hosting import EngineLink
+from spec_core.processes import ending
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -164,9 +165,7 @@ def _watch_cores(link: EngineLink, closing: threading.Event) -> None:
         if closing.is_set() or not ended:
             return
         core = cores[ended[0]]  # type: ignore[index]
-        code = _exit_code(core)
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        link.report(f"vLLM's process {core.name} {how}")
+        link.report(f"vLLM's process {core.name} {ending(_exit_code(core))}")
         os._exit(1)
 
     threading.Thread(target=watch, name="core watch", daemon=True).start()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from spec_core import Launcher, WorkerEnded, WorkerHandle, WorkerMessage
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
-from spec_core.processes import Reaper, end_group, spawn
+from spec_core.processes import Reaper, end_group, ending, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,19 +53,16 @@ class LocalWorker(WorkerHandle):
 
     def send(self, message: Message) -> None:
         """Send a message; do nothing if the worker has ended (L5)."""
-        self._send("message", message=message)
-
-    def watch(self) -> None:
-        """Count silence as the worker's end from now on (L4)."""
-        self.watched = True
-
-    def _send(self, kind: str, **fields: object) -> None:
         try:
-            self.channel.send(kind, **fields)
+            self.channel.send("message", message=message)
         except PeerLost:
             pass  # its end is in the inbox
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{self.name}: {error}") from error
+
+    def watch(self) -> None:
+        """Count silence as the worker's end from now on (L4)."""
+        self.watched = True
 
 
 class LocalLauncher(Launcher):
@@ -142,7 +139,7 @@ class LocalLauncher(Launcher):
         worker = LocalWorker(spec.name, process, channel)
         self._workers.append(worker)
         reaper.add(process.pid)
-        worker._send("start", entry=spec.entry, order=dict(spec.order), peer_s=peer_s)
+        worker.send({"entry": spec.entry, "order": dict(spec.order), "peer_s": peer_s})
         reader = threading.Thread(target=self._read, args=(worker,), name=f"read {spec.name}", daemon=True)
         reader.start()
         self._readers.append(reader)
@@ -166,7 +163,7 @@ class LocalLauncher(Launcher):
         except subprocess.TimeoutExpired:
             code, how = None, "has closed its connection to the launcher and does not end"
         else:
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            how = ending(code)
         return WorkerEnded(worker, f"{how}; see {self._log(worker.name)}", killed=code == -signal.SIGKILL)
 
     def _silent_worker(self) -> WorkerEnded | None:

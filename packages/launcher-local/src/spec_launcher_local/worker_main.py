@@ -1,6 +1,6 @@
 """Main program of a worker of the local launcher: ``python -m spec_launcher_local.worker_main NAME FD PARENT``.
 
-NAME only shows in the list of processes. The first message on the control channel is the worker's order.
+NAME only shows in the list of processes. The first message on the control channel has the worker's entry and order.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class LocalLink(RunLink):
 
 
 def main() -> None:
-    """Call the entry that the order names."""
+    """Call the entry that the first message names."""
     channel = channel_to_parent(*sys.argv[2:])
-    start = next(channel.messages(), None)
-    if start is None:
+    link = LocalLink(channel)
+    if (start := link.receive()) is None:
         sys.exit(1)
     channel.keep_alive(start["peer_s"])  # before the entry imports anything heavy
     entry: WorkerMain = pkgutil.resolve_name(start["entry"])
-    entry(LocalLink(channel), start["order"])
+    entry(link, start["order"])
 
 
 if __name__ == "__main__":

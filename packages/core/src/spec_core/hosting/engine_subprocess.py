@@ -28,7 +28,7 @@ import psutil
 from spec_core.errors import DeadlineExceeded, EngineError, PeerLost
 from spec_core.hosting.capture_controller import CAPTURE_VARIABLE, CaptureController
 from spec_core.hosting.modes import CaptureMode
-from spec_core.processes import Reaper, end_group, spawn
+from spec_core.processes import Reaper, end_group, ending, spawn
 from spec_core.records import Generation
 from spec_core.resource import Resource
 
@@ -275,8 +275,7 @@ class EngineSubprocess(Resource):
         listening, copying, _ = self._threads
         listening.join()
         copying.join()
-        how = f"its process was killed by signal {-code}" if code < 0 else f"it ended with exit code {code}"
-        cause = self.explain(self._reported or how)
+        cause = self.explain(self._reported or f"its process {ending(code)}")
         if not self._started.is_set():
             cause = f"{self.program} did not start: {cause}"
         elif self._reported is None:

@@ -6,7 +6,7 @@ A Reaper ends whatever the process has started in turn, even where this process 
 """
 
 from spec_core.processes.control import BEATS_PER_TIMEOUT, ControlChannel
-from spec_core.processes.reaper import Reaper, end_group
+from spec_core.processes.reaper import Reaper, end_group, ending
 from spec_core.processes.spawn import channel_to_parent, spawn
 from spec_core.processes.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
 
@@ -16,6 +16,7 @@ __all__ = [
     "Reaper",
     "channel_to_parent",
     "end_group",
+    "ending",
     "hide_broken_extensions",
     "restart_where_torch_would_fail",
     "spawn",

@@ -45,6 +45,11 @@ def end_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:
         os.killpg(group, number)
 
 
+def ending(code: int) -> str:
+    """Return how a process ended, given its return code as ``subprocess`` has it: ``was killed by signal 9``."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
 def main() -> None:
     """Wait for the end of the input; then kill."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may reach every process of a service

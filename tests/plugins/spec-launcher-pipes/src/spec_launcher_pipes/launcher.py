@@ -19,7 +19,7 @@ from pydantic import Field
 
 from spec_core import Launcher, LauncherConfig, WorkerEnded, WorkerHandle, WorkerMessage
 from spec_core.errors import DeadlineExceeded, RunError
-from spec_core.processes import Reaper, end_group
+from spec_core.processes import Reaper, end_group, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,9 +139,8 @@ class PipesLauncher(Launcher):
     def _ending(self, worker: PipeWorker) -> WorkerEnded:
         worker.ended = True
         code = worker.process.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         log = self.context.logs / f"{worker.name}.log"
-        return WorkerEnded(worker, f"{how}; see {log}", killed=code == -signal.SIGKILL)
+        return WorkerEnded(worker, f"{ending(code)}; see {log}", killed=code == -signal.SIGKILL)
 
     def _silent(self) -> WorkerEnded | None:
         for worker in self._workers:
