@@ -13,8 +13,9 @@ from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
 from spec_core.targets.target_reader import read_target
+from spec_engine_hf.decoding import DraftSource
 from spec_engine_hf.engine import HfConfig, HfEngine
-from spec_engine_hf.proposers import load_draft
+from spec_engine_hf.hf_model import HfModel
 
 from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS, Transformer
 from .vllm_here import needs_vllm
@@ -81,7 +82,8 @@ class _Steps:
 
     def __init__(self, target: Path, draft: Path, prompt: list[int], answer: tuple[int, ...]) -> None:
         self._tokens, self._known = [*prompt, *answer], len(prompt) + 1
-        drafting = load_draft(draft, read_target(target), torch.device("cpu"), torch.float32)
+        model = HfModel(read_target(target), torch.device("cpu"), "float32")
+        drafting = DraftSource.of_export(draft, model)
         self._proposer = drafting.new_proposer()
         self._hidden_TNH = Transformer(target).hidden(self._tokens)[:, list(drafting.layers)]
         self._proposed_for = 0

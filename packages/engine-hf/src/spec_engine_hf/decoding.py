@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core import Proposal
+from spec_core.drafting import TargetOps, recognise
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, Generation
+from spec_core.targets import read_target_tensors
 from spec_engine_hf.sampling import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import Self
 
     from torch import Generator, Tensor
 
@@ -35,6 +39,24 @@ class DraftSource:
 
     new_proposer: Callable[[], Proposer]
     layers: tuple[int, ...] = ()
+
+    @classmethod
+    def of_export(cls, folder: Path, model: HfModel) -> Self:
+        """Return proposers of the exported draft in ``folder``, on the device and in the dtype of ``model``.
+
+        Raise ArtifactError where no installed draft recognises the folder or it is damaged, TargetError where the
+        draft does not fit the target.
+        """
+        target = model.target
+        draft = recognise(folder, target)
+        tensors = read_target_tensors(target)
+        # A build draws initial weights before it reads the folder's; a run's own random state must not notice.
+        with torch.random.fork_rng(devices=[]):
+            module = draft.build(target, tensors, None)
+        module = module.to(model.device, model.dtype).eval().requires_grad_(False)
+        ops = TargetOps(target, tensors, model.device, model.dtype)
+        layers = draft.required_features(target).layers
+        return cls(new_proposer=lambda: draft.proposer(module, ops), layers=layers)
 
 
 class Decoder:

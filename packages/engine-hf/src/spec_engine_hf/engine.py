@@ -81,10 +81,9 @@ class HfEngine(Engine):
 
     def load_draft(self, folder: Path) -> None:
         """Check the folder and speculate with its draft from now on (E5)."""
-        from spec_engine_hf.proposers import load_draft
+        from spec_engine_hf.decoding import Decoder, DraftSource
 
-        drafting = load_draft(folder, self.target, self._device, self._model.dtype)
-        self.use_proposer(drafting.new_proposer, drafting.layers)
+        self._decoder = Decoder(self._model, DraftSource.of_export(folder, self._model))
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
         """Speculate with a new proposer for each prompt from now on."""

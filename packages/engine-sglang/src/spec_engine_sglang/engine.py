@@ -56,7 +56,7 @@ class SglangEngine(SubprocessEngine):
         return SglangProcess(cast("SglangConfig", self.config), self.target, self.context, mode)
 
     def limit(self, mode: Mode) -> tuple[int, str]:
-        # A position that does not exist would end SGLang, also that of a draft token that is not kept.
         """Return the most tokens that SGLang takes, and the setting that limits them."""
+        # A position that does not exist would end SGLang, also that of a draft token that is not kept.
         drafted = mode.num_draft_tokens if isinstance(mode, SpeculativeMode) else 0
         return self.target.max_positions - drafted, f"max_position_embeddings of target {self.target.folder}"

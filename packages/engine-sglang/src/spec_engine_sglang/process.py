@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core.hosting import CaptureMode, EngineSubprocess, SpeculativeMode
+from spec_core.hosting import CaptureMode, EngineSubprocess
 from spec_core.records import AcceptanceCounters
 from spec_engine_sglang import hook
 from spec_engine_sglang.arguments import ENVIRONMENT, server_arguments
@@ -37,7 +37,6 @@ class SglangProcess(EngineSubprocess):
         """Start the process for ``mode``."""
         self._config = config
         self._target = target
-        self._num_draft_tokens = mode.num_draft_tokens if isinstance(mode, SpeculativeMode) else 0
         self._counted = AcceptanceCounters()
         env = {**os.environ, **ENVIRONMENT}
         if isinstance(mode, CaptureMode):
@@ -54,10 +53,10 @@ class SglangProcess(EngineSubprocess):
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
         """Return SGLang's answers in the prompts' order."""
         names = [f"spec-generate-{index}-{time.monotonic_ns()}" for index in range(len(prompts))]
-        greedy_plain = sampling.temperature == 0 and not self._num_draft_tokens
+        greedy_plain = sampling.temperature == 0 and sampling.num_draft_tokens == 0
         gaps = greedy_plain and sampling.with_margins and self._config.gaps
         answers = self._run(names, prompts, self._sampling(sampling), gaps=gaps).result()["answers"]
-        drafted = self._num_draft_tokens
+        drafted = sampling.num_draft_tokens
         for answer in answers:
             for accepted, rounds in enumerate(answer["accepted"]):
                 self._counted += AcceptanceCounters.of_rounds(drafted, min(accepted, drafted), rounds)

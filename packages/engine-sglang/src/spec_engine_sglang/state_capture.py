@@ -19,25 +19,12 @@ from spec_engine_sglang.request_names import Assignment, read_name
 from spec_engine_sglang.stream_taps import StreamTaps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Protocol
+    from collections.abc import Callable
 
     from torch import Tensor, nn
 
+    from spec_core.hosting import FeatureExporter
     from spec_core.records import FeatureSchema
-
-    class Exporter(Protocol):
-        """``FeatureExporter``, as far as it is used here."""
-
-        def export(
-            self, request_id: int, destinations: Sequence[str], token_ids: Tensor, hidden_TNH: Tensor
-        ) -> None:
-            """Send a request's states."""
-            ...
-
-        def fail(self, request_id: int, error: BaseException) -> None:
-            """Report that a request's states cannot be sent."""
-            ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +54,7 @@ class _Partial:
 class StateCapture:
     """Capture in one scheduler process."""
 
-    def __init__(self, model: nn.Module, exporter: Exporter, schema: FeatureSchema, norm: str) -> None:
+    def __init__(self, model: nn.Module, exporter: FeatureExporter, schema: FeatureSchema, norm: str) -> None:
         """Hook the layers of ``schema`` and the final norm in ``model``."""
         self._exporter = exporter
         self._schema = schema
