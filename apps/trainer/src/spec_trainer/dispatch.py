@@ -8,7 +8,7 @@ engine is.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -36,6 +36,10 @@ class SampleReference:
     sample_id: int
     destinations: tuple[str, ...]
     """Addresses of the trainer processes that train it."""
+
+
+_Batch = tuple[list[SampleReference], Counter[int]]
+"""Samples to capture together, and the bytes that they take of each rank's window."""
 
 
 class Capturer(Protocol):
@@ -107,8 +111,9 @@ class Dispatcher:
         self._window_bytes = window_bytes
         self._used_bytes = Counter[int]()
         self._running = Counter[int]()
-        self._waiting: deque[list[SampleReference]] = deque()
-        self._batches: Iterator[list[SampleReference]] = iter(())
+        self._batches: Iterator[_Batch] = iter(())
+        self._waiting: _Batch | None = None
+        """The next batch, for which the window has no room yet."""
         self._stopped = False
         self._lock = threading.RLock()
 
@@ -132,19 +137,19 @@ class Dispatcher:
         with self._lock:
             self._stopped = True
 
-    def _requests(self, item: GlobalBatch) -> Iterator[list[SampleReference]]:
+    def _requests(self, item: GlobalBatch) -> Iterator[_Batch]:
         """Yield capture batches of an item, cut further where one would not fit the window by itself."""
         destinations = self._schedule.destinations(item)
         for sample_ids in self._schedule.captures(item):
             batch: list[SampleReference] = []
-            used = Counter[int]()
+            need = Counter[int]()
             for sample_id in sample_ids:
                 ranks = destinations[sample_id]
-                size = self._sample_bytes(sample_id)
-                if any(used[rank] + size > self._window_bytes for rank in ranks):
-                    yield batch
-                    batch, used = [], Counter[int]()
-                used.update(dict.fromkeys(ranks, size))
+                size = sample_bytes(self._schema, self._schedule.dataset.lengths[sample_id])
+                if any(need[rank] + size > self._window_bytes for rank in ranks):
+                    yield batch, need
+                    batch, need = [], Counter[int]()
+                need.update(dict.fromkeys(ranks, size))
                 batch.append(
                     SampleReference(
                         request_id=self._schedule.request_id(item, sample_id),
@@ -152,7 +157,7 @@ class Dispatcher:
                         destinations=tuple(self._addresses[rank] for rank in ranks),
                     )
                 )
-            yield batch
+            yield batch, need
 
     def _pump(self) -> None:
         """Start every batch that an engine and the window have room for."""
@@ -182,27 +187,16 @@ class Dispatcher:
         engine = min(range(len(self._engines)), key=lambda index: self._running[index])
         if self._stopped or self._running[engine] >= _QUEUED_PER_ENGINE:
             return None
-        if not self._waiting:
-            batch = next(self._batches, None)
-            if batch is None:
-                return None
-            self._waiting.append(batch)
-        need = self._need(self._waiting[0])
+        self._waiting = self._waiting or next(self._batches, None)
+        if self._waiting is None:
+            return None
+        batch, need = self._waiting
         if any(self._used_bytes[rank] + size > self._window_bytes for rank, size in need.items()):
             return None
+        self._waiting = None
         self._used_bytes.update(need)
         self._running[engine] += 1
-        return engine, self._waiting.popleft()
-
-    def _need(self, batch: Sequence[SampleReference]) -> Counter[int]:
-        need = Counter[int]()
-        for sample in batch:
-            size = self._sample_bytes(sample.sample_id)
-            need.update({self._addresses.index(address): size for address in sample.destinations})
-        return need
-
-    def _sample_bytes(self, sample_id: int) -> int:
-        return sample_bytes(self._schema, self._schedule.dataset.lengths[sample_id])
+        return engine, batch
 
     def _finished(self, engine: int, future: Future[None]) -> None:
         error = None if future.cancelled() else future.exception()

@@ -40,17 +40,7 @@ class RunParts:
 
     def with_schedule(self, schedule: BatchSchedule) -> RunSpec:
         """Return the run that does what ``schedule`` says."""
-        return RunSpec(
-            config=self.config,
-            backend=self.backend,
-            draft=self.draft,
-            engine_type=self.engine_type,
-            strategy_type=self.strategy_type,
-            launcher_type=self.launcher_type,
-            target=self.target,
-            schema=self.schema,
-            schedule=schedule,
-        )
+        return RunSpec(**vars(self), schedule=schedule)
 
 
 @dataclass(frozen=True, kw_only=True)

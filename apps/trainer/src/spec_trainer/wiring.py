@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from spec_core import DraftTrainer, Engine, FeatureReceiver, TargetSpec
+    from spec_core import DraftTrainer, Engine, FeatureReceiver, Strategy, TargetSpec
     from spec_trainer.engine_options import EngineOptions
     from spec_trainer.feature_stream import BatchSource, FeatureStream
     from spec_trainer.run_spec import RunParts, RunSpec
@@ -120,7 +120,8 @@ def train_state(
 
     with ExitStack() as stack:
         stack.enter_context(_default_group(spec, rank, links.store))
-        trainer = _build_trainer(spec, rank, device)
+        strategy = stack.enter_context(spec.strategy_type(spec.config.strategy, spec.config.train, device))
+        trainer = _build_trainer(spec, rank, strategy)
         checkpoints = CheckpointStore(spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD)
         start, best = spec.config.train.resume_from, checkpoints.best()
         # ``run_training`` has chosen a checkpoint by name, or "latest" where there is none.
@@ -141,7 +142,7 @@ def train_state(
         )
 
 
-def _build_trainer(spec: RunSpec, rank: int, device: torch.device) -> DraftTrainer:
+def _build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
     import torch
 
     from spec_core.targets.target_reader import read_target_tensors
@@ -152,7 +153,6 @@ def _build_trainer(spec: RunSpec, rank: int, device: torch.device) -> DraftTrain
     tensors = read_target_tensors(spec.target)
     counts = torch.from_numpy(spec.dataset.token_counts(spec.target.vocab_size))
     module = spec.draft.build(spec.target, tensors, counts, spec.backend.kernel)
-    strategy = spec.strategy_type(spec.config.strategy, spec.config.train, device)
     ops = strategy.vocabulary_ops(spec.target, tensors)
     return ShardedDraftTrainer(spec.draft, module, strategy, ops, rank)
 

@@ -12,7 +12,7 @@
     Released ─────────────────►       from trainer ranks: transport memory of a sample is free
     StepDone ─────────────────►       from trainer ranks; answered by Proceed
     StepShown ────────────────►       from trainer rank 0: the record of a step, for the progress display
-    Finished, Interruption ───►       from trainer ranks: the work is done, or was stopped on request
+    Finished ─────────────────►       from trainer ranks: the work is done, or was stopped on request
       ◄──────────────────── Stop      to everyone, once every rank has finished
     Failed ───────────────────►       from anyone, at any time
 """
@@ -133,14 +133,10 @@ class StepShown(ControlMessage):
 
 @dataclass(frozen=True)
 class Finished(ControlMessage):
-    """A rank has done its work."""
+    """A rank has done its work, or has stopped on request."""
 
-
-@dataclass(frozen=True)
-class Interruption(ControlMessage):
-    """A rank has stopped on request, as ``message`` explains to the user."""
-
-    message: str
+    interrupted: str | None = None
+    """Explanation for the user of what is left; None where nothing is."""
 
 
 @dataclass(frozen=True)

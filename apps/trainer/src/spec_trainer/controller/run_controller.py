@@ -75,6 +75,8 @@ class RunController:
         self._proceed: dict[int, bool] = {}
         """Steps done -> the answer to every rank."""
         self._interrupted: str | None = None
+        self._capture_error: BaseException | None = None
+        """Error of an engine to which no capture can be sent; one that fails to capture reports that itself."""
 
     def run(self, workers: Sequence[WorkerSpec]) -> None:
         """Start the workers and return when all have ended. Raise the failure that ends the run, or Interrupted."""
@@ -110,6 +112,8 @@ class RunController:
     def _until(self, done: Callable[[], bool], deadline_s: float = math.inf) -> bool:
         """Handle events until ``done``; return False at the deadline, or for a request to stop before the start."""
         while not done():
+            if self._capture_error is not None:
+                raise self._capture_error
             self._spec.backend.check_host()
             event = self._launcher.receive(min(deadline_s, time.monotonic() + _HOST_CHECK_S))
             if event is not None:
@@ -156,11 +160,10 @@ class RunController:
                 worker.send(protocol.Proceed(self._may_proceed(steps)).to_json())
             case protocol.StepShown(record):
                 self._progress.show(record)
-            case protocol.Interruption(text):
-                self._interrupted = text
-                self._finished(worker)
-            case protocol.Finished():
-                self._finished(worker)
+            case protocol.Finished(interrupted):
+                self._interrupted = interrupted
+                self._working.discard(worker.name)
+                self._failures.expect_end(worker.name)
             case _:
                 raise RunError(f"{worker.name} sent {message}, which only the controller sends")
 
@@ -192,7 +195,7 @@ class RunController:
             rank.send(protocol.Start().to_json())
         log.info("every process is ready; %d steps are done", done := done_steps.pop())
         if self._engines:
-            self._dispatcher.start(spec.schedule.items(done), failed=_never)
+            self._dispatcher.start(spec.schedule.items(done), failed=self._capture_failed)
 
     def _may_proceed(self, done_steps: int) -> bool:
         """Return the answer to the first rank that asked after a step: all ranks stop after the same one."""
@@ -200,9 +203,9 @@ class RunController:
         self._proceed.pop(done_steps - 2, None)  # no rank is more than one step behind another
         return proceed
 
-    def _finished(self, worker: WorkerHandle) -> None:
-        self._working.discard(worker.name)
-        self._failures.expect_end(worker.name)
+    def _capture_failed(self, error: BaseException) -> None:
+        """Keep the error for the loop of events: raised here, in the callback of a future, it would be lost."""
+        self._capture_error = error
 
 
 def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = _TRAINER) -> Iterator[WorkerSpec]:
@@ -236,8 +239,3 @@ def run_workers(
         stop.on_request(launcher.wake)
         workers = list(worker_specs(spec, dataset, consumer))
         RunController(spec, launcher, stop, progress).run(workers)
-
-
-def _never(error: BaseException) -> None:
-    """Refuse a failure of a capture: an engine worker reports its failures to the controller instead."""
-    raise AssertionError(error)

@@ -12,7 +12,6 @@ from spec_core.rendezvous import Rendezvous
 from spec_trainer.controller.protocol import (
     ControlMessage,
     Finished,
-    Interruption,
     Proceed,
     Ready,
     Released,
@@ -84,12 +83,12 @@ class RankLink:
         """
         self._controller.send(ready)
         self.wait(Start, self._start_s)
+        finished = Finished()
         try:
             work()
         except Interrupted as stopped:
-            self._controller.send(Interruption(str(stopped)))
-        else:
-            self._controller.send(Finished())
+            finished = Finished(str(stopped))
+        self._controller.send(finished)
         self.wait(Stop)
 
     def should_stop(self, done_steps: int) -> bool:
