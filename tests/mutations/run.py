@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "packages/core/src/spec_core"
 
 GLOO, GROUP = "collectives/gloo_process_group.py", "collectives/library_process_group.py"
-SENDER, RECEIVER = "streams/sender.py", "streams/receiver.py"
+SENDER, RECEIVER, WINDOW = "streams/sender.py", "streams/receiver.py", "streams/window.py"
 INLINE, HOST_POOL, ARENA = "streams/inline_transport.py", "streams/host_pool.py", "streams/shared_memory.py"
 RENDEZVOUS, SERVER = "rendezvous.py", "rendezvous_server.py"
 CONTROL, REAPER = "processes/control.py", "processes/reaper.py"
@@ -221,9 +221,9 @@ MUTATIONS = [
     ),
     Mutation(
         "T4",
-        RECEIVER,
-        "            if held is None:\n                raise ProtocolError(",
-        "            if held is None:\n                return\n                raise ProtocolError(",
+        WINDOW,
+        "    return found[1]\n",
+        "    held[id(sample)] = found\n    return found[1]\n",
         SHM_TEST + "a_held_sample_stays_as_it_is",
     ),
     Mutation(
@@ -235,9 +235,9 @@ MUTATIONS = [
     ),
     Mutation(
         "T5",
-        SENDER,
-        "        if sample.num_bytes > self._window_bytes:\n",
-        "        if False:\n",
+        WINDOW,
+        "    if sample.num_bytes > window_bytes:\n",
+        "    if False:\n",
         SHM_TEST + "a_sample_larger_than_the_window_is_refused_at_once",
     ),
     Mutation(
@@ -299,8 +299,8 @@ MUTATIONS = [
     Mutation(
         "T8",
         INLINE,
-        "                ticket.result(max(0.0, deadline - time.monotonic()))\n",
-        "                return\n",
+        "if late := wait(list(self._open), timeout_s).not_done:",
+        "if late := wait([], timeout_s).not_done:",
         INLINE_TEST + "flush_returns_when_every_ticket_is_done",
     ),
     Mutation(
@@ -363,8 +363,8 @@ MUTATIONS = [
     Mutation(
         "R7",
         RENDEZVOUS,
-        '        mine = f"{_store_file()}#{secrets.token_hex(8)}" if self.rank == 0 else None\n',
-        '        mine = f"{_store_file()}#" if self.rank == 0 else None\n',
+        '        mine = f"{_store_file()}#{secrets.token_hex(8)}" if self.rank == 0 else ""\n',
+        '        mine = f"{_store_file()}#" if self.rank == 0 else ""\n',
         RENDEZVOUS_TEST + "stores_are_namespaces_of_their_own",
     ),
     Mutation(

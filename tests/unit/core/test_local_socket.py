@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import subprocess
 import sys
 import threading
@@ -42,12 +41,12 @@ for _ in range(50):
             pass
 """
     local_socket._warn_of.cache_clear()
-    listener, name = local_socket.listen("spec-test", socket.SOCK_STREAM)
+    listener, name = local_socket.listen("spec-test")
     with listener, another_user(script, name) as stranger:
         for _ in range(50):
             assert local_socket.accept(listener) is None
         assert stranger.wait(LIMIT_S) == 0
-        with local_socket.connect(name, socket.SOCK_STREAM, LIMIT_S) as own:
+        with local_socket.connect(name, LIMIT_S) as own:
             accepted = local_socket.accept(listener)
             assert accepted is not None
             with accepted:
@@ -69,23 +68,23 @@ with socket.socket(socket.AF_UNIX) as listener:
         assert stranger.stdout is not None
         stranger.stdout.readline()
         with pytest.raises(PermissionError, match=f"belongs to user {NOBODY}"):
-            local_socket.connect(f"spec-taken-{os.getpid()}", socket.SOCK_STREAM, LIMIT_S)
+            local_socket.connect(f"spec-taken-{os.getpid()}", LIMIT_S)
         assert stranger.stdout.readline() == "0\n"
 
 
 def test_a_full_queue_is_waited_in():
-    listener, name = local_socket.listen("spec-test", socket.SOCK_STREAM)
+    listener, name = local_socket.listen("spec-test")
     listener.listen(0)
-    with listener, local_socket.connect(name, socket.SOCK_STREAM, LIMIT_S):
+    with listener, local_socket.connect(name, LIMIT_S):
         with pytest.raises(TimeoutError, match="did not accept within"):
-            local_socket.connect(name, socket.SOCK_STREAM, 0.1)
+            local_socket.connect(name, 0.1)
         with pytest.raises(DeadlineExceeded):
             SharedMemoryTransport().connect(f"shm:{name}:token", SCHEMA, 0.1)
         accepted = []
         timer = threading.Timer(0.2, lambda: accepted.append(local_socket.accept(listener)))
         timer.start()
         started = time.monotonic()
-        with local_socket.connect(name, socket.SOCK_STREAM, LIMIT_S) as end:
+        with local_socket.connect(name, LIMIT_S) as end:
             assert 0.1 < time.monotonic() - started < LIMIT_S / 2
             assert not select.select([end], [], [], 0)[0]
         timer.join()
@@ -93,7 +92,7 @@ def test_a_full_queue_is_waited_in():
 
 
 def test_a_closed_listener_ends_the_wait():
-    listener, _ = local_socket.listen("spec-test", socket.SOCK_STREAM)
+    listener, _ = local_socket.listen("spec-test")
     listener.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         local_socket.accept(listener)

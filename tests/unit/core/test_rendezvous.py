@@ -42,7 +42,6 @@ def exchange(me: Rank, address: str) -> list[object]:
             rendezvous.broadcast(b"from the last" if me.rank == last else None, src=last),
             rendezvous.all_gather_json({"rank": me.rank, "none": None}),
             rendezvous.all_gather(mine) == [bytes([rank]) * (1 << 20) for rank in range(me.world_size)],
-            rendezvous.broadcast_json([1, "two"], src=0),
         ]
 
 
@@ -50,7 +49,7 @@ def exchange(me: Rank, address: str) -> list[object]:
 def test_all_ranks_get_the_same_records(address):
     """R1, R4: over IPv4, IPv6 and a name; payloads are arbitrary bytes."""
     ranks = [{"rank": rank, "none": None} for rank in range(3)]
-    expected = [b"from the last", ranks, True, [1, "two"]]
+    expected = [b"from the last", ranks, True]
     assert run_ranks(exchange, 3, address) == [expected] * 3
 
 
@@ -388,7 +387,9 @@ def let_the_store_go(me: Rank) -> bool:
         del store
         gc.collect()
         rendezvous.barrier()
-        return os.path.getsize(file) == size
+        same = os.path.getsize(file) == size
+        rendezvous.barrier()  # the file goes with rank 0's process
+        return same
 
 
 def test_a_store_that_goes_does_not_touch_rank_0s_file():

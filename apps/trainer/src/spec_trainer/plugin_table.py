@@ -6,11 +6,9 @@ import json
 import subprocess
 import sys
 
-from spec_core import Backend, Draft, Engine, Launcher, Strategy, plugins
+from spec_core import plugins
 
-_INTERFACES = {
-    plugins.kind_of(interface): interface for interface in (Backend, Draft, Engine, Launcher, Strategy)
-}
+_INTERFACES = {plugins.kind_of(interface): interface for interface in plugins.INTERFACES}
 _COMMAND = "spec-trainer"
 """The distribution that names, in its requirements and extras, every plugin of this repository."""
 _PROBE_DEADLINE_S = 20.0

@@ -7,9 +7,13 @@ import socket
 import struct
 import threading
 import time
+from typing import TYPE_CHECKING
 
-from spec_core.errors import ProtocolError
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.local_socket import limit_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 LENGTH = struct.Struct("!I")
 """Number of bytes of the packet that follows."""
@@ -115,6 +119,20 @@ class FramedSocket:
         if known_s != left_s and not left_s / 8 <= known_s <= left_s:
             self._limits_s[direction] = left_s / 2
             limit_wait(self.end, direction, left_s / 2)
+
+
+@contextlib.contextmanager
+def peer_errors(late: str, gone: str) -> Generator[None]:
+    """Raise a socket's errors inside as this project's.
+
+    At a deadline that is DeadlineExceeded with the text "late: cause", else PeerLost with "gone: cause".
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{late}: {error}") from error
+    except OSError as error:
+        raise PeerLost(f"{gone}: {error}") from error
 
 
 def _left(deadline: float) -> float:

@@ -1,4 +1,4 @@
-"""Unix sockets between processes of one user: names that leave no file, and nobody else's processes.
+"""Unix stream sockets between processes of one user: names that leave no file, and nobody else's processes.
 
 Every user of a host sees such a name (in ``/proc/net/unix``) and may connect to it. So both ends ask the kernel who
 is there before they believe a byte.
@@ -28,21 +28,21 @@ _PASSING = frozenset(
 """Errors of ``accept`` that say nothing about the listener."""
 
 
-def listen(prefix: str, kind: socket.SocketKind) -> tuple[socket.socket, str]:
+def listen(prefix: str) -> tuple[socket.socket, str]:
     """Return a listening socket and its name, ``prefix`` and something random."""
     name = f"{prefix}-{secrets.token_hex(8)}"
-    listener = socket.socket(socket.AF_UNIX, kind)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")  # abstract: no file, and gone with this process
     listener.listen()
     return listener, name
 
 
-def connect(name: str, kind: socket.SocketKind, timeout_s: float) -> socket.socket:
+def connect(name: str, timeout_s: float) -> socket.socket:
     """Return a blocking connection to this user's socket of that name; raises OSError, TimeoutError for one.
 
     Other users can fill the queue of a name. The kernel waits in it, as a socket with Python's timeout would not.
     """
-    end = socket.socket(socket.AF_UNIX, kind)
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         limit_wait(end, socket.SO_SNDTIMEO, max(1e-3, timeout_s))
         try:

@@ -64,18 +64,17 @@ class AcceptLimiter:
         for listener in listeners:
             listener.setblocking(False)
 
-    def first_packets(self, until: float = float("inf")) -> Generator[tuple[socket.socket, bytes]]:
-        """Yield each connection, blocking, with its first packet; the caller then closes it.
+    def first_packets(self) -> Generator[tuple[socket.socket, bytes]]:
+        """Yield each connection, blocking, with its first packet, until the limiter is closed.
 
-        End when the limiter is closed, or at ``until`` (``time.monotonic``).
+        The caller closes the connection.
         """
         self._selector = selectors.DefaultSelector()
         try:
             for listener in self._listeners:
                 self._selector.register(listener, selectors.EVENT_READ)
-            while not self._closed and (now := time.monotonic()) < until:
-                self._close_late(now)
-                for key, _ in self._selector.select(self._patience(now, until)):
+            while not self._closed:
+                for key, _ in self._selector.select(self._close_late(time.monotonic())):
                     if key.fileobj in self._listeners:
                         self._accept(key.fileobj)
                     elif (pending := self._pending.get(key.data)) and (packet := self._read(pending)):
@@ -95,12 +94,6 @@ class AcceptLimiter:
         for listener in self._listeners:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes it
-
-    def _patience(self, now: float, until: float) -> float | None:
-        """Return the seconds until something is to be done though no socket is ready."""
-        oldest = next(iter(self._pending.values()), None)
-        next_s = until if oldest is None else min(until, oldest.deadline)
-        return None if next_s == float("inf") else max(0.0, next_s - now)
 
     def _accept(self, listener: object) -> None:
         assert isinstance(listener, socket.socket)
@@ -132,11 +125,13 @@ class AcceptLimiter:
             return bytes(pending.received[head:])
         return b""
 
-    def _close_late(self, now: float) -> None:
+    def _close_late(self, now: float) -> float | None:
+        """Close connections whose time is over; return the seconds until the next one's is."""
         for pending in list(self._pending.values()):
             if pending.deadline > now:
-                return
+                return pending.deadline - now
             self._remove(pending).close()
+        return None
 
     def _remove(self, pending: _Pending) -> socket.socket:
         del self._pending[pending.socket]

@@ -37,6 +37,8 @@ API_VERSION = 2
 """Version of the interfaces; a plugin states the one that it was written for as ``api_version``."""
 
 P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy)
+INTERFACES: tuple[Any, ...] = P.__constraints__
+"""The interface of each kind of plugin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +69,15 @@ def kind_of(interface: type[P]) -> str:
 
 def installed(interface: type[P]) -> list[PluginRecord]:
     """Return every entry point of the interface's group, in order of name, duplicates included."""
-    kind = kind_of(interface)
     records: dict[tuple[str, str, str], PluginRecord] = {}
     for distribution in metadata.distributions():
-        for entry_point in distribution.entry_points.select(group=f"spec_core.{_plural(kind)}"):
+        for entry_point in distribution.entry_points.select(group=_group(interface)):
             # An editable install and its source folder can both be on the path: one distribution, listed once.
             key = (entry_point.name, distribution.name, entry_point.value)
             records.setdefault(
                 key,
                 PluginRecord(
-                    kind=kind,
+                    kind=kind_of(interface),
                     name=entry_point.name,
                     distribution=distribution.name,
                     version=distribution.version,
@@ -88,8 +89,7 @@ def installed(interface: type[P]) -> list[PluginRecord]:
 
 def packages() -> set[str]:
     """Return the top-level packages of every installed plugin; the names of their loggers begin with these."""
-    kinds = ("backend", "draft", "engine", "launcher", "strategy")
-    groups = [f"spec_core.{_plural(kind)}" for kind in kinds]
+    groups = map(_group, INTERFACES)
     points = [point for group in groups for point in metadata.entry_points(group=group)]
     return {point.module.partition(".")[0] for point in points}
 
@@ -210,5 +210,7 @@ def _names_in(requirements: list[str] | None) -> set[str]:
     return {found[0] for word in requirements or () if (found := re.match(r"[\w.-]+", word))}
 
 
-def _plural(kind: str) -> str:
-    return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+def _group(interface: type[P]) -> str:
+    """Return the group of the interface's entry points."""
+    kind = kind_of(interface)
+    return f"spec_core.{kind[:-1]}ies" if kind.endswith("y") else f"spec_core.{kind}s"

@@ -45,7 +45,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
-from spec_core.framed_socket import FramedSocket
+from spec_core.framed_socket import FramedSocket, peer_errors
 from spec_core.rendezvous_server import (
     JOIN,
     LOST,
@@ -150,36 +150,31 @@ class Rendezvous(Resource):
             self._collect(Frame(JOIN, 0, self.rank, request.encode()), deadline)
         return self
 
-    def barrier(self, timeout_s: float | None = None) -> None:
+    def barrier(self) -> None:
         """Return when every rank has called it (R4)."""
-        self._exchange("barrier", b"", timeout_s)
+        self._exchange("barrier", b"")
 
-    def broadcast(self, payload: bytes | None, src: int, timeout_s: float | None = None) -> bytes:
+    def broadcast(self, payload: bytes | None, src: int) -> bytes:
         """Return the payload of ``src``; what the other ranks pass is ignored (R4)."""
         mine = payload if self.rank == src else b""
         if mine is None:
             raise ProtocolError(f"rank {src} broadcasts, so it must give a payload")
-        return self._exchange(f"broadcast {src}", mine, timeout_s)[src]
+        return self._exchange(f"broadcast {src}", mine)[src]
 
-    def all_gather(self, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
+    def all_gather(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all ranks, in rank order (R4)."""
-        return self._exchange("all_gather", payload, timeout_s)
+        return self._exchange("all_gather", payload)
 
-    def broadcast_json(self, value: object, src: int, timeout_s: float | None = None) -> Any:
-        """Return the value of ``src``; what the other ranks pass is ignored."""
-        payload = json.dumps(value).encode() if self.rank == src else None
-        return json.loads(self.broadcast(payload, src, timeout_s))
-
-    def all_gather_json(self, value: object, timeout_s: float | None = None) -> list[Any]:
+    def all_gather_json(self, value: object) -> list[Any]:
         """Return the values of all ranks, in rank order."""
-        return [json.loads(payload) for payload in self.all_gather(json.dumps(value).encode(), timeout_s)]
+        return [json.loads(payload) for payload in self.all_gather(json.dumps(value).encode())]
 
     def store(self, name: str) -> torch.distributed.Store:
         """Return a store for torch's groups; collective. It lasts as long as the process of rank 0 (R7)."""
         from torch.distributed import FileStore, PrefixStore
 
-        mine = f"{_store_file()}#{secrets.token_hex(8)}" if self.rank == 0 else None
-        file, _, namespace = self.broadcast_json(mine, src=0).partition("#")
+        mine = f"{_store_file()}#{secrets.token_hex(8)}" if self.rank == 0 else ""
+        file, _, namespace = self.broadcast(mine.encode(), src=0).decode().partition("#")
         if not os.access(file, os.R_OK | os.W_OK):
             raise ProtocolError(
                 f"rank {self.rank} cannot open rank 0's store {file}: both must be processes of one user on one host"
@@ -208,21 +203,20 @@ class Rendezvous(Resource):
         self._server = RendezvousServer(listener, self._token, self.world_size)
 
     def _connect(self, deadline: float) -> FramedSocket:
-        try:
+        with peer_errors(
+            f"rank 0 at {self.address} does not accept rank {self.rank}",
+            f"rank {self.rank}: nobody listens at {self.address}",
+        ):
             connection = socket.create_connection(
                 (self._host, self._port), max(1e-3, deadline - time.monotonic())
             )
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"rank 0 at {self.address} does not accept rank {self.rank}") from error
-        except OSError as error:
-            raise PeerLost(f"rank {self.rank}: nobody listens at {self.address}: {error}") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return FramedSocket(connection, MAX_PACKET_BYTES)
 
-    def _exchange(self, call: str, payload: bytes, timeout_s: float | None) -> list[bytes]:
+    def _exchange(self, call: str, payload: bytes) -> list[bytes]:
         if len(payload) > MAX_RECORD_BYTES:
             raise ProtocolError(f"{call} of {len(payload)} bytes; at most {MAX_RECORD_BYTES} are allowed")
-        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        deadline = time.monotonic() + self.timeout_s
         with self._lock:
             if self._channel is None:
                 raise ProtocolError("join the rendezvous first")

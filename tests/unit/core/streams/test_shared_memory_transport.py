@@ -51,7 +51,7 @@ def connect(receiver, timeout_s: float = LONG_S):
 
 def raw_connection(receiver) -> FramedSocket:
     name = receiver.address.split(":")[1]
-    return FramedSocket(local_socket.connect(name, socket.SOCK_STREAM, LONG_S), MAX_PACKET_BYTES)
+    return FramedSocket(local_socket.connect(name, LONG_S), MAX_PACKET_BYTES)
 
 
 def answer_of(connection: FramedSocket) -> tuple[bytes, list[int]]:

@@ -11,7 +11,6 @@ it: ``token``, once, then ``sent`` or ``failed`` for each request, and ``alive``
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
 import time
 from concurrent.futures import Future, wait
@@ -88,7 +87,7 @@ class CaptureController(Resource):
         self._connected = threading.Event()
         self._received_s = self._moved_s = time.monotonic()
         self._failure: EngineError | None = None
-        listener, self._name = local_socket.listen("spec-capture", socket.SOCK_STREAM)
+        listener, self._name = local_socket.listen("spec-capture")
         self._limiter = AcceptLimiter(listener)
         self._thread = threading.Thread(target=self._serve, name="capture controller", daemon=True)
         self._thread.start()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import socket
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from spec_core import Backend, local_socket, plugins
 from spec_core.config import first_line, validate
-from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, SpecError
+from spec_core.errors import PeerLost, ProtocolError, SpecError
+from spec_core.framed_socket import peer_errors
 from spec_core.processes import ControlChannel
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_core.resource import Resource
@@ -56,7 +56,10 @@ class FeatureExporter(Resource):
         Raise PeerLost where no controller listens, DeadlineExceeded where it does not answer.
         """
         name, _, token = address.partition(":")
-        self._channel = _connect(name, timeout_s)
+        with peer_errors(
+            "the capture controller does not answer", f"no capture controller listens at {name}"
+        ):
+            self._channel = ControlChannel(local_socket.connect(name, timeout_s), timeout_s)
         self._channel.send("token", token=token)
         self._messages = self._channel.messages()
         configuration = next(self._messages, None)
@@ -174,13 +177,3 @@ class FeatureExporter(Resource):
                 self._addresses[destination], self.schema, self._send_timeout_s
             )
         return self._senders[destination]
-
-
-def _connect(name: str, timeout_s: float) -> ControlChannel:
-    try:
-        end = local_socket.connect(name, socket.SOCK_STREAM, timeout_s)
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"the capture controller does not answer: {error}") from error
-    except OSError as error:
-        raise PeerLost(f"no capture controller listens at {name}: {error}") from error
-    return ControlChannel(end, timeout_s)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
-from spec_core.framed_socket import FramedSocket
+from spec_core.framed_socket import FramedSocket, peer_errors
 
 if TYPE_CHECKING:
     import socket
@@ -39,12 +39,10 @@ class ControlChannel:
         """Send a message. Raise PeerLost if the other process is gone, DeadlineExceeded if it does not read."""
         limit_s = self._send_timeout_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
-        try:
+        with peer_errors(
+            f"the control channel was not read within {limit_s} s", "the control channel is closed"
+        ):
             self._socket.send(json.dumps({"kind": kind, **fields}).encode(), deadline)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"the control channel was not read within {limit_s} s") from error
-        except OSError as error:
-            raise PeerLost(f"the control channel is closed: {error}") from error
 
     def keep_alive(self, peer_s: float) -> None:
         """Begin to send heartbeats, which a stopped process does not send.

@@ -39,10 +39,10 @@ class Reaper:
         self._process.wait()
 
 
-def end_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to every process of a group; do nothing if there is none."""
+def end_group(group: int) -> None:
+    """Kill every process of a group; do nothing if there is none."""
     with suppress(ProcessLookupError):
-        os.killpg(group, number)
+        os.killpg(group, signal.SIGKILL)
 
 
 def ending(code: int) -> str:

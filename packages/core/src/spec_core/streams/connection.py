@@ -31,7 +31,7 @@ def split_address(address: str) -> tuple[str, str, str]:
 def connect_stream(name: str, remote: str, timeout_s: float) -> FramedSocket:
     """Return a connection to the receiver. Raise OSError, TimeoutError for one."""
     if not remote or is_on_this_host(name):
-        end = local_socket.connect(name, socket.SOCK_STREAM, timeout_s)
+        end = local_socket.connect(name, timeout_s)
     else:
         end = socket.create_connection(parse_address(remote), max(1e-3, timeout_s))
         detect_dead_host(end)

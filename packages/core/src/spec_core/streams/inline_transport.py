@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
-from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
+from spec_core.streams.window import check_size, take_held
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 
 if TYPE_CHECKING:
@@ -79,12 +79,8 @@ class InlineReceiver(FeatureReceiver):
 
     def queue(self, sample: FeatureSample, timeout_s: float) -> Ticket:
         """Wait for room and queue a sample (T5)."""
+        check_size(sample, self._window_bytes)
         size = sample.num_bytes
-        if size > self._window_bytes:
-            raise ConfigError(
-                f"sample {sample.request_id} has {size} bytes of features, "
-                f"placement.window_bytes={self._window_bytes}; raise it or lower data.max_length"
-            )
         with self._changed:
             self._wait(
                 lambda: self._closed or self._used_bytes + size <= self._window_bytes, timeout_s, "room"
@@ -110,14 +106,10 @@ class InlineReceiver(FeatureReceiver):
     def release(self, sample: FeatureSample) -> None:
         """Give the bytes of a sample free for another one (T4)."""
         with self._changed:
-            held = self._held.pop(id(sample), None)
-            if held is None:
-                raise ProtocolError(
-                    f"sample {sample.request_id} is not held: released twice or never received"
-                )
+            ticket = take_held(self._held, sample)
             self._used_bytes -= sample.num_bytes
             self._changed.notify_all()
-        held[1].set_result(None)
+        ticket.set_result(None)
 
     def close(self) -> None:
         """End the stream; pending tickets end with PeerLost. Idempotent."""
@@ -165,16 +157,8 @@ class InlineSender(FeatureSender):
 
     def flush(self, timeout_s: float) -> None:
         """Return when every ticket is done (T8)."""
-        deadline = time.monotonic() + timeout_s
-        for ticket in list(self._open):
-            try:
-                ticket.result(max(0.0, deadline - time.monotonic()))
-            except TimeoutError as error:
-                if ticket.done():
-                    raise
-                raise DeadlineExceeded(
-                    f"{len(self._open)} samples not released after {timeout_s} s"
-                ) from error
+        if late := wait(list(self._open), timeout_s).not_done:
+            raise DeadlineExceeded(f"{len(late)} samples were not released within {timeout_s} s")
 
     def close(self) -> None:
         """End the stream of this sender. Idempotent."""

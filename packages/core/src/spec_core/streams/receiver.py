@@ -19,6 +19,7 @@ from spec_core.peer_admission import AcceptLimiter, same_token
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_core.rendezvous import bind, format_address, parse_address
 from spec_core.streams.connection import detect_dead_host
+from spec_core.streams.window import take_held
 from spec_core.streams.wire import (
     MAX_PACKET_BYTES,
     ConnectReply,
@@ -112,7 +113,7 @@ class StreamReceiver(FeatureReceiver):
         self._held: dict[int, tuple[FeatureSample, _Arrival]] = {}
         self._closed = False
         self._changed = threading.Condition()
-        listener, self._name = local_socket.listen("spec", socket.SOCK_STREAM)
+        listener, self._name = local_socket.listen("spec")
         self._where = "" if port is None else "@" + format_address(*port.getsockname()[:2])
         self._limiter = AcceptLimiter(listener, *([] if port is None else [port]))
         self._thread = threading.Thread(target=self._admit_all, name=self._name, daemon=True)
@@ -144,12 +145,7 @@ class StreamReceiver(FeatureReceiver):
     def release(self, sample: FeatureSample) -> None:
         """Give the bytes of a sample free for another one (T4)."""
         with self._changed:
-            held = self._held.pop(id(sample), None)
-            if held is None:
-                raise ProtocolError(
-                    f"sample {sample.request_id} is not held: released twice or never received"
-                )
-            arrival = held[1]
+            arrival = take_held(self._held, sample)
             self._used_bytes -= self._layout.sample_bytes(arrival.block.num_tokens)
             arrival.peer.pool.free(arrival.block)
             self._grant_in_order()

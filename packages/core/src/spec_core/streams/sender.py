@@ -10,13 +10,16 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, RunError, SchemaMismatch
+from spec_core.errors import DeadlineExceeded, ProtocolError, RunError, SchemaMismatch
+from spec_core.framed_socket import peer_errors
 from spec_core.streams.connection import connect_stream, hang_up, split_address
+from spec_core.streams.window import check_size
 from spec_core.streams.wire import ConnectReply, ConnectRequest, Packet, PacketKind, SampleLayout
 from spec_core.transport import FeatureSender
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from contextlib import AbstractContextManager
 
     from spec_core.records import FeatureSample, FeatureSchema
     from spec_core.streams.buffer_pool import SenderBuffer, SenderConnector
@@ -85,11 +88,7 @@ class StreamSender(FeatureSender):
             raise SchemaMismatch(
                 f"sample {sample.request_id} has hidden states {got}, agreed was {self._schema}"
             )
-        if sample.num_bytes > self._window_bytes:
-            raise ConfigError(
-                f"sample {sample.request_id} has {sample.num_bytes} bytes of features, "
-                f"placement.window_bytes={self._window_bytes}; raise it or lower data.max_length"
-            )
+        check_size(sample, self._window_bytes)
 
     @contextlib.contextmanager
     def _exclusive(self, timeout_s: float) -> Generator[float]:
@@ -145,11 +144,7 @@ class StreamSender(FeatureSender):
         with self._mapped():
             self._channel.send(packet.encode(), deadline)
 
-    @contextlib.contextmanager
-    def _mapped(self) -> Generator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"the receiver {self._name} gave no room or answer in time") from error
-        except OSError as error:
-            raise PeerLost(f"the receiver {self._name} has gone: {error}") from error
+    def _mapped(self) -> AbstractContextManager[None]:
+        return peer_errors(
+            f"the receiver {self._name} gave no room or answer in time", f"the receiver {self._name} has gone"
+        )

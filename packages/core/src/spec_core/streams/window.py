@@ -1,0 +1,28 @@
+"""Checks of both ends of a feature stream: that a sample fits the window, and that a released one is held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from spec_core.errors import ConfigError, ProtocolError
+
+if TYPE_CHECKING:
+    from spec_core.records import FeatureSample
+
+T = TypeVar("T")
+
+
+def check_size(sample: FeatureSample, window_bytes: int) -> None:
+    """Raise ConfigError for a sample that will never have room (T5)."""
+    if sample.num_bytes > window_bytes:
+        raise ConfigError(
+            f"sample {sample.request_id} has {sample.num_bytes} bytes of features, "
+            f"placement.window_bytes={window_bytes}; raise it or lower data.max_length"
+        )
+
+
+def take_held(held: dict[int, tuple[FeatureSample, T]], sample: FeatureSample) -> T:
+    """Remove a sample from those that a receiver has handed out; return what was kept with it (T4)."""
+    if (found := held.pop(id(sample), None)) is None:
+        raise ProtocolError(f"sample {sample.request_id} is not held: released twice or never received")
+    return found[1]
