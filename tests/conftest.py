@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from spec_core.processes import collect_rarely
+
+# The tests' process imports torch and transformers, and keeps thousands of tests.
+collect_rarely()
 # Nothing in the tests may look for a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Several workers and what they start share the machine: more threads of each would only wait for one another.

@@ -5,6 +5,7 @@
 A Reaper ends whatever the process has started in turn, even where this process dies of ``kill -9``.
 """
 
+from spec_core.processes.collector import collect_rarely
 from spec_core.processes.control import BEATS_PER_TIMEOUT, ControlChannel
 from spec_core.processes.reaper import Reaper, end_group, ending
 from spec_core.processes.spawn import channel_to_parent, spawn
@@ -15,6 +16,7 @@ __all__ = [
     "ControlChannel",
     "Reaper",
     "channel_to_parent",
+    "collect_rarely",
     "end_group",
     "ending",
     "hide_broken_extensions",

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from typing import IO, TYPE_CHECKING
 
+from spec_core.processes.collector import collect_rarely
 from spec_core.processes.control import ControlChannel
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def spawn(
 def channel_to_parent(descriptor: str, parent: str) -> ControlChannel:
     """Return the child's end of the channel; FD and PARENT are the last two words of its command line."""
     _die_with(int(parent))
+    collect_rarely()
     os.set_inheritable(int(descriptor), False)
     return ControlChannel(socket.socket(fileno=int(descriptor)))
 

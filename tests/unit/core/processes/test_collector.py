@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from spec_core.processes import collect_rarely
+
+
+@pytest.fixture(autouse=True)
+def thresholds():
+    """Give back this process's own thresholds."""
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+def walks_while_making(objects: int) -> int:
+    """How often the collector walks through the youngest objects while ``objects`` lists that stay are made."""
+    walks = gc.get_stats()[0]["collections"]
+    kept = [[] for _ in range(objects)]
+    assert len(kept) == objects
+    return gc.get_stats()[0]["collections"] - walks
+
+
+def test_the_collector_runs_less_often_and_still_runs():
+    gc.set_threshold(700, 10, 10)
+    usual = walks_while_making(200_000)
+    collect_rarely()
+    assert 0 < walks_while_making(200_000) < usual / 10
