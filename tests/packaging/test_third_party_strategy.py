@@ -20,15 +20,15 @@ def losses(output: Path) -> list[float]:
 
 @pytest.fixture
 def train(run, clean_python, tiny_llama, tmp_path):
-    """``train(output, *words)``: a short run on two processes."""
+    """``train(output, *words)``: a short run."""
     rows = [{"input_ids": [n, *range(3, 13)], "loss_mask": [0] + [1] * 10} for n in range(20)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def go(output: Path, *words: str) -> None:
         run(
             clean_python.with_name("spec-trainer"), f"target={tiny_llama}", f"data.path={tmp_path / 'rows.jsonl'}",
-            f"output={output}", "train.ranks=2", "placement.kind=disaggregated", "train.global_batch_tokens=66",
-            "train.schedule=constant", "draft.num_steps=2", *words, cwd=tmp_path,
+            f"output={output}", "train.global_batch_tokens=66", "train.schedule=constant", "draft.num_steps=2",
+            *words, cwd=tmp_path,
         )  # fmt: skip
 
     return go
@@ -38,8 +38,9 @@ def test_two_processes_train_the_same_samples_and_give_the_losses_of_one(train, 
     """Two copies are one data-parallel rank, as the ranks of a tensor-parallel group are. They resume, too."""
     ours, theirs = tmp_path / "fsdp", tmp_path / "replicated"
     train(ours, "train.steps=4")
+    two = ["placement.kind=disaggregated", "train.ranks=2", "strategy.name=replicated", "strategy.copies=2"]
     for steps in (2, 4):
-        train(theirs, f"train.steps={steps}", "strategy.name=replicated", "strategy.copies=2")
+        train(theirs, f"train.steps={steps}", *two)
     assert losses(theirs) == pytest.approx(losses(ours), rel=1e-5)
     assert [file.name for file in (theirs / "logs").glob("trained-*")] == ["trained-0.jsonl"]
     config = yaml.safe_load((theirs / "config.yaml").read_text())
