@@ -6,20 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticUndefined
 
-from spec_core import (
-    Backend,
-    BackendConfig,
-    Draft,
-    DraftConfig,
-    Engine,
-    EngineConfig,
-    Launcher,
-    LauncherConfig,
-    Strategy,
-    StrategyConfig,
-    plugins,
-)
-from spec_trainer.config import run_config_type
+from spec_core import plugins
+from spec_trainer.config import SECTIONS, run_config_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,22 +26,18 @@ The first table holds what every run has; sections `backend`, `draft`, `strategy
 further keys, those of the plugins that they name.
 """
 OURS = "spec-"
-"""Distributions of this repository; a stranger's plugins document themselves."""
+"""How the names of this repository's distributions begin; plugins of third parties document themselves."""
 
 
 def main() -> None:
     print(HEAD)
     _print_table(_keys(run_config_type(), ""))
-    for section, interface, base in (
-        ("backend", Backend, BackendConfig),
-        ("draft", Draft, DraftConfig),
-        ("strategy", Strategy, StrategyConfig),
-        ("engine", Engine, EngineConfig),
-        ("launcher", Launcher, LauncherConfig),
-    ):
+    for section, interface in SECTIONS.items():
         for record in sorted(plugins.installed(interface), key=lambda record: record.name):
             if record.distribution.startswith(OURS):
-                _print_plugin(section, record.name, plugins.load(interface, record.name).Config, base)
+                _print_plugin(
+                    section, record.name, plugins.load(interface, record.name).Config, interface.Config
+                )
 
 
 def _print_plugin(section: str, name: str, config: type[BaseModel], base: type[BaseModel]) -> None:

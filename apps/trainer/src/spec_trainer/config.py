@@ -7,7 +7,7 @@ Sections ``backend``, ``draft``, ``strategy``, ``engine`` and ``launcher`` belon
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     BeforeValidator,
@@ -26,10 +26,17 @@ from spec_core import (
     LauncherConfig,
     OptimizerConfig,
     StrategyConfig,
+    plugins,
 )
 from spec_core.config import Seconds
 from spec_core.errors import ConfigError
 from spec_trainer.data.config import DataConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SECTIONS: dict[str, type[Any]] = {plugins.kind_of(interface): interface for interface in plugins.INTERFACES}
+"""Interface of each section that names a plugin; the section is called like the kind of plugin."""
 
 B = TypeVar("B", bound=BackendConfig)
 D = TypeVar("D", bound=DraftConfig)
@@ -174,6 +181,22 @@ def run_config_type(
 ) -> type[AnyRunConfig]:
     """Return the run configuration for the plugins that a run names."""
     return RunConfig[backend, draft, strategy, engine, launcher]  # type: ignore[valid-type,return-value]
+
+
+def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:
+    """Return the plugin that a configuration names in the interface's section, by default that of its ``Config``.
+
+    Raise UsageError where the section names none, or one that cannot run here.
+    """
+    section, default = plugins.kind_of(interface), interface.Config.model_fields["name"].default
+    given = values.get(section, {})
+    if not isinstance(given, dict):
+        name = given if isinstance(given, str) else default
+        raise ConfigError(f"{section}={given!r}: expected a section; write {section}.name={name}")
+    name = given.get("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(f"{section}.name={name!r}: expected the name of a {section} plugin")
+    return plugins.load_available(interface, name)
 
 
 def check_moved_keys(values: dict[str, Any], source: str) -> None:

@@ -1,21 +1,22 @@
-"""Folders and files of one command: made where no other user foresees them, locked, and the errors of a full disk."""
+"""Folders and files of one command: made where no other user foresees them, locked, written whole, and removed."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import re
 import secrets
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from spec_core.errors import ArtifactError, RunError
+from spec_core.errors import ArtifactError, RunError, UsageError
 from spec_core.foreign import cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _REMEDIES = {
     errno.ENOSPC: "make room",
@@ -34,19 +35,44 @@ def new_folder(parent: Path, prefix: str) -> Path:
     return folder
 
 
+def cache_folder() -> Path:
+    """Return the folder that commands of this user share; it may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec-trainer"
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ArtifactError where ``folder`` cannot be made or written to; make nothing."""
+    path = folder.absolute()
+    there = next(place for place in (path, *path.parents) if os.path.exists(place))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ArtifactError(f"output {folder}: {there} is not a folder that can be written to")
+
+
 @contextmanager
-def locked_folder(folder: Path, activity: str) -> Iterator[None]:
+def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
     """Make ``folder`` and keep other commands out of it during the ``with`` block, however this process ends.
 
-    Raise ArtifactError where it cannot be made, or where ``activity`` (such as "a run") is under way in it.
+    A UsageError, such as a target that the engine cannot load, leaves nothing in a folder that was empty, unless
+    something there matches the pattern ``results``. Raise ArtifactError where the folder cannot be made, or where
+    ``activity`` (such as "a run") is under way in it.
     """
+    made = not os.path.exists(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArtifactError(f"output {folder} cannot be created: {error.strerror}") from error
+    fresh = not os.listdir(folder)
     with (folder / ".lock").open("a") as file:
         lock_file(file, f"output {folder} is in use by {activity} that is under way")
-        yield
+        try:
+            yield
+        except UsageError:
+            if fresh and not any(folder.glob(results)):
+                for path in folder.iterdir():
+                    remove(path)
+                if made:
+                    folder.rmdir()
+            raise
 
 
 def lock_file(file: IO[str] | IO[bytes], problem: str) -> None:
@@ -55,6 +81,24 @@ def lock_file(file: IO[str] | IO[bytes], problem: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ArtifactError(problem) from error
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, whole. Raise RunError where there is no room."""
+    scratch = file.with_name(f".{file.name.lstrip('.')}.{secrets.token_hex(8)}")
+    try:
+        with scratch.open("x") as stream:  # never through what somebody has put there
+            stream.write(text)
+        scratch.replace(file)
+    except OSError as error:
+        raise not_written(file, file.parent, error) from error
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def follow_umask(file: Path) -> None:

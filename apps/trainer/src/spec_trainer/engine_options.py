@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import Field
 
-from spec_core import Backend, BackendConfig, Config, Engine, EngineConfig, plugins
+from spec_core import Backend, BackendConfig, Config, Engine, EngineConfig
 from spec_core.config import read_configuration, validate
-from spec_core.errors import ConfigError
-from spec_trainer.config import TimeoutsConfig
+from spec_trainer.config import TimeoutsConfig, named_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,16 +38,7 @@ class EngineOptions:
 def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> EngineOptions:
     """Return the options. Raise UsageError, one line, for anything that is wrong; start nothing."""
     values = read_configuration(None, {"backend.name": backend, "engine.name": engine}, words)
-    backend_type = plugins.load_available(Backend, _name(values, "backend"))
-    engine_type = plugins.load_available(Engine, _name(values, "engine"))
+    backend_type, engine_type = named_plugin(Backend, values), named_plugin(Engine, values)
     model = EngineSections[backend_type.Config, engine_type.Config]  # type: ignore[name-defined]
     config = validate(model, values, "options")
     return EngineOptions(config, backend_type(config.backend), engine_type)
-
-
-def _name(values: dict[str, Any], section: str) -> str:
-    given = values[section]
-    name = given.get("name") if isinstance(given, dict) else None
-    if not isinstance(name, str):
-        raise ConfigError(f"{section}={given!r}: expected a section with the name of a {section} plugin")
-    return name

@@ -10,9 +10,9 @@ import yaml
 from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.checkpoint.folder import check_whole
 from spec_trainer.checkpoint.store import read_weights
+from spec_trainer.disk import check_writable
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.resolve import resolve_target, resolved_config
-from spec_trainer.run_directory import check_writable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import RunError, SpecError
 from spec_core.foreign import cause
+from spec_trainer.disk import cache_folder
 from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _keep(text: str, logs: Path | None) -> Path | None:
 
 def _cache() -> Path | None:
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec-trainer"
+        folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return None

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spec_core.errors import ConfigError
-from spec_trainer.disk import not_written
-from spec_trainer.run_directory import write_atomically
+from spec_trainer.disk import not_written, write_atomically
 
 if TYPE_CHECKING:
     from spec_trainer.config import TrackConfig

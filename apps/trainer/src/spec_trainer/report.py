@@ -6,13 +6,15 @@ import html
 import io
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.disk import write_atomically
 from spec_trainer.metrics import read_metrics
-from spec_trainer.run_directory import RunDirectory, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
+
+    from spec_trainer.run_directory import RunDirectory
 
 Record = dict[str, Any]
 

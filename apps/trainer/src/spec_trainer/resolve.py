@@ -8,10 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_core import Backend, Draft, Engine, Launcher, Strategy, plugins
 from spec_core.config import read_configuration, read_resolved, validate
 from spec_core.errors import ConfigError, TargetError
-from spec_trainer.config import AnyRunConfig, check_moved_keys, run_config_type, with_new_keys
+from spec_trainer.config import (
+    SECTIONS,
+    AnyRunConfig,
+    check_moved_keys,
+    named_plugin,
+    run_config_type,
+    with_new_keys,
+)
 from spec_trainer.dispatch import check_sizes
 from spec_trainer.metrics import check_trackers
 from spec_trainer.offline.store import open_features
@@ -20,7 +26,7 @@ from spec_trainer.run_spec import RunParts, RunSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from spec_core import TargetSpec
+    from spec_core import Backend, Engine, TargetSpec
     from spec_trainer.data.dataset import Dataset
 
 
@@ -31,14 +37,6 @@ _PATHS = (
     ("data", "features"),
     ("draft", "init_from"),
 )
-_SECTIONS = {
-    "backend": Backend,
-    "draft": Draft,
-    "strategy": Strategy,
-    "engine": Engine,
-    "launcher": Launcher,
-}
-"""Interface of each section that names a plugin."""
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
@@ -104,7 +102,7 @@ def _check_held_out(run: RunSpec) -> None:
 
 def resolve_parts(values: Mapping[str, Any]) -> RunParts:
     """Return what a worker process needs, from a resolved configuration."""
-    return _load_parts(*_validated(dict(values), "configuration of the launcher"))
+    return _load_parts(*_validated(dict(values), "configuration of the run"))
 
 
 def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
@@ -154,11 +152,8 @@ def _anchor(values: dict[str, Any]) -> None:
 
 def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[str, Any]]:
     check_moved_keys(values, source)
-    types = {
-        section: plugins.load_available(interface, _plugin_name(values, section, _default_name(interface)))
-        for section, interface in _SECTIONS.items()
-    }
-    model = run_config_type(**{section: types[section].Config for section in _SECTIONS})
+    types: dict[str, Any] = {kind: named_plugin(interface, values) for kind, interface in SECTIONS.items()}
+    model = run_config_type(**{kind: plugin.Config for kind, plugin in types.items()})
     _place(values, types["engine"])
     config = validate(model, values, source)
     _check_placement(config, types["engine"])
@@ -205,22 +200,6 @@ def resolve_target(name: str) -> Path:
         raise TargetError(
             f"target {name!r} is neither a folder nor a model that the hub gives ({type(error).__name__})"
         ) from error
-
-
-def _default_name(interface: type[Any]) -> str:
-    """Return the plugin that a configuration without a name means."""
-    return interface.Config.model_fields["name"].default
-
-
-def _plugin_name(values: Mapping[str, Any], section: str, default: str) -> str:
-    given = values.get(section, {})
-    if not isinstance(given, dict):
-        name = given if isinstance(given, str) else default
-        raise ConfigError(f"{section}={given!r}: expected a section; write {section}.name={name}")
-    name = given.get("name", default)
-    if not isinstance(name, str):
-        raise ConfigError(f"{section}.name={name!r}: expected the name of a {section} plugin")
-    return name
 
 
 def _default_output(config_file: Path | None, values: Mapping[str, Any]) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,8 @@ class RunParts:
 
     def with_schedule(self, schedule: BatchSchedule) -> RunSpec:
         """Return the run that does what ``schedule`` says."""
-        return RunSpec(**vars(self), schedule=schedule)
+        parts = {part.name: getattr(self, part.name) for part in fields(RunParts)}
+        return RunSpec(**parts, schedule=schedule)
 
 
 @dataclass(frozen=True, kw_only=True)

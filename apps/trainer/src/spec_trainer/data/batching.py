@@ -10,31 +10,20 @@ import threading
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from spec_trainer.data.dataset import Sample
+
 Ids = tuple[int, ...]
 
 _COUNTED_EPOCHS, _COUNTED_SAMPLES, _EPOCH_SAMPLES = 100, 10**7, 300
 """Bounds of what is counted to know the steps of a run: epochs, samples in all, and the samples that the work of
 drawing an epoch is worth."""
-
-
-class Sized(Protocol):
-    """A sample, as far as batching needs to know it."""
-
-    @property
-    def sample_id(self) -> int:
-        """The sample's number in its dataset."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of tokens."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class EpochBatches:
     """
 
     def __init__(
-        self, samples: Sequence[Sized], global_batch_tokens: int, *, seed: int, shuffle: bool
+        self, samples: Sequence[Sample], global_batch_tokens: int, *, seed: int, shuffle: bool
     ) -> None:
         """Order ``samples`` by ``seed`` anew in each epoch if ``shuffle``, else keep their order."""
         self._ids = np.array([sample.sample_id for sample in samples], dtype=np.int64)

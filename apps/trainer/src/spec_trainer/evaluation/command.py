@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.draft_trainer import export_draft
+from spec_trainer.engine_output import engine_output_kept
 from spec_trainer.evaluation.document import summarise
-from spec_trainer.evaluation.engine_output import engine_output_kept
 from spec_trainer.evaluation.measure import acceptance_length, decode_with_draft, decode_without_draft
 from spec_trainer.evaluation.prepare import prepare
 from spec_trainer.wiring import create_engine

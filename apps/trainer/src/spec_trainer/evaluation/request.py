@@ -57,6 +57,5 @@ class EvaluationRequest:
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
-        """``concurrency`` as numbers. Raise ConfigError if it is none."""
         """``concurrency`` as numbers, each once."""
         return tuple(dict.fromkeys(map(int, self.concurrency.split(",")))) if self.concurrency else ()

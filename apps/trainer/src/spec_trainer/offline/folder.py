@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spec_core.errors import ArtifactError, UsageError
-from spec_trainer.disk import locked_folder
+from spec_core.errors import ArtifactError
+from spec_trainer.disk import check_writable, locked_folder
 from spec_trainer.offline.index import INDEX_FILE, FeatureIndex, read_index, write_index
 from spec_trainer.offline.shard import SCRATCH, read_entry
-from spec_trainer.run_directory import check_writable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from spec_trainer.offline.index import FeatureIdentity
@@ -59,17 +57,9 @@ class FeatureFolder:
             if self.has(number):
                 read_entry(self.shard(number), identity)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keep other captures out during the ``with`` block; a refused one that stored nothing leaves nothing."""
-        fresh = not os.path.exists(self.root)
-        with locked_folder(self.root, "a capture"):
-            try:
-                yield
-            except UsageError:
-                if fresh and not any(self.root.glob("features-*")):
-                    shutil.rmtree(self.root)
-                raise
+        return locked_folder(self.root, "a capture", "features-*")
 
     def open(self, identity: FeatureIdentity) -> None:
         """Take ownership: write an index without shards, and remove shards that a crash left half written."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core import Backend, Draft, Engine, EngineConfig, plugins
 from spec_core.records import SamplingParams
+from spec_trainer.disk import cache_folder, write_atomically
 from spec_trainer.engine_options import EngineOptions, EngineSections
+from spec_trainer.engine_output import engine_output_kept
 from spec_trainer.evaluation.command import export_untrained, measure
-from spec_trainer.evaluation.engine_output import engine_output_kept
 from spec_trainer.evaluation.measure import decode
 from spec_trainer.evaluation.workload import Workload
 from spec_trainer.job import run_training
@@ -26,11 +25,12 @@ from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, tiny_target_cache_key
 from spec_trainer.report import write_report
 from spec_trainer.resolve import resolve
-from spec_trainer.run_directory import RunDirectory, write_atomically
+from spec_trainer.run_directory import RunDirectory
 from spec_trainer.wiring import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from spec_trainer.evaluation.workload import Prompts
     from spec_trainer.quickstart.corpus import Document
@@ -156,7 +156,7 @@ def prepare_files(size: QuickstartSize) -> QuickstartFiles:
     config, documents = size.target, python_documents(size.library)
     train, held_out = split_by_file(documents, HELD_OUT_SHARE, seed=0)
     key = f"{tiny_target_cache_key(train, config)}-{PIECE_CHARS}-{HELD_OUT_ROWS}"
-    files = QuickstartFiles(_cache_folder() / f"quickstart-{key}")
+    files = QuickstartFiles(cache_folder() / f"quickstart-{key}")
     files.folder.mkdir(parents=True, exist_ok=True)
     _write_rows(files.train, _rows(train))
     _write_rows(files.held_out, _evenly(_rows(held_out), HELD_OUT_ROWS))
@@ -202,11 +202,6 @@ def held_out_prompts(run: RunSpec, num_prompts: int) -> Prompts:
     """Return the first tokens of held-out pieces, whose files were not trained on."""
     long_enough = [sample for sample in run.dataset.held_out if len(sample) >= PROMPT_TOKENS]
     return [sample.input_ids[:PROMPT_TOKENS].tolist() for sample in _evenly(long_enough, num_prompts)]
-
-
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "spec-trainer"
 
 
 def _link(link: Path, folder: Path) -> None:

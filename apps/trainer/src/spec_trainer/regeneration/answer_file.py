@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.resource import Resource
-from spec_trainer.disk import lock_file
-from spec_trainer.run_directory import check_writable, write_atomically
+from spec_trainer.disk import check_writable, lock_file, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -14,7 +14,7 @@ from spec_core.foreign import foreign_errors
 from spec_core.records import SamplingParams
 from spec_trainer.data.errors import BadRow
 from spec_trainer.engine_options import read_engine_options
-from spec_trainer.evaluation.engine_output import engine_output_kept
+from spec_trainer.engine_output import engine_output_kept
 from spec_trainer.progress import StepProgress
 from spec_trainer.regeneration.answer_file import AnswerFile, check_answer_file
 from spec_trainer.regeneration.conversation import open_conversation
@@ -88,7 +88,7 @@ class Regeneration:
 
 
 def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
-    """The document of ``regenerate --json``; ``words`` are ``engine.key=value`` and the like."""
+    """Answer every row and return the document of ``regenerate --json``; ``words`` are ``engine.key=value``."""
     work = prepare_regeneration(request, words)
     about = {"target": str(work.target.folder), "data": request.data}
     with AnswerFile(request.output, work.settings, about) as file, StopRequest() as stop:
@@ -100,7 +100,7 @@ def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) 
 
 
 def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> Regeneration:
-    """Raises a UsageError, one line, for anything that is wrong; creates nothing."""
+    """Read and check everything that the request names. Raise UsageError, one line; create nothing."""
     from spec_core.targets.target_reader import read_target
     from spec_trainer.data.tokens import Encoder
     from spec_trainer.resolve import resolve_target

@@ -26,7 +26,7 @@ def engine_output_kept(engine_type: type[Engine]) -> Iterator[None]:
 
     Its warnings are shown as well. The file is named when the block fails with a RunError, and removed otherwise.
     """
-    descriptor, name = tempfile.mkstemp(prefix="spec-trainer-evaluate-", suffix=".log")
+    descriptor, name = tempfile.mkstemp(prefix="spec-trainer-engine-", suffix=".log")
     with os.fdopen(descriptor, "w", buffering=1, encoding="utf-8") as file:
         try:
             with _stdout_to(file), _records_to(file, _loggers(engine_type)):

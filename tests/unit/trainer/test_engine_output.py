@@ -11,7 +11,7 @@ import pytest
 
 from spec_core.errors import ConfigError, EngineError
 from spec_core.hosting import SubprocessEngine
-from spec_trainer.evaluation.engine_output import engine_output_kept
+from spec_trainer.engine_output import engine_output_kept
 
 ENGINE = logging.getLogger("spec_core.hosting.engine_subprocess")
 THIRD_PARTY = logging.getLogger("acme_engine.http")
