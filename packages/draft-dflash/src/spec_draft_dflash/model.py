@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from spec_core import to_device_async
-from spec_core.drafting import Mlp, Rope, linear
+from spec_core.drafting import AttentionProjections, Mlp, Rope, linear
 from spec_draft_dflash.attention import BlockLayout
 from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
 from spec_draft_dflash.loss import BlockLoss, CountedSlots
@@ -37,17 +37,12 @@ class Geometry:
     context_angles: Angles
 
 
-class DFlashAttention(nn.Module):
+class DFlashAttention(AttentionProjections):
     """Queries of the block; keys and values, by the same weights, of context and block."""
 
     def __init__(self, shape: DFlashShape, kernels: DFlashKernels) -> None:
         """Make projections and norms of the shape's sizes."""
-        super().__init__()
-        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.q_proj = linear(shape.hidden_size, queries)
-        self.k_proj = linear(shape.hidden_size, keys)
-        self.v_proj = linear(shape.hidden_size, keys)
-        self.o_proj = linear(queries, shape.hidden_size)
+        super().__init__(shape, shape.hidden_size)
         self.q_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
         self.k_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
         self.head_dim = shape.head_dim

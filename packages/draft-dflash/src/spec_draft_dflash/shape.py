@@ -67,21 +67,9 @@ class DFlashShape(DecoderShape):
 
     def tensor_shapes(self) -> Shapes:
         """Return every trained tensor of the draft."""
-        h, wide, dim = self.hidden_size, self.intermediate_size, self.head_dim
-        q, kv = self.num_heads * dim, self.num_kv_heads * dim
-        layer: Shapes = {
-            "input_layernorm.weight": (h,),
-            "post_attention_layernorm.weight": (h,),
-            "self_attn.q_proj.weight": (q, h),
-            "self_attn.k_proj.weight": (kv, h),
-            "self_attn.v_proj.weight": (kv, h),
-            "self_attn.o_proj.weight": (h, q),
-            "self_attn.q_norm.weight": (dim,),
-            "self_attn.k_norm.weight": (dim,),
-            "mlp.gate_proj.weight": (wide, h),
-            "mlp.up_proj.weight": (wide, h),
-            "mlp.down_proj.weight": (h, wide),
-        }
+        h = self.hidden_size
+        head_norms = {f"self_attn.{kind}_norm.weight": (self.head_dim,) for kind in "qk"}
+        layer = self.layer_shapes(h) | head_norms
         shapes: Shapes = {"fc.weight": (h, self.num_features * h), "hidden_norm.weight": (h,)}
         for index in range(self.num_layers):
             shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
@@ -105,10 +93,7 @@ class DFlashShape(DecoderShape):
 
     def fixed_fields(self) -> Json:
         """Return fields of published drafts that have one value here."""
-        return {
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
+        return super().fixed_fields() | {
             "use_aux_hidden_state": True,
             "use_swa": False,
             "use_gemma_norm": False,
@@ -123,9 +108,7 @@ class DFlashShape(DecoderShape):
             "selector_rank": 0,
             "output_multiplier": 1.0,
             "final_logit_softcapping": None,
-            "logit_scale": 1.0,
             "num_hidden_layers": self.num_layers,
-            "target_hidden_size": self.hidden_size,
             "draft_vocab_size": self.target_vocab_size,
             # Full layers look both ways inside a block, sliding ones do not.
             "is_causal": self.is_causal,

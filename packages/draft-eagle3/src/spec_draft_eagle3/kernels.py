@@ -53,7 +53,19 @@ def ttt_attention_backward(
 
     ``grad_q`` is the other keys' share of dq; its memory may be reused.
     """
-    added, grad_keys, grad_values = _own_gradients(grad_out, saved, keys, values)
+    q, out, lse = saved
+    q_TKGD, grad_TKGD = grouped(q, keys[0]), grouped(grad_out, keys[0])
+    weights = (_own_scores(q, keys) - lse.reshape(*q_TKGD.shape[:-1], 1)).exp()
+    row_TKG = (grad_TKGD * grouped(out, keys[0])).sum(-1)
+    added = torch.zeros_like(q_TKGD)
+    grad_keys: list[Tensor] = []
+    grad_values: list[Tensor] = []
+    for weight, key, value in zip(weights.unbind(-1), keys, values, strict=True):
+        from_value = (grad_TKGD * value[:, :, None]).sum(-1)
+        score = (weight * (from_value - row_TKG) * q.shape[-1] ** -0.5)[..., None]
+        added += score * key[:, :, None]
+        grad_keys.append((score * q_TKGD).sum(2).to(key.dtype))
+        grad_values.append((weight[..., None] * grad_TKGD).sum(2).to(value.dtype))
     total = (added + grad_q.reshape(added.shape)).reshape(grad_q.shape).to(grad_q.dtype)
     return total, grad_keys, grad_values
 
@@ -104,23 +116,3 @@ def _own_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
     q_TKGD = grouped(q, keys[0])
     scores = [(q_TKGD * key[:, :, None]).sum(-1) for key in keys]
     return torch.stack(scores, dim=-1) * q.shape[-1] ** -0.5
-
-
-def _own_gradients(
-    grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor], keys: Sequence[Tensor], values: Sequence[Tensor]
-) -> Grads:
-    """Return what the keys add to dq (wide, grouped), and their dk and dv; ``saved``: q and the merged out, lse."""
-    q, out, lse = saved
-    q_TKGD, grad_TKGD = grouped(q, keys[0]), grouped(grad_out, keys[0])
-    weights = (_own_scores(q, keys) - lse.reshape(*q_TKGD.shape[:-1], 1)).exp()
-    row_TKG = (grad_TKGD * grouped(out, keys[0])).sum(-1)
-    grad_q = torch.zeros_like(q_TKGD)
-    grad_keys: list[Tensor] = []
-    grad_values: list[Tensor] = []
-    for weight, key, value in zip(weights.unbind(-1), keys, values, strict=True):
-        from_value = (grad_TKGD * value[:, :, None]).sum(-1)
-        score = (weight * (from_value - row_TKG) * q.shape[-1] ** -0.5)[..., None]
-        grad_q += score * key[:, :, None]
-        grad_keys.append((score * q_TKGD).sum(2).to(key.dtype))
-        grad_values.append((weight[..., None] * grad_TKGD).sum(2).to(value.dtype))
-    return grad_q, grad_keys, grad_values

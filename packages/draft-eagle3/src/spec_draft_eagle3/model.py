@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_core.drafting import Mlp, Rope, linear
+from spec_core.drafting import AttentionProjections, Mlp, Rope, linear
 from spec_draft_eagle3.attention import unrolled_attention
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
 
@@ -22,21 +22,11 @@ if TYPE_CHECKING:
     from spec_draft_eagle3.shape import Eagle3Shape
 
 
-class Eagle3Attention(nn.Module):
-    """The projections; the attention itself spans the unrolled steps (``attention.py``)."""
-
-    def __init__(self, shape: Eagle3Shape) -> None:
-        """Make the projections of the shape's sizes."""
-        super().__init__()
-        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.q_proj = linear(2 * shape.hidden_size, queries)
-        self.k_proj = linear(2 * shape.hidden_size, keys)
-        self.v_proj = linear(2 * shape.hidden_size, keys)
-        self.o_proj = linear(queries, shape.hidden_size)
-
-
 class Eagle3Layer(nn.Module):
-    """One Llama-style decoder layer whose attention sees [normed token embedding ; normed hidden state]."""
+    """One Llama-style decoder layer whose attention sees [normed token embedding ; normed hidden state].
+
+    It has the projections; the attention itself spans the unrolled steps (``attention.py``).
+    """
 
     def __init__(self, shape: Eagle3Shape, kernels: Eagle3Kernels) -> None:
         """Make the layer; its MLP uses the backend's kernel."""
@@ -44,7 +34,7 @@ class Eagle3Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.self_attn = Eagle3Attention(shape)
+        self.self_attn = AttentionProjections(shape, 2 * shape.hidden_size)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
         self.heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         self.head_dim = shape.head_dim

@@ -49,24 +49,16 @@ class Eagle3Shape(DecoderShape):
 
     def tensor_shapes(self) -> Shapes:
         """Return every trained tensor of the draft."""
-        h, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        shapes: Shapes = {
+        h = self.hidden_size
+        layer = self.layer_shapes(2 * h) | {"hidden_norm.weight": (h,)}
+        chunks = range(self.num_captured) if self.fc_norm else ()
+        return {
             "fc.weight": (h, self.num_captured * h),
-            "midlayer.input_layernorm.weight": (h,),
-            "midlayer.hidden_norm.weight": (h,),
-            "midlayer.post_attention_layernorm.weight": (h,),
-            "midlayer.self_attn.q_proj.weight": (q, 2 * h),
-            "midlayer.self_attn.k_proj.weight": (kv, 2 * h),
-            "midlayer.self_attn.v_proj.weight": (kv, 2 * h),
-            "midlayer.self_attn.o_proj.weight": (h, q),
-            "midlayer.mlp.gate_proj.weight": (self.intermediate_size, h),
-            "midlayer.mlp.up_proj.weight": (self.intermediate_size, h),
-            "midlayer.mlp.down_proj.weight": (h, self.intermediate_size),
+            **{f"midlayer.{name}": shape for name, shape in layer.items()},
             "norm.weight": (h,),
             "lm_head.weight": (self.vocab_size, h),
+            **{f"fc_norm.{chunk}.weight": (h,) for chunk in chunks},
         }
-        chunks = range(self.num_captured) if self.fc_norm else ()
-        return shapes | {f"fc_norm.{chunk}.weight": (h,) for chunk in chunks}
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
         """Return the vocabulary mapping: required where the vocabulary is reduced, else optional."""
@@ -81,18 +73,13 @@ class Eagle3Shape(DecoderShape):
 
     def fixed_fields(self) -> Json:
         """Return fields of published drafts that have one value here."""
-        return {
+        return super().fixed_fields() | {
             "num_hidden_layers": 1,
-            "hidden_act": "silu",
             "norm_before_residual": False,
             "norm_before_fc": False,
-            "attention_bias": False,
-            "mlp_bias": False,
             "bias": False,
             "tie_word_embeddings": False,
             "use_aux_hidden_state": True,
-            "logit_scale": 1.0,
-            "target_hidden_size": self.hidden_size,
             **({} if self.captured is None else {"num_aux_hidden_states": len(self.captured)}),
         }
 

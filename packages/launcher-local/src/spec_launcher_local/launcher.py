@@ -129,7 +129,7 @@ class LocalLauncher(Launcher):
             self._reaper = None
 
     def _start(self, spec: WorkerSpec, reaper: Reaper) -> LocalWorker:
-        env = _ONE_HOST | os.environ | spec.env(self.context.backend)
+        env = {**_ONE_HOST, **os.environ, **spec.env(self.context.backend)}
         peer_s = self.context.peer_s
         try:
             with self._log(spec.name).open("ab") as output:

@@ -29,7 +29,7 @@ from spec_core.drafting.served_draft import EMBEDDING, DraftCheckpoint, ServedDr
 from spec_core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from spec_core.drafting.decoder_parts import INIT_STD, Mlp, linear
+    from spec_core.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
     from spec_core.drafting.loss_parts import sharded_logsumexp_argmax, with_gradients
     from spec_core.drafting.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_core.drafting.rope import Rope, rotate
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = lazy_names(
         __name__,
-        decoder_parts="INIT_STD Mlp linear",
+        decoder_parts="INIT_STD AttentionProjections Mlp linear",
         loss_parts="sharded_logsumexp_argmax with_gradients",
         plain_kernels="DecoderKernels Distribution softmax",
         rope="Rope rotate",
@@ -47,6 +47,7 @@ else:
 __all__ = [
     "EMBEDDING",
     "INIT_STD",
+    "AttentionProjections",
     "CapturedLayers",
     "DecoderConfig",
     "DecoderKernels",

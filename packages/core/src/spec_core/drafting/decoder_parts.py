@@ -13,8 +13,23 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from spec_core.drafting.decoder_shape import DecoderShape
+
 INIT_STD = 0.02
 """Standard deviation of drawn weights, as Llama's. A draft that starts better otherwise scales what was drawn."""
+
+
+class AttentionProjections(nn.Module):
+    """The projections of an attention; what lies between them is the draft's own."""
+
+    def __init__(self, shape: DecoderShape, inputs: int) -> None:
+        """Make the projections to queries, keys and values of ``inputs`` channels, and the one of the output."""
+        super().__init__()
+        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = linear(inputs, queries)
+        self.k_proj = linear(inputs, keys)
+        self.v_proj = linear(inputs, keys)
+        self.o_proj = linear(queries, shape.hidden_size)
 
 
 class Mlp(nn.Module):

@@ -18,6 +18,7 @@ from spec_core.targets.rope_parameters import read_rope, rope_fields, rope_probl
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spec_core.drafting.draft_files import Shapes
     from spec_core.target import TargetSpec
 
 
@@ -76,6 +77,32 @@ class DecoderShape(DraftShape):
         for key in ("rope_parameters", "rope_scaling"):
             section(fields, key, folder)
         return {"rope": read_rope(fields)}
+
+    def layer_shapes(self, inputs: int) -> Shapes:
+        """Return the tensors of AttentionProjections of ``inputs`` channels, Mlp, and the norms before both."""
+        h, wide = self.hidden_size, self.intermediate_size
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            "input_layernorm.weight": (h,),
+            "post_attention_layernorm.weight": (h,),
+            "self_attn.q_proj.weight": (q, inputs),
+            "self_attn.k_proj.weight": (kv, inputs),
+            "self_attn.v_proj.weight": (kv, inputs),
+            "self_attn.o_proj.weight": (h, q),
+            "mlp.gate_proj.weight": (wide, h),
+            "mlp.up_proj.weight": (wide, h),
+            "mlp.down_proj.weight": (h, wide),
+        }
+
+    def fixed_fields(self) -> Json:
+        """Return fields that have one value for every draft of these layers."""
+        return {
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "logit_scale": 1.0,
+            "target_hidden_size": self.hidden_size,
+        }
 
     def problem(self) -> str | None:
         """Return why no decoder layer can have this shape, or None."""
