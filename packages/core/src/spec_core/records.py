@@ -273,6 +273,10 @@ class SamplingParams:
     with_margins: bool = True
     """Whether ``Generation.top2_margin`` is wanted, which costs some engines time."""
 
+    def prompt_seed(self, index: int) -> int:
+        """Return the seed of prompt ``index``, so that its answer does not depend on the prompts before it."""
+        return self.seed * 1_000_003 + index
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:

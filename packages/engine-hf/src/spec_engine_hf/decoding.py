@@ -77,7 +77,7 @@ class Decoder:
         generator = torch.Generator(self._model.device)
         answers: list[Generation] = []
         for index, prompt in enumerate(prompts):
-            generator.manual_seed(sampling.seed * 1_000_003 + index)
+            generator.manual_seed(sampling.prompt_seed(index))
             answers.append(self.generate(prompt, sampling, generator))
         return answers
 

@@ -106,7 +106,7 @@ class VllmProcess(EngineSubprocess):
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": sampling.seed * 1_000_003 + index,
+            "seed": sampling.prompt_seed(index),
             "stop_token_ids": list(self._target.eos_token_ids) if sampling.stop_at_eos else [],
             "logprobs": 2 if greedy_plain and sampling.with_margins else None,
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, ClassVar
 
 from spec_core import Strategy, TrainStep, to_device_async
@@ -167,10 +169,7 @@ class FsdpStrategy(Strategy):
         return optimizer
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
-        total = outputs[0]
-        for output in outputs[1:]:
-            total = total + output
-        return total.combined(self._sum)
+        return reduce(add, outputs).combined(self._sum)
 
     def _sum(self, values: Tensor) -> Tensor:
         """Return the sum over ranks, added up here and in rank order: not every vendor's all-reduce takes float64."""

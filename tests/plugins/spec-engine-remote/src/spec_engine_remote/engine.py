@@ -75,7 +75,9 @@ class RemoteProcess(EngineSubprocess):
         return self.ask("prefill", requests=[[r.request_id, r.destinations, r.input_ids] for r in requests])
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
-        return self.ask("decode", prompts=prompts, sampling=vars(sampling)).result()["answers"]
+        seeds = [sampling.prompt_seed(index) for index in range(len(prompts))]
+        answers = self.ask("decode", prompts=prompts, seeds=seeds, sampling=vars(sampling))
+        return answers.result()["answers"]
 
     def acceptance(self) -> AcceptanceCounters:
         return AcceptanceCounters()

@@ -54,14 +54,14 @@ class Program:
 
     @torch.no_grad()
     def decode(self, message: Fields) -> Fields:
-        """Return the answers; each depends on the seed and the prompt's index alone."""
+        """Return the answers; each prompt has a seed of its own."""
         sampling = message["sampling"]
         if sampling["top_p"] < 1:
             raise ValueError("top_p is not implemented")
         generator = torch.Generator()
         answers = []
-        for index, prompt in enumerate(message["prompts"]):
-            generator.manual_seed(sampling["seed"] * 1_000_003 + index)
+        for prompt, seed in zip(message["prompts"], message["seeds"], strict=True):
+            generator.manual_seed(seed)
             answers.append(self._answer(prompt, sampling, generator))
         return {"answers": answers}
 

@@ -6,6 +6,8 @@ instead of spoiling the draft.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import PositiveInt
@@ -183,10 +185,7 @@ class ReplicatedStrategy(Strategy):
                     parameter.copy_(self._masters[name])
 
     def _sum_outputs(self, outputs: Sequence[StepOutput]) -> StepOutput:
-        total = outputs[0]
-        for output in outputs[1:]:
-            total = total + output
-        return total.combined(self._sum)
+        return reduce(add, outputs).combined(self._sum)
 
     def _sum(self, values: Tensor) -> Tensor:
         import torch.distributed as dist
