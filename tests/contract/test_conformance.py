@@ -9,14 +9,25 @@ import re
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.testing import BackendSuite, DraftSuite, EngineSuite, StrategySuite
+from spec_core.testing import (
+    BackendSuite,
+    DraftSuite,
+    EngineSuite,
+    LauncherSuite,
+    ProcessGroupSuite,
+    StrategySuite,
+    TransportSuite,
+)
 from spec_core.testing.conformance import ConformanceSuite
 
 SUITES = {
     "spec_core.backend": BackendSuite,
     "spec_core.draft": DraftSuite,
     "spec_core.engine": EngineSuite,
+    "spec_core.launcher": LauncherSuite,
+    "spec_core.process_group": ProcessGroupSuite,
     "spec_core.strategy": StrategySuite,
+    "spec_core.transport": TransportSuite,
 }
 
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import pytest
 import torch
 
-from spec_core import plugins
-from spec_core.draft import Draft
+from spec_core.drafting import recognise
 from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
@@ -49,6 +48,7 @@ WINDOW_BYTES = 1 << 24
 TOLERANCE = 1e-4
 """Share of the largest value: float32 rounding in batches of other shapes."""
 GREEDY = SamplingParams(max_new_tokens=12, stop_at_eos=False)
+SPECULATING = replace(GREEDY, num_draft_tokens=3)
 KOLMOGOROV_LIMIT = 1.95
 """sqrt(n) times the largest distance of the distribution functions: exceeded by chance once in a thousand."""
 
@@ -191,7 +191,7 @@ class EngineSuite(ConformanceSuite):
         """E4: with a draft the greedy answers stay the same, token by token."""
         engine.load_draft(draft_folder)
         prompts = _prompts(engine)
-        answers = engine.generate(prompts, _speculating(GREEDY))
+        answers = engine.generate(prompts, SPECULATING)
         assert [list(a.token_ids) for a in answers] == [_greedy(reference, prompt) for prompt in prompts]
 
     def test_e4_samples_follow_the_targets_distribution(
@@ -222,7 +222,7 @@ class EngineSuite(ConformanceSuite):
     ) -> None:
         """E5: a damaged folder is refused as a whole; the draft that was loaded, and its counters, stay."""
         engine.load_draft(draft_folder)
-        engine.generate(_prompts(engine), _speculating(GREEDY))
+        engine.generate(_prompts(engine), SPECULATING)
         before = engine.acceptance()
         for file in draft_folder.iterdir():
             (tmp_path / file.name).write_bytes(
@@ -236,7 +236,7 @@ class EngineSuite(ConformanceSuite):
         """E5: counters agree with each other, and start anew with a draft."""
         assert engine.acceptance() == AcceptanceCounters()
         engine.load_draft(draft_folder)
-        engine.generate(_prompts(engine), _speculating(GREEDY))
+        engine.generate(_prompts(engine), SPECULATING)
         counted = engine.acceptance()
         positions = list(counted.accepted_per_position)
         assert 0 < counted.rounds < counted.drafted
@@ -271,11 +271,10 @@ class EngineSuite(ConformanceSuite):
 
     def test_e8_draft_that_is_accepted_is_loaded(self, engine: Engine, draft_folder: Path) -> None:
         """E8: what the check from files accepts, the engine then speculates with."""
-        drafts = (plugins.load(Draft, record.name) for record in plugins.installed(Draft))
-        draft = next(found for plugin in drafts if (found := plugin.from_folder(draft_folder)) is not None)
+        draft = recognise(draft_folder, engine.target)
         engine.check_draft(engine.config, engine.target, draft, draft_folder, 2)
         engine.load_draft(draft_folder)
-        engine.generate(_prompts(engine), _speculating(GREEDY))
+        engine.generate(_prompts(engine), SPECULATING)
         assert engine.acceptance().rounds > 0
 
     def test_e9_started_engine_captures(
@@ -319,16 +318,13 @@ def _token_rows(engine: Engine, lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _drain(receiver: FeatureReceiver, count: int) -> list[FeatureSample]:
-    samples = [receiver.receive(LIMIT_S) for _ in range(count)]
-    for sample in samples:
-        receiver.release(sample)
+    """Return copies of the next samples: a sample that was released may be written over (T4)."""
+    samples: list[FeatureSample] = []
+    for _ in range(count):
+        got = receiver.receive(LIMIT_S)
+        samples.append(replace(got, input_ids=got.input_ids.clone(), hidden_TNH=got.hidden_TNH.clone()))
+        receiver.release(got)
     return samples
-
-
-def _speculating(sampling: SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        max_new_tokens=sampling.max_new_tokens, stop_at_eos=sampling.stop_at_eos, num_draft_tokens=3
-    )
 
 
 def _tokens(answers: Sequence[Generation]) -> list[tuple[int, ...]]:
