@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from spec_core import DraftTrainer
 from spec_core.errors import ArtifactError, RunError
 from spec_core.state_folder import StateFolder
 from spec_strategy_fsdp.pickled_state import is_pickled, load_pickled, read_pickled
@@ -25,6 +24,7 @@ from spec_trainer.checkpoint.folder import CheckpointMeta, check_whole, read_met
 from spec_trainer.checkpoint.resume import checkpoint_to_resume
 from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.checkpoint.store import read_weights as read_weights_of
+from spec_trainer.draft_trainer import DraftTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,11 +46,6 @@ class Weights(DraftTrainer):
     def load(self, folder):
         read = load_pickled if is_pickled(folder) else load_sharded
         read(self.state(), folder, dist.group.WORLD)
-
-    def step(self, share, lr): ...
-    def evaluate(self, share): ...
-    def named_weights(self): ...
-    def export(self, target, folder): ...
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from spec_core import BatchShare
 from spec_trainer.batch_schedule import BatchSchedule
 from spec_trainer.data.packing import empty_batch
+from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.metrics import read_metrics
 from spec_trainer.run_log import RunLog
 

@@ -1,30 +1,39 @@
-"""The application's one DraftTrainer: a Draft's module under a Strategy."""
+"""DraftTrainer: a draft's module under a strategy, all that the loop and checkpoints know of both."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from spec_core import BatchShare, DraftTrainer
 from spec_core.drafting import write_draft
 from spec_trainer.disk import follow_umask, new_folder, not_written
 from spec_trainer.draft_folder import check_export
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
 
     from spec_core import Draft, Strategy, TargetSpec, TrainStep, VocabularyOps
-    from spec_core.records import StepOutput
+    from spec_core.records import DraftBatch, StepOutput
     from spec_core.state_folder import StateFolder
 
 
-class ShardedDraftTrainer(DraftTrainer):
-    """A draft's module under a strategy (``spec_core.trainer`` has the contract)."""
+@dataclass(frozen=True, kw_only=True)
+class BatchShare:
+    """One rank's part of a global batch."""
+
+    micro_batches: Sequence[DraftBatch]
+    denominators: Tensor
+    """Loss denominators of the whole global batch, float64 [S]."""
+
+
+class DraftTrainer:
+    """Trains, saves and exports a draft. Every rank makes each call; its results are equal on all of them."""
 
     def __init__(
         self, draft: Draft, module: nn.Module, strategy: Strategy, ops: VocabularyOps, rank: int
@@ -37,28 +46,24 @@ class ShardedDraftTrainer(DraftTrainer):
         strategy.attach(module, draft.shard_hints())
 
     def step(self, share: BatchShare, lr: float) -> TrainStep:
-        """Train one optimizer step (DT1)."""
+        """Train one optimizer step with learning rate ``lr``."""
         return self._strategy.step(share.micro_batches, share.denominators, self._ops, lr)
 
     def evaluate(self, share: BatchShare) -> StepOutput:
-        """Return the output of a forward pass only."""
+        """Return the output of a forward pass only, summed over ranks."""
         return self._strategy.evaluate(share.micro_batches, share.denominators, self._ops)
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each full tensor with its name (DT2)."""
-        yield from self._strategy.full_weights().items()
-
     def save(self, folder: StateFolder) -> None:
-        """Let the strategy write this process's part of the state (DT3)."""
+        """Let the strategy write this process's part of the state."""
         self._strategy.save(folder)
 
     def load(self, folder: StateFolder) -> None:
-        """Let the strategy read the state (DT3)."""
+        """Let the strategy read the state."""
         self._strategy.load(folder)
 
     def export(self, target: TargetSpec, folder: Path) -> None:
-        """Write the draft's folder on process 0 (DT4)."""
-        weights = dict(self.named_weights())
+        """Write a draft folder that engines load; rank 0 writes."""
+        weights = self._strategy.full_weights()
         if self._rank == 0:
             export_draft(self._draft, weights, target, folder)
 

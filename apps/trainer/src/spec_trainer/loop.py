@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spec_core import BatchShare
 from spec_core.errors import RunError
 from spec_trainer.checkpoint.folder import CheckpointMeta
+from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.learning_rate import learning_rate
 from spec_trainer.stop_request import Interrupted
 from spec_trainer.timer import Timer
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from spec_core import DraftTrainer, TrainStep
+    from spec_core import TrainStep
     from spec_core.records import StepOutput
     from spec_trainer.batch_schedule import GlobalBatch
     from spec_trainer.checkpoint.store import CheckpointStore
+    from spec_trainer.draft_trainer import DraftTrainer
     from spec_trainer.feature_stream import BatchSource
     from spec_trainer.profiling import StepProfiler
     from spec_trainer.run_log import RunLog

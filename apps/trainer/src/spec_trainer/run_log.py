@@ -10,7 +10,7 @@ from spec_trainer.metrics import MetricsLog, StepLines, build_trackers, drop_aft
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spec_core import BatchShare
+    from spec_trainer.draft_trainer import BatchShare
     from spec_trainer.run_spec import RunSpec
 
 

@@ -13,7 +13,7 @@ from spec_core.engine import EngineContext
 from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.dispatch import DatasetCapturer, Dispatcher
-from spec_trainer.draft_trainer import ShardedDraftTrainer
+from spec_trainer.draft_trainer import DraftTrainer
 from spec_trainer.loop import TrainState
 from spec_trainer.metrics import read_metrics
 from spec_trainer.profiling import StepProfiler
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from spec_core import DraftTrainer, Engine, FeatureReceiver, Strategy, TargetSpec
+    from spec_core import Engine, FeatureReceiver, Strategy, TargetSpec
     from spec_trainer.engine_options import EngineOptions
     from spec_trainer.feature_stream import BatchSource, FeatureStream
     from spec_trainer.run_spec import RunParts, RunSpec
@@ -154,7 +154,7 @@ def _build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer
     counts = torch.from_numpy(spec.dataset.token_counts(spec.target.vocab_size))
     module = spec.draft.build(spec.target, tensors, counts, spec.backend.kernel)
     ops = strategy.vocabulary_ops(spec.target, tensors)
-    return ShardedDraftTrainer(spec.draft, module, strategy, ops, rank)
+    return DraftTrainer(spec.draft, module, strategy, ops, rank)
 
 
 @contextmanager

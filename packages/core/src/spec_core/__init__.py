@@ -24,19 +24,16 @@ from spec_core.rendezvous import Rendezvous, parse_address
 from spec_core.state_folder import StateFolder
 from spec_core.strategy import DataParallel, OptimizerConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
-from spec_core.trainer import BatchShare, DraftTrainer
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 from spec_core.visible_devices import child_devices
 
 __all__ = [
     "Backend",
     "BackendConfig",
-    "BatchShare",
     "Config",
     "DataParallel",
     "Draft",
     "DraftConfig",
-    "DraftTrainer",
     "Engine",
     "EngineConfig",
     "EngineContext",

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from spec_core import DraftTrainer, Strategy
+    from spec_core import Strategy
+    from spec_trainer.draft_trainer import DraftTrainer
 
 _BEST = "best"
 
