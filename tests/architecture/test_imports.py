@@ -22,7 +22,7 @@ INTERFACES = [
         f"spec_core.{name}"
         for name in (
             "backend", "config", "draft", "engine", "errors", "launcher", "ops", "plugins", "process_group",
-            "records", "rendezvous", "state_folder", "strategy", "target", "trainer", "transport",
+            "records", "rendezvous", "state_folder", "strategy", "target", "transport",
         )
     ),
 ]  # fmt: skip
