@@ -161,7 +161,7 @@ class RunController:
             case protocol.StepShown(record):
                 self._progress.show(record)
             case protocol.Finished(interrupted):
-                self._interrupted = interrupted
+                self._interrupted = self._interrupted or interrupted
                 self._working.discard(worker.name)
                 self._failures.expect_end(worker.name)
             case _:
