@@ -28,6 +28,9 @@ further keys, those of the plugins that they name.
 OURS = "spec-"
 """How the names of this repository's distributions begin; plugins of third parties document themselves."""
 
+COMPUTED = {"output": "`runs/NAME`"}
+"""Defaults that commands compute, by key."""
+
 
 def main() -> None:
     print(HEAD)
@@ -54,7 +57,7 @@ def _print_plugin(section: str, name: str, config: type[BaseModel], base: type[B
 def _print_table(keys: Iterable[tuple[str, FieldInfo]]) -> None:
     print("| key | default | meaning |\n|---|---|---|")
     for key, field in keys:
-        print(f"| `{key}` | {_default(field)} | {_one_line(field.description)} |")
+        print(f"| `{key}` | {COMPUTED.get(key) or _default(field)} | {_one_line(field.description)} |")
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:

@@ -166,7 +166,7 @@ def test_run_directory_has_what_the_design_lists(trained):
     kept = {path.name for path in (trained / "checkpoints").iterdir()}
     best = (trained / "checkpoints" / "best").resolve().name
     assert kept == {"best", "step-10", "step-12", best}
-    assert not [path for path in trained.rglob("*") if path.name.endswith((".tmp", ".old"))]
+    assert {path.name for path in trained.rglob(".*")} == {".identity", ".lock"}
 
 
 def test_metrics_have_one_object_for_every_step(trained):

@@ -100,6 +100,7 @@ def test_no_collective_goes_to_the_default_group(
     for rank in range(2):
         log = (output / "logs" / f"trainer-{rank}.log").read_text()
         assert "forbidden: barrier without a group" in log, run.story()
+        assert "the strategy is closed" in log, run.story()
     assert losses(output) == pytest.approx(losses(uninterrupted)[: step + 7], rel=1e-5)
     assert_trained_exactly_once(output, SAMPLES)
     assert "eval_loss" in metrics(output)[step + 1]

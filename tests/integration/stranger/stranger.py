@@ -108,6 +108,10 @@ class GuardedStrategy(FsdpStrategy):
         super().attach(*args)
         _forbid_default_group()
 
+    def close(self) -> None:
+        super().close()
+        log.info("the strategy is closed")
+
 
 _QUERIES = {"get_rank", "_get_group_size", "get_backend"}
 """They tell a rank who it is, and speak to nobody."""

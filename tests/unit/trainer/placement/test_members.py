@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core import BackendConfig, DraftConfig, EngineConfig
 from spec_core.config import validate
 from spec_core.records import Capabilities
 from spec_trainer.config import run_config_type
@@ -27,7 +26,7 @@ def config(kind: str, replicas: int, ranks: int, **fractions: float) -> AnyRunCo
         "train": {"ranks": ranks},
         "placement": {"kind": kind, **fractions},
     }
-    return validate(run_config_type(BackendConfig, DraftConfig, EngineConfig), values, "test")
+    return validate(run_config_type(), values, "test")
 
 
 def places(found: AnyRunConfig, capabilities: Capabilities) -> list[tuple[str, int, float, float | None]]:

@@ -77,26 +77,18 @@ class QuickstartSize:
     )
 
 
-@dataclass(frozen=True)
 class QuickstartFiles:
     """The cached folder, which a second run and the examples use again."""
 
-    folder: Path
-
-    @property
-    def target(self) -> Path:
+    def __init__(self, folder: Path) -> None:
+        """Name everything in ``folder``."""
+        self.folder = folder
+        self.target = folder / "target"
         """Folder of the tiny target."""
-        return self.folder / "target"
-
-    @property
-    def train(self) -> Path:
+        self.train = folder / "train.jsonl"
         """Rows to train on."""
-        return self.folder / "train.jsonl"
-
-    @property
-    def held_out(self) -> Path:
+        self.held_out = folder / "held_out.jsonl"
         """Rows to evaluate on."""
-        return self.folder / "held_out.jsonl"
 
 
 def run_quickstart(
