@@ -10,6 +10,7 @@ import torch
 from spec_core import records
 from spec_core.records import (
     AcceptanceCounters,
+    Availability,
     DraftBatch,
     FeatureSample,
     FeatureSchema,
@@ -122,3 +123,13 @@ def test_counters_of_rounds_with_fewer_tokens_count_where_they_reach():
     total = one + two + nothing_proposed
     assert total == AcceptanceCounters(rounds=3, drafted=4, accepted=3, accepted_per_position=(2, 1, 0))
     assert total - one == AcceptanceCounters(rounds=2, drafted=3, accepted=2, accepted_per_position=(1, 1, 0))
+
+
+def test_a_distribution_is_available_where_it_is_installed():
+    found = Availability.of_distribution("pytest")
+    assert (found.ok, dict(found.versions)) == (True, {"pytest": pytest.__version__})
+    missing = Availability.of_distribution("no-such-thing")
+    assert (missing.ok, missing.reason) == (
+        False,
+        "no-such-thing is not installed; pip install no-such-thing",
+    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 from contextlib import nullcontext
-from importlib import metadata
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core import Backend, BackendConfig, Placement, Role
+from spec_core import Backend, Placement, Role
 from spec_core.records import Availability, Capabilities
 
 if TYPE_CHECKING:
@@ -19,23 +19,18 @@ if TYPE_CHECKING:
     from spec_core import Kernel, ProcessGroup, Rendezvous, Transport
 
 
-class CpuConfig(BackendConfig):
-    """The cpu backend has no options of its own."""
-
-
 class CpuBackend(Backend):
     """The host's CPU."""
 
     name: ClassVar[str] = "cpu"
     api_version: ClassVar[int] = 2
-    Config: ClassVar[type[BackendConfig]] = CpuConfig
     dist_backend: ClassVar[str] = "gloo"
 
     @classmethod
     def probe(cls) -> Availability:
         """Return whether this machine can run it, and if not, what to install (B2)."""
-        versions = {"torch": metadata.version("torch"), "machine": platform.machine()}
-        return Availability(ok=True, versions=versions)
+        torch = Availability.of_distribution("torch")
+        return replace(torch, versions={**torch.versions, "machine": platform.machine()})
 
     @classmethod
     def capabilities(cls) -> Capabilities:

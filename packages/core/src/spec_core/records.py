@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import metadata
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,14 @@ class Availability:
     ok: bool
     reason: str = ""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def of_distribution(cls, name: str) -> Availability:
+        """Return whether the distribution ``name`` is installed, and in which version; it is not imported."""
+        try:
+            return cls(ok=True, versions={name: metadata.version(name)})
+        except metadata.PackageNotFoundError:
+            return cls(ok=False, reason=f"{name} is not installed; pip install {name}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
 from spec_core import Engine, EngineConfig
@@ -47,10 +46,7 @@ class HfEngine(Engine):
     @classmethod
     def probe(cls) -> Availability:
         """Return whether transformers is installed."""
-        try:
-            return Availability(ok=True, versions={"transformers": metadata.version("transformers")})
-        except metadata.PackageNotFoundError:
-            return Availability(ok=False, reason="transformers is not installed; pip install transformers")
+        return Availability.of_distribution("transformers")
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         """Load the target onto the device of ``context``."""

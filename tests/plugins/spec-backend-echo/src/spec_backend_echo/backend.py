@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import tempfile
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -47,10 +46,7 @@ class EchoBackend(Backend):
 
     @classmethod
     def probe(cls) -> Availability:
-        try:
-            return Availability(ok=True, versions={"torch": metadata.version("torch")})
-        except metadata.PackageNotFoundError:
-            return Availability(ok=False, reason="torch is not installed; pip install torch")
+        return Availability.of_distribution("torch")
 
     @classmethod
     def capabilities(cls) -> Capabilities:

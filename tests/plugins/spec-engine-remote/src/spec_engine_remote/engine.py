@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from pydantic import Field
@@ -39,10 +38,7 @@ class RemoteEngine(SubprocessEngine):
 
     @classmethod
     def probe(cls) -> Availability:
-        try:
-            return Availability(ok=True, versions={"transformers": metadata.version("transformers")})
-        except metadata.PackageNotFoundError:
-            return Availability(ok=False, reason="transformers is not installed; pip install transformers")
+        return Availability.of_distribution("transformers")
 
     @classmethod
     def check_draft(
