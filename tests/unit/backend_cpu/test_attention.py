@@ -1,11 +1,11 @@
-"""FlashAttention equals dense attention, document by document, forward and backward."""
+"""Attention by documents equals dense attention, document by document, forward and backward."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from spec_backend_cpu.attention import FlashAttention
+from spec_backend_cpu.attention import document_attention, document_attention_backward
 
 HEAD_DIM = 8
 BOUNDS = [(0, 5), (5, 6), (9, 700), (703, 707)]
@@ -40,12 +40,12 @@ def test_equals_dense_attention_forward_and_backward(heads, kv_heads):
     expected, expected_lse = dense(*inputs)
     grad_out = torch.randn_like(expected)
     expected_grads = torch.autograd.grad(expected, inputs, grad_out)
-    kernel, plain = FlashAttention(), tuple(tensor.detach() for tensor in inputs)
-    out, lse = kernel.forward(*plain, BOUNDS)
+    plain = tuple(tensor.detach() for tensor in inputs)
+    out, lse = document_attention(*plain, BOUNDS)
     torch.testing.assert_close(out, expected.detach(), rtol=0, atol=1e-12)
     torch.testing.assert_close(lse, expected_lse.detach(), rtol=0, atol=1e-12)
     for got, wanted in zip(
-        kernel.backward(grad_out, (*plain, out, lse), BOUNDS), expected_grads, strict=True
+        document_attention_backward(grad_out, (*plain, out, lse), BOUNDS), expected_grads, strict=True
     ):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11)
 
@@ -53,19 +53,19 @@ def test_equals_dense_attention_forward_and_backward(heads, kv_heads):
 def test_backward_believes_the_merged_result_it_is_given():
     """With an lse raised by log 2, as by further keys of equal weight, every probability halves."""
     q, k, v = (tensor.detach() for tensor in random_inputs(2, 2, torch.float64))
-    kernel, grad_out = FlashAttention(), torch.randn_like(q)
-    out, lse = kernel.forward(q, k, v, BOUNDS)
+    grad_out = torch.randn_like(q)
+    out, lse = document_attention(q, k, v, BOUNDS)
     (_, _, whole), merged = (
-        kernel.backward(grad_out, (q, k, v, out, lse), BOUNDS),
+        document_attention_backward(grad_out, (q, k, v, out, lse), BOUNDS),
         lse + torch.tensor(2.0, dtype=torch.float64).log(),
     )
-    (_, _, halved) = kernel.backward(grad_out, (q, k, v, out, merged), BOUNDS)
+    (_, _, halved) = document_attention_backward(grad_out, (q, k, v, out, merged), BOUNDS)
     torch.testing.assert_close(halved, whole / 2)
 
 
 def test_bfloat16_keeps_a_float32_log_sum_exp():
     q, k, v = (tensor.detach() for tensor in random_inputs(4, 2, torch.bfloat16))
-    out, lse = FlashAttention().forward(q, k, v, BOUNDS)
+    out, lse = document_attention(q, k, v, BOUNDS)
     expected, expected_lse = dense(q.float(), k.float(), v.float())
     assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.03)
@@ -74,7 +74,6 @@ def test_bfloat16_keeps_a_float32_log_sum_exp():
 
 def test_without_documents_everything_is_zero():
     q, k, v = (tensor.detach() for tensor in random_inputs(2, 1, torch.float32))
-    kernel = FlashAttention()
-    out, lse = kernel.forward(q, k, v, [])
-    grads = kernel.backward(torch.ones_like(q), (q, k, v, out, lse), [])
+    out, lse = document_attention(q, k, v, [])
+    grads = document_attention_backward(torch.ones_like(q), (q, k, v, out, lse), [])
     assert not any(tensor.any() for tensor in (out, lse, *grads))

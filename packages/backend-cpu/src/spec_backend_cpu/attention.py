@@ -1,4 +1,4 @@
-"""FlashAttention: the CPU's fused causal attention, with its log-sum-exp, one call per document."""
+"""Flash attention: the CPU's fused causal attention, with its log-sum-exp, one call per document."""
 
 from __future__ import annotations
 
@@ -19,38 +19,33 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  #
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # pyright: ignore[reportPrivateUsage]
 
 
-class FlashAttention:
-    """Causal self-attention over documents, in float64, float32 and bfloat16."""
+def document_attention(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """Return causal self-attention inside each document, and its log-sum-exp; float64, float32 or bfloat16."""
+    out = torch.zeros_like(q)
+    lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+    for start, stop in bounds:
+        rows = slice(start, stop)
+        document = _forward(_heads_first(q[rows]), _heads_first(k[rows]), _heads_first(v[rows]), 0.0, True)
+        out[rows] = document[0][0].transpose(0, 1)
+        lse[rows] = document[1][0].transpose(0, 1)
+    return out, lse
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor]:
-        """Return output and log-sum-exp."""
-        out = torch.zeros_like(q)
-        lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
-        for start, stop in bounds:
-            rows = slice(start, stop)
-            document = _forward(
-                _heads_first(q[rows]), _heads_first(k[rows]), _heads_first(v[rows]), 0.0, True
-            )
-            out[rows] = document[0][0].transpose(0, 1)
-            lse[rows] = document[1][0].transpose(0, 1)
-        return out, lse
 
-    def backward(
-        self,
-        grad_out: Tensor,
-        saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-        bounds: Sequence[tuple[int, int]],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k and v."""
-        q, k, v, _, _ = saved
-        grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for start, stop in bounds:
-            inputs = [_heads_first(tensor[start:stop]) for tensor in (grad_out, *saved)]
-            for grad, document in zip(grads, _backward(*inputs, 0.0, True), strict=True):
-                grad[start:stop] = document[0].transpose(0, 1)
-        return grads
+def document_attention_backward(
+    grad_out: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    bounds: Sequence[tuple[int, int]],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may be merged with further keys."""
+    q, k, v, _, _ = saved
+    grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for start, stop in bounds:
+        inputs = [_heads_first(tensor[start:stop]) for tensor in (grad_out, *saved)]
+        for grad, document in zip(grads, _backward(*inputs, 0.0, True), strict=True):
+            grad[start:stop] = document[0].transpose(0, 1)
+    return grads
 
 
 def _heads_first(rows: Tensor) -> Tensor:
@@ -59,6 +54,6 @@ def _heads_first(rows: Tensor) -> Tensor:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "causal_attention": FlashAttention().forward,
-    "causal_attention_backward": FlashAttention().backward,
+    "causal_attention": document_attention,
+    "causal_attention_backward": document_attention_backward,
 }

@@ -66,13 +66,9 @@ def flash_attention_backward(
         documents = _documents(tuple(bounds), grad_out.device)
         *inputs, lse = (tensor[documents.rows] for tensor in (grad_out, *saved))
         no_dropout = _no_dropout(grad_out.device)
-        dq, dk, dv = _backward(*inputs, lse.T.contiguous(), *_lengths(documents), 0.0, True, *no_dropout)
-        length = len(grad_out)
-        return (
-            _spread(dq, documents, length),
-            _spread(dk, documents, length),
-            _spread(dv, documents, length),
-        )
+        parts = _backward(*inputs, lse.T.contiguous(), *_lengths(documents), 0.0, True, *no_dropout)
+        dq, dk, dv = (_spread(part, documents, len(grad_out)) for part in parts)
+        return dq, dk, dv
     grads = torch.zeros_like(saved[0]), torch.zeros_like(saved[1]), torch.zeros_like(saved[2])
     for rows in (slice(*bound) for bound in bounds):
         q, k, v, out, lse = (tensor[rows] for tensor in saved)

@@ -48,8 +48,8 @@ class BlockLayout:
 
     def slot_positions(self, block_size: int) -> Tensor:
         """Return int64 [A, B], on the device: position of each slot in its document, also past its end."""
-        first_A = self._anchor_on_device - self._start_on_device
-        return first_A[:, None] + torch.arange(block_size, device=self.device)
+        anchor_A, start_A = self.places
+        return (anchor_A - start_A)[:, None] + torch.arange(block_size, device=self.device)
 
     def chunk(self, first: int, window: int | None) -> _Chunk:
         """Return blocks ``first`` to ``first + CHUNK_BLOCKS`` with the context that any of them sees."""
@@ -58,20 +58,13 @@ class BlockLayout:
         if window is not None:
             starts = starts.maximum(anchors + 1 - window)
         context = slice(int(starts.min()), int(anchors.max())) if len(anchors) else slice(0, 0)
-        return _Chunk(context, self._anchor_on_device[rows], self._start_on_device[rows])
+        anchor_A, start_A = self.places
+        return _Chunk(context, anchor_A[rows], start_A[rows])
 
-    @property
+    @cached_property
     def places(self) -> tuple[Tensor, Tensor]:
         """Anchors and starts on the device."""
-        return self._anchor_on_device, self._start_on_device
-
-    @cached_property
-    def _anchor_on_device(self) -> Tensor:
-        return to_device_async(self.anchor_A, self.device)
-
-    @cached_property
-    def _start_on_device(self) -> Tensor:
-        return to_device_async(self.start_A, self.device)
+        return to_device_async(self.anchor_A, self.device), to_device_async(self.start_A, self.device)
 
 
 @dataclass(frozen=True)
