@@ -106,9 +106,9 @@ class PipesLauncher(Launcher):
         reaper.add(process.pid)  # L8: it ends the whole process group if this process is killed
         worker = PipeWorker(spec.name, process, self.context.peer_s)
         self._workers.append(worker)
-        worker.send({"entry": spec.entry, "order": dict(spec.order), "beat_s": self.context.peer_s / 8})
         worker.reader = threading.Thread(target=self._read, args=(worker,), daemon=True)
         worker.reader.start()
+        worker.send({"entry": spec.entry, "order": dict(spec.order), "beat_s": self.context.peer_s / 8})
         return worker
 
     def _read(self, worker: PipeWorker) -> None:
