@@ -211,7 +211,8 @@ class EngineSubprocess(Resource):
         self._channel.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(self.grace_s)
-        end_group(self._process.pid)
+        if self._process.poll() is None:  # else its number may be another group's by now
+            end_group(self._process.pid)
         self._process.wait()
         for thread in self._threads:
             thread.join()
