@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -20,6 +21,8 @@ from spec_core import local_socket
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError, SchemaMismatch
 from spec_core.framed_socket import FramedSocket
 from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.streams.host_pool import HostPool
+from spec_core.streams.receiver import StreamReceiver
 from spec_core.streams.shared_memory import ALIGNMENT, Arena
 from spec_core.streams.shared_memory_transport import SharedMemoryTransport
 from spec_core.streams.wire import MAX_PACKET_BYTES, VERSION, ConnectReply, Packet, PacketKind, SampleLayout
@@ -135,6 +138,39 @@ def test_a_sender_that_breaks_the_protocol_is_named_and_dropped(receiver, record
             receiver.receive(LONG_S)
         assert answer_of(sender) == (b"", [])
     check_works(receiver)
+
+
+class WatchedPool(HostPool):
+    """Its sender is gone, or its device fails, while a sender is admitted; it notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(SampleLayout(SCHEMA), WINDOW)
+        self.sender: FramedSocket | None = None
+        self.disconnected = threading.Event()
+
+    def admit(self, device_id, has_room):
+        sender, self.sender = self.sender, None
+        if sender is None:
+            return self
+        sender.close()
+        if device_id:
+            raise RuntimeError("the device has failed")
+        return self
+
+    def disconnect(self, ended):
+        self.disconnected.set()
+        super().disconnect(ended)
+
+
+@pytest.mark.parametrize("device_id", ["", "broken"])
+def test_a_sender_that_cannot_be_admitted_keeps_nobody_out(device_id):
+    pool = WatchedPool()
+    with StreamReceiver(SCHEMA, WINDOW, [pool]) as receiver:
+        pool.sender = raw_connection(receiver)
+        pool.sender.send(request(receiver, device_id=device_id))
+        if not device_id:
+            assert pool.disconnected.wait(LONG_S)
+        check_works(receiver)
 
 
 def test_a_wrong_address_says_so_without_the_token(receiver):

@@ -204,7 +204,7 @@ class StreamReceiver(FeatureReceiver):
             name = f"process {local_socket.peer(connection)[0]}" if _is_local(connection) else ""
             try:
                 peer = self._greet(channel, name, data)
-            except RunError as error:  # first: PeerLost and DeadlineExceeded are OSErrors, too
+            except RuntimeError as error:  # also torch's, of a pool; some RunErrors are OSErrors, too
                 logger.warning(
                     "%s: refused a connection of %s: %s", self._name, name or "another host", error
                 )
@@ -235,7 +235,11 @@ class StreamReceiver(FeatureReceiver):
         if not name:
             detect_dead_host(channel.end)
         reply = ConnectReply(self._window_bytes, pool.size, pool.kind, pool.offer).encode()
-        channel.send(reply, descriptor=pool.descriptor if name else None)
+        try:
+            channel.send(reply, descriptor=pool.descriptor if name else None)
+        except OSError:
+            pool.disconnect(lambda: None)
+            raise
         with self._changed:
             self._peers.add(peer)
             self._num_admitted += 1
@@ -254,8 +258,8 @@ class StreamReceiver(FeatureReceiver):
                     self._handle(peer, Packet.decode(data))
         except ProtocolError as error:
             loss = ProtocolError(f"the sender in {peer.name}: {error}")
-        except RunError as error:  # this end's: its pool could not serve that sender
-            loss = error
+        except RuntimeError as error:  # this end's: its pool could not serve that sender
+            loss = error if isinstance(error, RunError) else RunError(f"no room for {peer.name}: {error}")
         except OSError:
             loss = peer.failure
             if loss is None and not peer.closed_cleanly:
