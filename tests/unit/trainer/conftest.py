@@ -1,4 +1,4 @@
-"""Small data sets, work plans and resolved runs for the application's modules."""
+"""Small data sets, schedules and resolved runs for the application's modules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def make_schedule() -> Callable[..., BatchSchedule]:
-    """``make_work(lengths, held_out=(), **settings)``: the plan of a data set in file order; sample ``i`` holds the
+    """``make_schedule(lengths, held_out=(), **settings)``: of a data set in file order; sample ``i`` holds the
     ids 100·i, 100·i + 1, …, of which the first is not supervised."""
 
     def make(lengths: Sequence[int], held_out: Sequence[int] = (), **settings: Any) -> BatchSchedule:

@@ -1,4 +1,4 @@
-"""The dispatcher: admission in plan order inside the window, whatever the engines do."""
+"""The dispatcher: admission in the order of the schedule inside the window, whatever the engines do."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_sample_takes_room_at_each_of_its_destinations(make_schedule):
     assert len(engine.asked) == 2
 
 
-def test_samples_are_admitted_in_plan_order_and_never_beyond_the_window(make_schedule):
+def test_samples_are_admitted_in_the_order_of_the_schedule_and_never_beyond_the_window(make_schedule):
     schedule = make_schedule([5] * 12, global_batch_tokens=10, capture_tokens=5)
     engine = SlowEngine()
     sent = dispatcher(schedule, [engine], window_tokens=12)
@@ -145,7 +145,7 @@ def test_a_batch_larger_than_the_window_is_cut(make_schedule):
 
 
 def test_windows_of_the_ranks_are_their_own(make_schedule):
-    """Rank 0 has released nothing; rank 1's samples wait behind rank 0's, as the plan orders them."""
+    """Rank 0 has released nothing; rank 1's samples wait behind rank 0's, as the schedule orders them."""
     schedule = make_schedule([5] * 8, global_batch_tokens=10, capture_tokens=5, ranks=2)
     engine = SlowEngine()
     sent = dispatcher(schedule, [engine], window_tokens=10, ranks=2)

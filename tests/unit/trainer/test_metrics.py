@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from spec_core.errors import ConfigError, RunError
 from spec_trainer.config import TrackConfig
-from spec_trainer.metrics import MetricsLog, StepLines, check_trackers, drop_after, read_metrics
+from spec_trainer.metrics import (
+    MetricsLog,
+    StepLines,
+    WandbTracker,
+    check_trackers,
+    drop_after,
+    read_metrics,
+)
+from spec_trainer.run_directory import RunDirectory
 
 
 class Notebook:
@@ -82,6 +92,22 @@ def test_every_tracker_is_closed_although_one_fails(tmp_path):
     with pytest.raises(OSError, match="network is down"), MetricsLog(tmp_path / "m", 0, books):
         pass
     assert [book.closed for book in books] == [1, 1, 1]
+
+
+def test_a_resumed_run_goes_on_in_weights_and_biases_and_another_of_its_name_does_not(tmp_path, monkeypatch):
+    begun: list[tuple[str, str]] = []
+
+    def init(**options):
+        begun.append((options["name"], options["id"]))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    for parent in ("one", "one", "other"):
+        (tmp_path / parent / "run").mkdir(parents=True, exist_ok=True)
+        WandbTracker("project", RunDirectory(tmp_path / parent / "run"))
+    (name, first), again, (same_name, other) = begun
+    assert again == (name, first)
+    assert name == same_name == "run"
+    assert first != other
 
 
 def test_trackers_that_nobody_asked_for_need_not_be_installed(monkeypatch):

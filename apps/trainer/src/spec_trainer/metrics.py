@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import secrets
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -130,9 +131,13 @@ class WandbTracker:
         """Log to ``project`` of Weights & Biases; its files lie in the run directory."""
         import wandb
 
-        # The run's id is kept in its directory, so that a resumed run continues the same W&B run.
+        # The run's id is kept in its directory: a resumed run continues the same W&B run, and no other one does.
+        file = directory.root / ".wandb-id"
+        if not file.exists():
+            write_atomically(file, secrets.token_hex(8))
+        name = directory.root.resolve().name
         self._run = wandb.init(
-            project=project, dir=str(directory.root), id=directory.root.resolve().name, resume="allow"
+            project=project, dir=str(directory.root), name=name, id=file.read_text(), resume="allow"
         )
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
