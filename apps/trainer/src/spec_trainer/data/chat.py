@@ -59,19 +59,11 @@ class ChatRenderer:
         template = self._template(chat)
         marked = _MARKS.search(template) is not None
         text, marks = self._render(chat, chat.messages, marked=marked)
-        turns = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
-        if last_turn_only:
-            turns = turns[-1:]
+        turns = chat.answers[-1:] if last_turn_only else chat.answers
         if not marked:
             return Rendering(text, self._found(chat, text, turns))
         first = self._marks_before(chat, turns[0]) if turns else 0
         return Rendering(text, marks[first:] if last_turn_only else marks)
-
-    def prompt(self, chat: Chat) -> str:
-        """Return everything before the assistant's last answer, and that answer's header. Raise BadRow."""
-        answers = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
-        before = chat.messages[: answers[-1]] if answers else chat.messages
-        return self.opening(chat, before)
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> str:
         """Return ``messages`` of a conversation like ``chat``, and the header of the answer to come. Raise BadRow."""

@@ -33,6 +33,11 @@ class Chat:
     tools: list[dict[str, Any]] | None = None
     last_turn_only: bool | None = None
 
+    @property
+    def answers(self) -> list[int]:
+        """Places of the assistant's messages, ascending."""
+        return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+
 
 @dataclass(frozen=True)
 class Text:

@@ -69,8 +69,8 @@ class Encoder:
         if isinstance(row, Text):
             ids, _ = self._text(row)
         elif isinstance(row, Chat):
-            text = _unicode(self._renderer.prompt(row))
-            ids = np.asarray(self._tokenize(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+            before = row.messages[: row.answers[-1]] if row.answers else row.messages
+            return self.opening(row, before).input_ids
         else:
             start = int(last_run(row.loss_mask).argmax())
             ids = row.input_ids[: start or None]
@@ -78,10 +78,9 @@ class Encoder:
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
         """Return ``messages`` of a conversation like ``chat`` with the header of the next answer. Raise BadRow."""
-        text = _unicode(self._renderer.opening(chat, messages))
-        encoding = self._tokenize(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = self._checked(np.asarray(encoding["input_ids"], dtype=np.int64))
-        return Opening(text, ids.tolist(), np.asarray(encoding["offset_mapping"]).reshape(-1, 2))
+        text = self._renderer.opening(chat, messages)
+        ids, offsets = self._rendered(text)
+        return Opening(text, self._checked(ids).tolist(), offsets)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
@@ -106,11 +105,7 @@ class Encoder:
 
     def _chat(self, row: Chat, last_turn_only: bool) -> tuple[np.ndarray, np.ndarray]:
         rendering = self._renderer.render(row, last_turn_only)
-        # A template writes the special tokens of the sequence itself.
-        text = _unicode(rendering.text)
-        encoding = self._tokenize(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = np.asarray(encoding["input_ids"], dtype=np.int64)
-        offsets = np.asarray(encoding["offset_mapping"]).reshape(-1, 2)
+        ids, offsets = self._rendered(rendering.text)
         mask = np.zeros(len(ids), dtype=bool)
         for start, stop in rendering.spans:
             chosen = token_range(offsets, start, stop)
@@ -119,6 +114,12 @@ class Encoder:
                 raise BadRow("an assistant turn is not made of whole tokens", detail)
             mask[chosen] = True
         return ids, mask
+
+    def _rendered(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and ``Opening.offsets`` of a text that a template has rendered, special tokens included."""
+        encoding = self._tokenize(_unicode(text), add_special_tokens=False, return_offsets_mapping=True)
+        ids = np.asarray(encoding["input_ids"], dtype=np.int64)
+        return ids, np.asarray(encoding["offset_mapping"]).reshape(-1, 2)
 
     def _spells(self, ids: np.ndarray, text: str) -> bool:
         """Return whether the tokens decode to the text, up to white space and Unicode normalisation.
