@@ -122,26 +122,32 @@ def with_a_template_that_reaches_out(target: Path, marker: Path) -> None:
 
 
 TARGETS = {
-    "code of an unknown type": lambda target, marker: with_code(target, marker, "evil"),
-    "code of a known type": lambda target, marker: with_code(target, marker, "llama"),
-    "pickled weights": with_pickled_weights,
-    "template": with_a_template_that_reaches_out,
+    "code of an unknown type": (
+        lambda target, marker: with_code(target, marker, "evil"),
+        "model_type='evil'",
+    ),
+    "code of a known type": (lambda target, marker: with_code(target, marker, "llama"), "custom code"),
+    "pickled weights": (with_pickled_weights, "save the target as safetensors first"),
+    "template": (with_a_template_that_reaches_out, "refused by the chat template: SecurityError"),
 }
+"""Payloads, each with a part of the line that refuses it."""
 
 
-@pytest.mark.parametrize("spoil", TARGETS.values(), ids=TARGETS)
-def test_a_target_runs_nothing(command_line, target, data, trained, marker, spoil):
+@pytest.mark.parametrize(("spoil", "refusal"), TARGETS.values(), ids=TARGETS)
+def test_a_target_runs_nothing(command_line, target, data, trained, marker, spoil, refusal):
     spoil(target, marker)
-    output = marker.with_name("out")
-    words = train_words(target, data, output)
-    command_line("plan", *words)
-    command_line("train", *words)
-    command_line("capture", "--target", target, "--data", data, "--output", output)
-    command_line(
-        "regenerate", "--target", target, "--data", data, "--output", marker.with_name("answers.jsonl")
-    )
-    draft = ("--draft-model", trained / "draft", "--prompts", data, "--max-new-tokens", 2)
-    command_line("evaluate", "--target", target, *draft)
+    words = train_words(target, data, marker.with_name("out"))
+    inputs = ("--target", target, "--data", data)
+    draft = ("--draft-model", trained / "draft", "--prompts", data)
+    few = ("--max-new-tokens", 2)
+    for outcome in (
+        command_line("plan", *words),
+        command_line("train", *words),
+        command_line("capture", *inputs, "--output", marker.with_name("features")),
+        command_line("regenerate", *inputs, "--output", marker.with_name("answers.jsonl"), *few),
+        command_line("evaluate", "--target", target, *draft, *few),
+    ):
+        assert refusal in outcome.error
     assert not marker.exists()
 
 

@@ -49,10 +49,10 @@ def test_a_difference_is_told_and_excused_only_at_a_near_tie(drafted, gap, at_ti
 
 def test_document_is_json_whatever_differs():
     """JSON has no infinity."""
-    schedule = Workload(prompts=[[1]], sampling=SamplingParams(max_new_tokens=4, num_draft_tokens=2))
+    work = Workload(prompts=[[1]], sampling=SamplingParams(max_new_tokens=4, num_draft_tokens=2))
     plain = Passes(greedy=Pass(answers=answers((1, 2)), seconds=1.0), sampled=None, tokens_per_s={2: 1.0})
     drafted = Passes(greedy=Pass(answers=answers((1,)), seconds=0.5), sampled=None, tokens_per_s={2: 3.0})
-    document = summarise(schedule, plain, drafted)
+    document = summarise(work, plain, drafted)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["first_differences"] == [{"prompt": 0, "position": 1, "top_two_gap": None}]
     assert document["throughput"] == [
@@ -62,7 +62,7 @@ def test_document_is_json_whatever_differs():
 
 
 def test_few_tokens_are_called_few(caplog):
-    schedule = Workload(prompts=[[1]], sampling=SamplingParams(max_new_tokens=4, num_draft_tokens=2))
+    work = Workload(prompts=[[1]], sampling=SamplingParams(max_new_tokens=4, num_draft_tokens=2))
     one = Passes(greedy=Pass(answers=answers((1, 2)), seconds=1.0), sampled=None, tokens_per_s={})
-    summarise(schedule, one, one)
+    summarise(work, one, one)
     assert "2 generated tokens are few, 5000 or more are advised" in caplog.text

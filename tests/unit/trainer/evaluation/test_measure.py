@@ -62,8 +62,8 @@ class Scripted(Engine):
 def test_each_way_of_decoding_is_asked_for_in_one_go():
     """An engine that starts anew for a draft starts once without one, once with it, once with the untrained one."""
     engine = Scripted()
-    schedule = Workload(prompts=PROMPTS, sampling=GREEDY, other_temperature=0.7, concurrency=(1, 3))
-    measure(engine, Path("trained"), schedule, Path("fresh"))
+    work = Workload(prompts=PROMPTS, sampling=GREEDY, other_temperature=0.7, concurrency=(1, 3))
+    measure(engine, Path("trained"), work, Path("fresh"))
     plain = [(None, 0.0, 0, 2), (None, 0.7, 0, 2), *[(None, 0.0, 0, 1)] * 2, (None, 0.0, 0, 3)]
     drafted = [("trained", temperature, 3, number) for _, temperature, _, number in plain]
     assert engine.asked == [*plain, *drafted, ("fresh", 0.0, 3, 2)]
@@ -89,9 +89,9 @@ def test_greedy_alone_needs_no_other_pass():
 
 
 def test_figures_at_the_top_are_those_of_the_temperature_asked_for():
-    schedule = Workload(prompts=PROMPTS, sampling=replace(GREEDY, temperature=0.5), concurrency=(4,))
+    work = Workload(prompts=PROMPTS, sampling=replace(GREEDY, temperature=0.5), concurrency=(4,))
     engine = Scripted()
-    document = measure(engine, Path("trained"), schedule, Path("fresh"))
+    document = measure(engine, Path("trained"), work, Path("fresh"))
     for key, value in document["sampled"].items():
         assert document[key] == value, key
     assert (document["temperature"], document["greedy"]["temperature"]) == (0.5, 0.0)
@@ -112,7 +112,7 @@ def test_gaps_that_cost_time_are_told_in_a_pass_of_their_own():
 
 
 def test_groups_are_all_of_the_size_asked_for():
-    schedule = Workload(prompts=[[1], [2], [3]], sampling=GREEDY)
-    assert schedule.groups(2) == [[[1], [2]], [[3], [1]]]
-    assert schedule.groups(5) == [[[1], [2], [3], [1], [2]]]
-    assert schedule.groups(1) == [[[1]], [[2]], [[3]]]
+    work = Workload(prompts=[[1], [2], [3]], sampling=GREEDY)
+    assert work.groups(2) == [[[1], [2]], [[3], [1]]]
+    assert work.groups(5) == [[[1], [2], [3], [1], [2]]]
+    assert work.groups(1) == [[[1]], [[2]], [[3]]]
