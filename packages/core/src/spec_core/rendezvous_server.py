@@ -16,6 +16,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
 
+import pydantic
+
 from spec_core.errors import ProtocolError
 from spec_core.framed_socket import FramedSocket
 from spec_core.peer_admission import AcceptLimiter, same_token
@@ -80,11 +82,8 @@ class JoinRequest:
     def decode(cls, payload: bytes) -> Self:
         """Return the request in ``payload``. Raise ProtocolError for anything else."""
         try:
-            fields = json.loads(payload)
-            return cls(
-                int(fields["version"]), str(fields["token"]), int(fields["rank"]), int(fields["world_size"])
-            )
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            return pydantic.TypeAdapter(cls).validate_json(payload)
+        except pydantic.ValidationError as error:
             raise ProtocolError("a first record that is no request to join") from error
 
 

@@ -84,17 +84,13 @@ class DraftShape(pydantic.BaseModel):
 
     def size_problem(self, target: TargetSpec) -> str | None:
         """Return which size of the target a draft of this shape was not made for, or None."""
-        return next(
-            (
-                f"it was made for {what} {own}, this target has {theirs}"
-                for what, own, theirs in (
-                    ("hidden size", self.hidden_size, target.hidden_size),
-                    ("vocabulary size", self.target_vocab_size, target.vocab_size),
-                )
-                if own != theirs
-            ),
-            None,
-        )
+        for what, own, theirs in (
+            ("hidden size", self.hidden_size, target.hidden_size),
+            ("vocabulary size", self.target_vocab_size, target.vocab_size),
+        ):
+            if own != theirs:
+                return f"it was made for {what} {own}, this target has {theirs}"
+        return None
 
     def _contradiction(self, fields: Json, own: Json) -> str | None:
         for key, value in self.fixed_fields().items():

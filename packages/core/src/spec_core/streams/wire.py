@@ -26,12 +26,16 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import pydantic
+
 from spec_core.errors import ProtocolError
-from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.records import FeatureSchema  # noqa: TC001 (pydantic reads the annotation)
 from spec_core.streams.shared_memory import aligned
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from spec_core.records import FeatureSample
 
 VERSION = 2
 MAX_PACKET_BYTES = 1 << 16
@@ -92,18 +96,12 @@ class ConnectRequest:
     def decode(cls, data: bytes) -> ConnectRequest:
         """Return the request in ``data``. Raise ProtocolError for whatever is not exactly one of this version."""
         try:
-            fields = json.loads(data)
-            if fields["version"] != VERSION:
-                raise ProtocolError(f"the peer speaks version {fields['version']}, not {VERSION}")
-            schema = FeatureSchema(
-                layers=tuple(int(layer) for layer in fields["schema"]["layers"]),
-                hidden_size=int(fields["schema"]["hidden_size"]),
-                dtype=str(fields["schema"]["dtype"]),
-            )
-            device_id, sender = str(fields.get("device_id", "")), str(fields.get("sender", ""))
-            return cls(str(fields["token"]), schema, device_id, sender=sender)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            request = pydantic.TypeAdapter(cls).validate_json(data)
+        except pydantic.ValidationError as error:
             raise ProtocolError(f"a first packet of {len(data)} bytes that asks for no stream") from error
+        if request.version != VERSION:
+            raise ProtocolError(f"the peer speaks version {request.version}, not {VERSION}")
+        return request
 
 
 @dataclass(frozen=True)
@@ -127,8 +125,8 @@ class ConnectReply:
     def decode(cls, data: bytes) -> ConnectReply:
         """Return the reply in ``data``. Raise ProtocolError for anything else."""
         try:
-            return cls(**json.loads(data))
-        except (ValueError, TypeError) as error:
+            return pydantic.TypeAdapter(cls).validate_json(data)
+        except pydantic.ValidationError as error:
             raise ProtocolError(f"an answer of {len(data)} bytes that is no reply") from error
 
 

@@ -70,6 +70,11 @@ def run_python(code: str, blocked: Sequence[str] = ()) -> str:
     return child.stdout
 
 
+def import_without_torch(plugin: type) -> None:
+    """Import the module of ``plugin`` in a fresh interpreter that has no torch."""
+    run_python(f"import importlib; importlib.import_module({plugin.__module__!r})", blocked=["torch"])
+
+
 def sources(plugin: type) -> Iterator[tuple[Path, ast.Module]]:
     """Yield every Python file of the package of ``plugin``, parsed; for a lone module that module."""
     for file in _files(plugin.__module__):

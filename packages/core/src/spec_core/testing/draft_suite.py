@@ -26,7 +26,7 @@ from spec_core.config import DraftConfig
 from spec_core.draft import Draft
 from spec_core.errors import ArtifactError, TargetError
 from spec_core.kernels import Kernel, no_kernel
-from spec_core.testing.conformance import ConformanceSuite, forbidden, run_python, sources
+from spec_core.testing.conformance import ConformanceSuite, forbidden, import_without_torch, sources
 from spec_core.testing.draft_workbench import (
     LENGTHS,
     NUM_PROPOSALS,
@@ -119,7 +119,7 @@ class DraftSuite(ConformanceSuite):
 
     def test_d1_imports_without_torch(self, draft: type[Draft]) -> None:
         """D1: the class imports without torch, and Config derives from DraftConfig."""
-        run_python(f"import importlib; importlib.import_module({draft.__module__!r})", blocked=["torch"])
+        import_without_torch(draft)
         assert issubclass(draft.Config, DraftConfig)
         assert plugins.load(Draft, draft.name) is draft
 

@@ -25,7 +25,7 @@ import pytest
 
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_core.launcher import LaunchContext, Launcher, WorkerEnded, WorkerMessage, WorkerSpec
-from spec_core.testing.conformance import ConformanceSuite, run_python
+from spec_core.testing.conformance import ConformanceSuite, import_without_torch
 from spec_core.testing.reference import reference_backend
 
 if TYPE_CHECKING:
@@ -104,9 +104,7 @@ class LauncherSuite(ConformanceSuite):
 
     def test_imports_without_torch(self, launcher_type: type[Launcher]) -> None:
         """The entry-point module imports without torch."""
-        run_python(
-            f"import importlib; importlib.import_module({launcher_type.__module__!r})", blocked=["torch"]
-        )
+        import_without_torch(launcher_type)
 
     def test_l1_nothing_is_started_before_start(self, launcher_type: type[Launcher], tmp_path: Path) -> None:
         """L1: constructing, ``num_devices``, ``check`` and ``close`` start no process and create no file."""

@@ -23,7 +23,7 @@ from safetensors.torch import load
 
 from spec_core.config import StrategyConfig
 from spec_core.state_folder import StateFolder
-from spec_core.testing.conformance import ConformanceSuite, run_python, sources
+from spec_core.testing.conformance import ConformanceSuite, import_without_torch, sources
 from spec_core.testing.reference import reference_backend
 from spec_core.testing.toy_training import (
     OPTIMIZER,
@@ -71,7 +71,7 @@ class StrategySuite(ConformanceSuite):
 
     def test_imports_without_torch(self, strategy: type[Strategy]) -> None:
         """The entry-point module imports without torch, and Config derives from StrategyConfig."""
-        run_python(f"import importlib; importlib.import_module({strategy.__module__!r})", blocked=["torch"])
+        import_without_torch(strategy)
         assert issubclass(strategy.Config, StrategyConfig)
 
     def test_s1_equals_a_plain_loop(self, plan: Plan) -> None:
