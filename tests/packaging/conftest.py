@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,23 @@ def clean_python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*pip, "--no-deps", "--no-index", *wheels.values())
     return python
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Return a file of 16 samples of 40 tokens each."""
+    file = tmp_path / "rows.jsonl"
+    ids = [[(7 * row + 3 * token) % 97 for token in range(40)] for row in range(16)]
+    file.write_text("".join(json.dumps({"input_ids": one, "loss_mask": [1] * 40}) + "\n" for one in ids))
+    return file
+
+
+@pytest.fixture
+def losses_of() -> Callable[[Path], list[float]]:
+    """Return the losses in a run directory's metrics, in the order of its steps."""
+    return lambda output: [
+        json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def _of_others() -> dict[str, Path]:

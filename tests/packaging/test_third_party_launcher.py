@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 pytestmark = pytest.mark.xdist_group("packaging")  # one worker: the environment is made once
 
 
-def test_a_third_partys_launcher_runs_a_training(run, clean_python, tiny_llama, tmp_path):
-    rows, output = tmp_path / "rows.jsonl", tmp_path / "run"
-    ids = [[(7 * row + 3 * token) % 97 for token in range(40)] for row in range(16)]
-    rows.write_text("".join(json.dumps({"input_ids": one, "loss_mask": [1] * 40}) + "\n" for one in ids))
+def test_a_third_partys_launcher_runs_a_training(run, clean_python, tiny_llama, rows, losses_of, tmp_path):
+    output = tmp_path / "run"
     command = clean_python.parent / "spec-trainer"
     words = ["--target", tiny_llama, "--data", rows, "--launcher", "pipes", "--output", output]
     run(command, *words, "launcher.nice=5", "placement.kind=disaggregated", "train.ranks=2",
         "train.steps=3", "train.global_batch_tokens=200", cwd=tmp_path)  # fmt: skip
-    assert len((output / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len(losses_of(output)) == 3
     assert (output / "draft" / "config.json").exists()
     assert {file.name for file in (output / "logs").glob("*-[0-9].log")} == {
         "engine-0.log",

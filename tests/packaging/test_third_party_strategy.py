@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("packaging")
 
 
-def losses(output: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture
 def train(run, clean_python, tiny_llama, tmp_path):
     """``train(output, *words)``: a short run."""
@@ -34,14 +30,16 @@ def train(run, clean_python, tiny_llama, tmp_path):
     return go
 
 
-def test_two_processes_train_the_same_samples_and_give_the_losses_of_one(train, run, clean_python, tmp_path):
+def test_two_processes_train_the_same_samples_and_give_the_losses_of_one(
+    train, run, clean_python, losses_of, tmp_path
+):
     """Two copies are one data-parallel rank, as the ranks of a tensor-parallel group are. They resume, too."""
     ours, theirs = tmp_path / "fsdp", tmp_path / "replicated"
     train(ours, "train.steps=4")
     two = ["placement.kind=disaggregated", "train.ranks=2", "strategy.name=replicated", "strategy.copies=2"]
     for steps in (2, 4):
         train(theirs, f"train.steps={steps}", *two)
-    assert losses(theirs) == pytest.approx(losses(ours), rel=1e-5)
+    assert losses_of(theirs) == pytest.approx(losses_of(ours), rel=1e-5)
     assert [file.name for file in (theirs / "logs").glob("trained-*")] == ["trained-0.jsonl"]
     config = yaml.safe_load((theirs / "config.yaml").read_text())
     assert config["strategy"] == {"name": "replicated", "bucket_mib": 25, "copies": 2}
