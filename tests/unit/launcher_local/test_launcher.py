@@ -12,8 +12,17 @@ import psutil
 import pytest
 
 from spec_core import WorkerEnded
-from spec_core.testing.launcher_suite import PEER_S, construct, message, received, toy
+from spec_core.testing.launcher_suite import (
+    PEER_S,
+    assert_soon,
+    construct,
+    is_running,
+    message,
+    received,
+    toy,
+)
 from spec_core.testing.resources import settled_resources
+from spec_launcher_local import launcher as launcher_module
 from spec_launcher_local.launcher import LocalLauncher
 
 if TYPE_CHECKING:
@@ -57,6 +66,19 @@ def test_a_worker_that_has_let_go_and_does_not_end_has_ended(launcher, monkeypat
     ended = received(launcher)
     assert ended.how.startswith("has closed its connection to the launcher and does not end; see ")
     assert not ended.killed
+
+
+def test_a_workers_group_is_killed_when_its_end_is_told_and_never_later(launcher, monkeypatch):
+    """Later the number of the group may be another's."""
+    launcher.start([toy("stubborn")])
+    worker, child = message(launcher)["pids"]
+    psutil.Process(worker).kill()
+    assert received(launcher).killed
+    assert_soon(lambda: not is_running(child))
+    killed = []
+    monkeypatch.setattr(launcher_module, "end_group", killed.append)
+    launcher.stop(1.0)
+    assert killed == []
 
 
 def test_gloo_listens_on_loopback_unless_the_user_says_otherwise(launcher, monkeypatch):

@@ -115,6 +115,8 @@ class LocalLauncher(Launcher):
             worker.channel.close()
         deadline = time.monotonic() + grace_s
         for worker in self._workers:
+            if worker.process.returncode is not None:
+                continue  # its group was killed then; the number may be another group's by now
             try:
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -163,6 +165,7 @@ class LocalLauncher(Launcher):
         except subprocess.TimeoutExpired:
             code, how = None, "has closed its connection to the launcher and does not end"
         else:
+            end_group(worker.process.pid)
             how = ending(code)
         return WorkerEnded(worker, f"{how}; see {self._log(worker.name)}", killed=code == -signal.SIGKILL)
 
