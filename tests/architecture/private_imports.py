@@ -11,7 +11,16 @@ import sys
 from pathlib import Path
 
 MODULES = ("errors", "records")
-LIBRARIES = ("collectives", "drafting", "hosting", "processes", "streams", "targets", "testing")
+LIBRARIES = (
+    "collectives",
+    "drafting",
+    "hosting",
+    "processes",
+    "streams",
+    "targets",
+    "testing",
+    "weight_sync",
+)
 
 
 def listed(tree: ast.Module) -> set[str]:

@@ -22,7 +22,8 @@ INTERFACES = [
         f"spec_core.{name}"
         for name in (
             "backend", "config", "draft", "engine", "errors", "launcher", "ops", "plugins", "process_group",
-            "records", "rendezvous", "state_folder", "strategy", "target", "transport",
+            "draft_replica", "records", "rendezvous", "state_folder", "strategy", "target", "transport",
+            "weight_manifest", "weight_transport",
         )
     ),
 ]  # fmt: skip

@@ -16,6 +16,9 @@ TARGETS = {"LlamaForCausalLM"}
 """Architectures that targets have, too."""
 VENDORS = {"nvidia", "huawei", "ascend", "cuda", "npu"}
 
+COMMON = {"file", "collective", "ipc"}
+"""Plugins that are called by a word which messages and code need for other things."""
+
 APPLICATION, CORE = "apps/trainer/src/spec_trainer", "packages/core/src/spec_core"
 ALLOWED = {
     # Defaults: what a configuration that names no plugin asks for.
@@ -50,7 +53,7 @@ def plugin_names() -> set[str]:
     """Return the names of all entry points of the repository."""
     projects = [tomllib.loads(file.read_text())["project"] for file in ROOT.glob("packages/*/pyproject.toml")]
     groups = [group for project in projects for group in project.get("entry-points", {}).items()]
-    return {name for group, points in groups if group.startswith("spec_core.") for name in points}
+    return {name for group, points in groups if group.startswith("spec_core.") for name in points} - COMMON
 
 
 def exported_architectures() -> set[str]:

@@ -33,6 +33,7 @@ OURS = {
     "spec-launcher-local",
     "spec-strategy-fsdp",
     "spec-trainer",
+    "spec-weight-transports",
 }
 ROOT = Path(__file__).parents[2]
 THIRD_PARTIES = sorted(file.parent for file in ROOT.glob("tests/plugins/*/pyproject.toml"))
@@ -100,6 +101,7 @@ def test_built_ins_take_the_same_road_as_third_parties(wheels):
         "spec_core.engines",
         "spec_core.launchers",
         "spec_core.strategies",
+        "spec_core.weight_transports",
     }
     for folder in THIRD_PARTIES:
         assert entry_points_of(wheels[folder.name]).keys() < groups.keys()
@@ -112,7 +114,10 @@ def test_backend_brings_the_command(wheels, name):
 
 
 def test_command_brings_what_runs_anywhere(wheels):
-    anywhere = {"backend-cpu", "draft-dflash", "draft-eagle3", "engine-hf", "launcher-local", "strategy-fsdp"}
+    anywhere = {
+        *("backend-cpu", "draft-dflash", "draft-eagle3", "engine-hf", "launcher-local", "strategy-fsdp"),
+        "weight-transports",
+    }
     required = {name for name in requirements_of(wheels["spec-trainer"]) if name in OURS}
     assert required == {"spec-core", *(f"spec-{name}" for name in anywhere)}
 

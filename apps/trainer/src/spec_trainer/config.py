@@ -35,7 +35,11 @@ from spec_trainer.data.config import DataConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SECTIONS: dict[str, type[Any]] = {plugins.kind_of(interface): interface for interface in plugins.INTERFACES}
+SECTIONS: dict[str, type[Any]] = {
+    plugins.kind_of(interface): interface
+    for interface in plugins.INTERFACES
+    if "name" in interface.Config.model_fields
+}
 """Interface of each section that names a plugin; the section is called like the kind of plugin."""
 
 B = TypeVar("B", bound=BackendConfig)

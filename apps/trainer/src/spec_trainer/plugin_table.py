@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from spec_core import plugins
-from spec_trainer.config import SECTIONS
 
+_INTERFACES = {plugins.kind_of(interface): interface for interface in plugins.INTERFACES}
 _COMMAND = "spec-trainer"
 """The distribution that names, in its requirements and extras, every plugin of this repository."""
 _PROBE_DEADLINE_S = 20.0
@@ -25,7 +25,7 @@ def plugin_rows() -> list[TableRow]:
     """
     rows: list[TableRow] = []
     ours = plugins.required_by(_COMMAND)
-    for kind, interface in SECTIONS.items():
+    for kind, interface in _INTERFACES.items():
         for record in plugins.installed(interface):
             probe = _probe_here if record.distribution in ours else _probe_apart
             status, reason, api = probe(kind, record.name)
@@ -57,7 +57,7 @@ def print_table(rows: list[TableRow]) -> None:
 
 
 def _probe_here(kind: str, name: str) -> tuple[str, str, int | None]:
-    interface = SECTIONS[kind]
+    interface = _INTERFACES[kind]
     record = next(record for record in plugins.installed(interface) if record.name == name)
     return plugins.status(interface, record)
 

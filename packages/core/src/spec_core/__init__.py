@@ -1,8 +1,17 @@
 """Interfaces, records, plugin loader, libraries for plugins and conformance kit. Imports without torch."""
 
 from spec_core.backend import Backend, Placement, Role
-from spec_core.config import BackendConfig, Config, DraftConfig, EngineConfig, LauncherConfig, StrategyConfig
+from spec_core.config import (
+    BackendConfig,
+    Config,
+    DraftConfig,
+    EngineConfig,
+    LauncherConfig,
+    StrategyConfig,
+    WeightTransportConfig,
+)
 from spec_core.draft import Draft, Proposal, Proposer
+from spec_core.draft_replica import DraftReplica, ServingStatus, UpdateId, UpdateOrder
 from spec_core.engine import Engine, EngineContext
 from spec_core.foreign import foreign_errors
 from spec_core.host_tensors import to_device_async
@@ -26,6 +35,8 @@ from spec_core.strategy import DataParallel, OptimizerConfig, Strategy, TrainSte
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 from spec_core.visible_devices import child_devices
+from spec_core.weight_manifest import Manifest
+from spec_core.weight_transport import WeightReceiver, WeightSender, WeightTransport
 
 __all__ = [
     "Backend",
@@ -34,6 +45,7 @@ __all__ = [
     "DataParallel",
     "Draft",
     "DraftConfig",
+    "DraftReplica",
     "Engine",
     "EngineConfig",
     "EngineContext",
@@ -45,6 +57,7 @@ __all__ = [
     "LaunchContext",
     "Launcher",
     "LauncherConfig",
+    "Manifest",
     "Message",
     "OptimizerConfig",
     "Placement",
@@ -54,6 +67,7 @@ __all__ = [
     "Rendezvous",
     "Role",
     "RunLink",
+    "ServingStatus",
     "StateFolder",
     "Strategy",
     "StrategyConfig",
@@ -61,7 +75,13 @@ __all__ = [
     "TargetTensors",
     "TrainStep",
     "Transport",
+    "UpdateId",
+    "UpdateOrder",
     "VocabularyOps",
+    "WeightReceiver",
+    "WeightSender",
+    "WeightTransport",
+    "WeightTransportConfig",
     "WorkerEnded",
     "WorkerHandle",
     "WorkerMain",

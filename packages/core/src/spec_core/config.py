@@ -86,6 +86,13 @@ class LauncherConfig(Config):
     """Who starts the processes; a launcher plugin."""
 
 
+class WeightTransportConfig(Config):
+    """Options of a weight transport; a transport's own ones are fields of its subclass."""
+
+    bucket_bytes: int = pydantic.Field(256 << 20, ge=4096)
+    """Most bytes of weights that are sent at once."""
+
+
 def read_configuration(
     file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> dict[str, Any]:

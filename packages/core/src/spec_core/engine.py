@@ -19,6 +19,8 @@ E8  ``check_draft`` finds from files alone, before anything starts, that this en
     so many draft tokens a round: UsageError, one line. Optional: by default every draft is accepted.
 E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema that the
     target does not have. Calls without ``start`` are served too: they start what they need.
+E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica`` has its
+    contract). Optional: by default EngineError.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from spec_core.backend import Backend, Placement
     from spec_core.draft import Draft, Proposer
+    from spec_core.draft_replica import DraftReplica
     from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams
     from spec_core.target import TargetSpec
     from spec_core.transport import Transport
@@ -159,6 +162,10 @@ class Engine(Resource):
         an engine that decodes by our own code can do this; others raise EngineError.
         """
         raise EngineError(f"engine {self.name!r} speculates with exported drafts only")
+
+    def draft_replica(self, group: str = "default") -> DraftReplica:
+        """Return the way for fresh weights of the loaded draft, in the update group of that name (E10)."""
+        raise EngineError(f"engine {self.name!r} cannot take fresh weights for its draft while it serves")
 
     @abstractmethod
     def acceptance(self) -> AcceptanceCounters:

@@ -27,6 +27,7 @@ from spec_core.errors import (
 )
 from spec_core.launcher import Launcher
 from spec_core.strategy import Strategy
+from spec_core.weight_transport import WeightTransport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 API_VERSION = 2
 """Version of the interfaces; a plugin states the one that it was written for as ``api_version``."""
 
-P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy)
+P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy, WeightTransport)
 INTERFACES: tuple[Any, ...] = P.__constraints__
 """The interface of each kind of plugin."""
 
@@ -62,9 +63,9 @@ def required_by(distribution: str) -> set[str]:
     return _names_in(metadata.requires(distribution))
 
 
-def kind_of(interface: type[P]) -> str:
-    """Return the kind of plugin that an interface is for, such as "engine"."""
-    return interface.__name__.lower()
+def kind_of(interface: type) -> str:
+    """Return the kind of plugin that an interface is for, such as "engine" or "weight_transport"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", interface.__name__).lower()
 
 
 def installed(interface: type[P]) -> list[PluginRecord]:
@@ -192,7 +193,7 @@ def _not_found(kind: str, name: str, names: list[str]) -> str:
     known = sorted(set(names))
     hint = suggestion(name, known) if known else " (none is installed)"
     installed = f"installed: {', '.join(known) or 'none'}"
-    return f"no {kind} plugin is called {name!r}{hint}; {installed}{_remedy(f'spec-{kind}-{name}')}"
+    return f"no {kind} plugin is called {name!r}{hint}; {installed}{_remedy(f'spec-{kind}-{name}'.replace('_', '-'))}"
 
 
 def _remedy(package: str) -> str:

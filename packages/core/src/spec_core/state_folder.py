@@ -17,7 +17,7 @@ from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import foreign_errors, parse_json_object, read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -27,7 +27,7 @@ new_digest = functools.partial(hashlib.blake2b, digest_size=16)
 
 _CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
 """Safetensors' names of the dtypes that a checkpoint may hold."""
 
@@ -41,8 +41,13 @@ class StateFolder:
         self.digests: dict[str, str] = {}
         """Digest of each file that this process has written, by its name."""
 
-    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a safetensors file; tensors come to the CPU one at a time, so any device's will do."""
+    def write_tensors(
+        self, name: str, tensors: Mapping[str, Tensor], check: Callable[[], None] | None = None
+    ) -> None:
+        """Write a safetensors file; tensors come to the CPU one at a time, so any device's will do.
+
+        ``check`` is called before each tensor, and may raise to end the call.
+        """
         for key, tensor in tensors.items():
             if _dtype_name(tensor) not in _CODES:
                 raise RunError(f"{key} is no tensor of a dtype that a checkpoint holds: {', '.join(_CODES)}")
@@ -53,6 +58,8 @@ class StateFolder:
         with (self.path / name).open("wb") as stream, ThreadPoolExecutor(1) as pool:
             stream.write(header)
             for tensor in ordered.values():
+                if check is not None:
+                    check()
                 content = _bytes_of(tensor)
                 digested = pool.submit(digest.update, content)  # while it is written
                 stream.write(content)

@@ -25,6 +25,9 @@ pytest.register_assert_rewrite(
     "spec_core.testing.transport_parts",
     "spec_core.testing.transport_stage",
     "spec_core.testing.transport_suite",
+    "spec_core.testing.weight_faults",
+    "spec_core.testing.weight_stage",
+    "spec_core.testing.weight_transport_suite",
 )
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from spec_core.testing.process_group_suite import ProcessGroupSuite
     from spec_core.testing.strategy_suite import StrategySuite
     from spec_core.testing.transport_suite import TransportSuite
+    from spec_core.testing.weight_transport_suite import WeightTransportSuite
 
 __all__ = [
     "BackendSuite",
@@ -45,6 +49,7 @@ __all__ = [
     "ProcessGroupSuite",
     "StrategySuite",
     "TransportSuite",
+    "WeightTransportSuite",
     "assert_kernel_agrees",
 ]
 
@@ -58,4 +63,5 @@ __getattr__ = lazy_names(
     process_group_suite="ProcessGroupSuite",
     strategy_suite="StrategySuite",
     transport_suite="TransportSuite",
+    weight_transport_suite="WeightTransportSuite",
 )

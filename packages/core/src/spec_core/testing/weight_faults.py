@@ -1,0 +1,245 @@
+"""Parts of WeightTransportSuite in which something fails on the way: a process, or a tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from spec_core.testing.weight_stage import (
+    TARGET,
+    RemoteReplica,
+    ToySlot,
+    odd_weights,
+    raw_bytes,
+    serve_receiver,
+)
+from spec_core.weight_sync.publisher import Publisher
+from spec_core.weight_sync.receiver import UpdateReceiver
+from spec_core.weight_sync.replicas import ReceiverReplica
+from spec_core.weight_transport import WeightReceiver, WeightTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    import torch
+    from torch import Tensor
+
+    from spec_core.testing.processes import Rank
+    from spec_core.weight_manifest import Manifest
+    from spec_core.weight_transport import WeightSender
+
+    Build = Callable[[], WeightTransport]
+    Weights = Iterator[tuple[str, Tensor]]
+
+FENCE = 10
+PUSH_S = 2.0
+"""Time of a push that a fault lets run out."""
+WAIT_S = 15.0
+
+
+@contextlib.contextmanager
+def replica_of(build: Build, slot: ToySlot) -> Generator[tuple[UpdateReceiver, ReceiverReplica]]:
+    """Yield a receiver of this process, and the replica that it makes."""
+    with UpdateReceiver(slot, {"tested": build()}, group="suite") as receiver:
+        yield receiver, ReceiverReplica(receiver)
+
+
+def publisher_of(build: Build, fence: int = FENCE) -> Publisher:
+    """Return a publisher that uses the transport under test."""
+    return Publisher({"tested": build()}, TARGET, group="suite", fence=fence)
+
+
+def fault_in_replica(me: Rank, build: Build) -> None:
+    """Ranks 1 and 2 are replicas; rank 1 suffers a fault in the second update. Rank 0 publishes."""
+    if me.rank > 0:
+        slot = ToySlot(odd_weights(0), reach=me.reach)
+        serve_receiver(me, UpdateReceiver(slot, {"tested": build()}, group="suite"))
+        assert slot.serves(odd_weights(4))
+        return
+    replicas = {rank: RemoteReplica(address) for rank, address in (me.receive() for _ in range(2))}
+    with publisher_of(build) as publisher:
+        for rank in (1, 2):
+            publisher.add(f"replica {rank}", replicas[rank]).result(WAIT_S)
+        assert publisher.publish(1, odd_weights(1)).result(WAIT_S).committed
+        report = publisher.publish(2, odd_weights(2), timeout_s=PUSH_S).result(WAIT_S)
+        assert not report.committed
+        assert report.replicas["replica 1"].reason
+        _check_serves(replicas[2], 1)
+        # The fault is not held against the others: they go on at once.
+        report = publisher.publish(3, odd_weights(3), timeout_s=PUSH_S).result(WAIT_S)
+        assert report.committed, report
+        assert report.replicas["replica 1"].state == "quarantined"
+        _check_serves(replicas[2], 3)
+        publisher.remove("replica 1").result(WAIT_S)
+        late = ToySlot(odd_weights(0))
+        with replica_of(build, late) as (_, replica):
+            caught_up = publisher.add("late", replica).result(WAIT_S)
+            assert caught_up is not None
+            assert caught_up.state == "committed", caught_up
+            assert late.serves(odd_weights(3))
+            assert publisher.publish(4, odd_weights(4)).result(WAIT_S).committed
+            assert late.serves(odd_weights(4))
+    replicas[2].end()
+
+
+def fault_in_publisher(me: Rank, build: Build) -> None:
+    """Rank 0 publishes and suffers the fault in its second update; rank 1 takes over. Rank 2 is the replica."""
+    if me.rank == 2:
+        slot = ToySlot(odd_weights(0))
+        serve_receiver(me, UpdateReceiver(slot, {"tested": build()}, group="suite"), num_clients=2)
+        assert slot.serves(odd_weights(5))
+        return
+    address = me.receive()[1]
+    if me.rank == 0:
+        _publish_until_killed(me, address, build)
+        return
+    replica = RemoteReplica(address)
+    deadline = time.monotonic() + WAIT_S
+    while replica.status().result(WAIT_S).state != "aborted" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    _check_serves(replica, 1, state="aborted")
+    with publisher_of(build, FENCE + 1) as publisher:
+        publisher.add("replica", replica).result(WAIT_S)
+        report = publisher.publish(5, odd_weights(5)).result(WAIT_S)
+        assert report.committed, report
+    replica.end()
+
+
+def _publish_until_killed(me: Rank, address: Any, build: Build) -> None:
+    calls: list[str] = []
+
+    def before(call: str) -> None:
+        calls.append(call)
+        me.reach(f"{call} {calls.count(call)}")
+
+    with publisher_of(build) as publisher:
+        publisher.add("replica", RemoteReplica(address, before)).result(WAIT_S)
+        publisher.publish(1, odd_weights(1)).result(WAIT_S)
+        publisher.publish(2, _Reached(odd_weights(2), lambda: me.reach("send 2"))).result(WAIT_S)
+    raise AssertionError("the publisher has outlived its fault")
+
+
+class _Reached(dict[str, "Tensor"]):
+    """Weights whose second reader, after the one that describes them, sends them: that is a named point."""
+
+    def __init__(self, weights: Mapping[str, Tensor], reach: Callable[[], None]) -> None:
+        super().__init__(weights)
+        self._reach = reach
+        self._described = False
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name == "cut":
+            self._reach()
+        return super().__getitem__(name)
+
+    def items(self) -> Any:
+        if self._described:
+            self._reach()
+        self._described = True
+        return super().items()
+
+
+def _check_serves(replica: RemoteReplica, version: int, state: str = "") -> None:
+    status = replica.status().result(WAIT_S)
+    assert status.version == version, status
+    assert not state or status.state == state, status
+
+
+def _flip(weights: Weights) -> Weights:
+    for name, tensor in weights:
+        raw = raw_bytes(tensor).clone()
+        if name == "cut":
+            raw[-1] ^= 1
+        yield name, raw.view(tensor.dtype).view(tensor.shape)
+
+
+def _drop(weights: Weights) -> Weights:
+    return ((name, tensor) for name, tensor in weights if name != "odd")
+
+
+def _double(weights: Weights) -> Weights:
+    for name, tensor in weights:
+        yield name, tensor
+        if name == "left":
+            yield name, tensor
+
+
+def _truncate(weights: Weights) -> Weights:
+    for name, tensor in weights:
+        yield name, tensor[:-1] if name == "exact" else tensor
+
+
+def _swap(weights: Weights) -> Weights:
+    """Exchange two tensors of one shape and dtype."""
+    other = {"left": "right", "right": "left"}
+    return ((other.get(name, name), tensor) for name, tensor in weights)
+
+
+def _stale(weights: Weights) -> Weights:
+    """Yield one tensor of the version before."""
+    before = odd_weights(0)
+    return ((name, before[name] if name == "scalar" else tensor) for name, tensor in weights)
+
+
+DAMAGES = (_flip, _drop, _double, _truncate, _swap, _stale)
+
+
+class _DamagingReceiver(WeightReceiver):
+    def __init__(self, receiver: WeightReceiver, damage: Callable[[Weights], Weights]) -> None:
+        self._receiver, self._damage = receiver, damage
+        self.address = receiver.address
+
+    def receive(self, sender: str, deadline: float) -> Weights:
+        return self._damage(self._receiver.receive(sender, deadline))
+
+    def close(self) -> None:
+        self._receiver.close()
+
+
+class _DamagingTransport(WeightTransport):
+    """The transport under test, but for what ``damage`` does to what arrives."""
+
+    def __init__(self, transport: WeightTransport) -> None:
+        super().__init__(transport.config, transport.backend)
+        self._transport = transport
+        self.damage: Callable[[Weights], Weights] = iter
+
+    def place(self, device: torch.device) -> str:
+        return self._transport.place(device)
+
+    def obstacle(self, place: str, device: torch.device) -> str:
+        return self._transport.obstacle(place, device)
+
+    def receiver(self, manifest: Manifest, device: torch.device) -> WeightReceiver:
+        return _DamagingReceiver(self._transport.receiver(manifest, device), self.damage)
+
+    def sender(
+        self,
+        manifest: Manifest,
+        weights: Mapping[str, Tensor],
+        receivers: Sequence[str],
+        device: torch.device,
+    ) -> WeightSender:
+        return self._transport.sender(manifest, weights, receivers, device)
+
+
+def publish_damaged(build: Build) -> None:
+    """Damage one update after the other, with a whole one after each."""
+    transport, slot = _DamagingTransport(build()), ToySlot(odd_weights(0))
+    with (
+        UpdateReceiver(slot, {"tested": transport}, group="suite") as receiver,
+        publisher_of(build) as publisher,
+    ):
+        publisher.add("replica", ReceiverReplica(receiver)).result(WAIT_S)
+        served = 0
+        for version, damage in zip(range(1, 2 * len(DAMAGES), 2), DAMAGES, strict=True):
+            transport.damage = damage
+            report = publisher.publish(version, odd_weights(version)).result(WAIT_S)
+            assert not report.committed, damage
+            assert slot.serves(odd_weights(served)), damage
+            assert receiver.status().state == "aborted"
+            transport.damage = iter
+            report = publisher.publish(served := version + 1, odd_weights(version + 1)).result(WAIT_S)
+            assert report.committed, (damage, report)
+            assert slot.serves(odd_weights(served))

@@ -1,0 +1,201 @@
+"""A draft of odd tensors, a slot that holds it, and replicas in other processes: for the suites of weight sync."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from concurrent.futures import Future
+from multiprocessing.connection import Client, Connection, Listener
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from spec_core.draft_replica import DraftReplica
+from spec_core.errors import PeerLost
+from spec_core.weight_sync.digest import tensors_digest
+from spec_core.weight_sync.draft_slot import DraftLayout, DraftSlot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from spec_core.draft_replica import ServingStatus, UpdateId, UpdateOrder
+    from spec_core.testing.processes import Rank
+    from spec_core.weight_sync.receiver import UpdateReceiver
+
+TARGET = "digest of the suite's target"
+BUCKET_BYTES = 4096
+"""Size of the buckets of a transport under test: less than the largest tensor, and that of another one."""
+POISON = 0xA5
+"""Every byte of a copy before it is loaded."""
+
+
+def odd_weights(version: int) -> dict[str, Tensor]:
+    """Return a draft whose every byte depends on the version, but for the vocabulary mapping, which stays."""
+    generator = torch.Generator().manual_seed(version)
+
+    def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        raw = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)
+        return raw.view(dtype)[..., 0].contiguous()
+
+    return {
+        "odd": drawn(7, 3, dtype=torch.bfloat16),
+        "flags": drawn(13, dtype=torch.uint8) % 2 == 0,
+        "left": drawn(5, 5),
+        "right": drawn(5, 5),
+        "cut": drawn(3 * BUCKET_BYTES + 40, dtype=torch.int8),
+        "exact": drawn(BUCKET_BYTES // 2, dtype=torch.float16),
+        "scalar": drawn(dtype=torch.float64),
+        "turned": drawn(6, 4).t(),
+        "nothing": drawn(0, 3),
+        "eighth": drawn(9, 2, dtype=torch.float8_e4m3fn),
+        "d2t": torch.arange(11) * 3,
+        "t2d": torch.arange(33) % 3 == 0,
+    }
+
+
+def same_bytes(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors are equal bit for bit, NaNs included."""
+    alike = left.dtype == right.dtype and left.shape == right.shape
+    return alike and torch.equal(raw_bytes(left), raw_bytes(right))
+
+
+def raw_bytes(tensor: Tensor) -> Tensor:
+    """Return a tensor's bytes on the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+class ToySlot(DraftSlot):
+    """The two copies of a draft that nothing drafts with; ``reach`` is called at each named point of an update."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        device: torch.device | None = None,
+        reach: Callable[[str], None] = lambda point: None,
+    ) -> None:
+        """Serve ``weights`` from ``device``."""
+        self._device = torch.device("cpu") if device is None else device
+        self._copies = {"live": self._copied(weights), "spare": self._copied(weights)}
+        self._layout = DraftLayout.of_tensors(weights.items(), TARGET)
+        self._reach = reach
+        self.num_loads = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Return where new tensors should arrive."""
+        return self._device
+
+    def layout(self) -> DraftLayout:
+        """Return what an update must hold."""
+        return self._layout
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Copy into the spare copy, which is poisoned first."""
+        self.num_loads += 1
+        spare = self._copies["spare"]
+        for tensor in spare.values():
+            if tensor.numel():
+                tensor.view(-1).view(torch.uint8).fill_(POISON)
+        for name, tensor in weights:
+            spare[name].view(-1).view(torch.uint8).copy_(tensor.contiguous().view(-1).view(torch.uint8))
+            self._reach(f"load {self.num_loads}")
+
+    def digest(self, copy: Literal["live", "spare"]) -> str:
+        """Return the digest of a copy."""
+        self._reach(f"{copy} {self.num_loads}")
+        return tensors_digest(self._copies[copy].items())
+
+    def swap(self) -> None:
+        """Exchange the copies."""
+        self._reach(f"before swap {self.num_loads}")
+        live, spare = self._copies["live"], self._copies["spare"]
+        self._copies = {"live": spare, "spare": live}
+        self._reach(f"after swap {self.num_loads}")
+
+    def serves(self, weights: Mapping[str, Tensor]) -> bool:
+        """Return whether the live copy is these weights, bit for bit."""
+        return all(same_bytes(tensor, weights[name]) for name, tensor in self._copies["live"].items())
+
+    def _copied(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._device, copy=True).contiguous() for name, tensor in weights.items()}
+
+
+class RemoteReplica(DraftReplica):
+    """A replica of one rank, whose receiver is in another process of the test (``serve_receiver``)."""
+
+    num_ranks = 1
+
+    def __init__(self, address: Any, before: Callable[[str], None] = lambda call: None) -> None:
+        """Connect; ``before`` is called with the name of each call."""
+        self._connection = Client(address[0], authkey=address[1])
+        self._before = before
+        self._lock = threading.Lock()
+
+    def prepare(self, order: UpdateOrder) -> Future[ServingStatus]:
+        """Begin to receive (U2)."""
+        return self._call("prepare", order)
+
+    def commit(self, update: UpdateId) -> Future[ServingStatus]:
+        """Serve what was received (U3)."""
+        return self._call("commit", update)
+
+    def abort(self, update: UpdateId) -> Future[ServingStatus]:
+        """Forget an update that is not committed (U5)."""
+        return self._call("abort", update)
+
+    def revert(self, update: UpdateId) -> Future[ServingStatus]:
+        """Undo the last commit (U5)."""
+        return self._call("revert", update)
+
+    def status(self) -> Future[ServingStatus]:
+        """Return what is served."""
+        return self._call("status")
+
+    def end(self) -> None:
+        """Let the other process go on to its end."""
+        with contextlib.suppress(OSError):
+            self._connection.send(("end", ()))
+
+    def _call(self, name: str, *args: Any) -> Future[ServingStatus]:
+        future: Future[ServingStatus] = Future()
+        threading.Thread(target=self._run, args=(future, name, args), daemon=True).start()
+        return future
+
+    def _run(self, future: Future[ServingStatus], name: str, args: tuple[Any, ...]) -> None:
+        self._before(name)
+        try:
+            with self._lock:
+                self._connection.send((name, args))
+                value = self._connection.recv()
+        except (OSError, EOFError) as error:
+            value = PeerLost(f"the replica's process has gone: {error!r}")
+        future.set_exception(value) if isinstance(value, Exception) else future.set_result(value)
+
+
+def serve_receiver(me: Rank, receiver: UpdateReceiver, num_clients: int = 1) -> None:
+    """Make a receiver's calls for ``RemoteReplica`` objects of other ranks, until each has come and ended."""
+    authkey = secrets.token_bytes(16)
+    with Listener(("127.0.0.1", 0), authkey=authkey) as listener:
+        me.publish((me.rank, (listener.address, authkey)))
+        clients = [
+            threading.Thread(target=_serve, args=(listener.accept(), receiver)) for _ in range(num_clients)
+        ]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+    receiver.close()
+
+
+def _serve(connection: Connection[Any, Any], receiver: UpdateReceiver) -> None:
+    with contextlib.suppress(OSError, EOFError):
+        while (request := connection.recv())[0] != "end":
+            name, args = request
+            try:
+                answer: Any = getattr(receiver, name)(*args)
+            except Exception as error:  # noqa: BLE001 (the caller gets every error)
+                answer = error
+            connection.send(answer)

@@ -1,0 +1,42 @@
+"""Library for engines and trainers: fresh draft weights while the engine serves (docs/libraries/weight_sync.md)."""
+
+from typing import TYPE_CHECKING
+
+from spec_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from spec_core.weight_sync.buckets import BucketPlan
+    from spec_core.weight_sync.delivery import ReplicaOutcome
+    from spec_core.weight_sync.digest import tensor_digest, tensors_digest
+    from spec_core.weight_sync.draft_slot import DraftLayout, DraftSlot
+    from spec_core.weight_sync.installed import open_weight_transports
+    from spec_core.weight_sync.publisher import Publisher, PublishReport
+    from spec_core.weight_sync.receiver import UpdateReceiver
+    from spec_core.weight_sync.replicas import ReceiverReplica, combined
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        buckets="BucketPlan",
+        delivery="ReplicaOutcome",
+        digest="tensor_digest tensors_digest",
+        draft_slot="DraftLayout DraftSlot",
+        installed="open_weight_transports",
+        publisher="PublishReport Publisher",
+        receiver="UpdateReceiver",
+        replicas="ReceiverReplica combined",
+    )
+
+__all__ = [
+    "BucketPlan",
+    "DraftLayout",
+    "DraftSlot",
+    "PublishReport",
+    "Publisher",
+    "ReceiverReplica",
+    "ReplicaOutcome",
+    "UpdateReceiver",
+    "combined",
+    "open_weight_transports",
+    "tensor_digest",
+    "tensors_digest",
+]

@@ -1,0 +1,119 @@
+"""Digest of a tensor's bytes, on whatever device they lie.
+
+It finds damage, not forgery: the connection is authenticated. Let w_i be the bytes as little-endian words of 64 bits,
+the last one filled with zeros, and m_i = w_i xor (w_i >> 32). A digest is two sums over i of m_i * odd(i), modulo
+2**64, to which the number of bytes is added, multiplied by an odd number of its own. So
+
+- a change of one word always shows: its m changes, and an odd factor loses nothing;
+- two words that change places show, since their factors differ; ``xor`` brings the upper half down, without which two
+  words that differ in their highest bit alone would not.
+
+odd(i) is the product of two odd numbers, of the word's row and of its column in lines of 2**14 words: two small
+tables do for tensors of any size. Both come from splitmix64 (Steele et al., 2014).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.weight_manifest import TensorEntry, entries_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+COLUMNS = 1 << 14
+"""Words of a line."""
+_BLOCK_BYTES = 8 << 20
+"""Bytes that are worked on at a time; twice as much memory is needed beside the tensor."""
+_SEEDS = (0x9AE16A3B2F90404F, 0xC949C7DEFE7F8C1D)
+_ROW_SEED, _LENGTH_SEED = 0xA0761D6478BD642F, 0xE7037ED1A0B428DB
+_GOLDEN = 0x9E3779B97F4A7C15
+_LOW = 0xFFFFFFFF
+_MODULUS = 1 << 64
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Return the digest of a tensor's bytes, 32 hexadecimal digits; the name, shape and dtype are not in it."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    lengths = [int(_odd(seed ^ _LENGTH_SEED, 1)) * raw.numel() for seed in _SEEDS]
+    return "".join(
+        f"{(total + length) % _MODULUS:016x}"
+        for total, length in zip(_weighted_sums(raw), lengths, strict=True)
+    )
+
+
+def tensor_entry(name: str, tensor: Tensor) -> TensorEntry:
+    """Return what a manifest says of a tensor."""
+    return TensorEntry(
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=dtype_name(tensor),
+        num_bytes=tensor.nbytes,
+        digest=tensor_digest(tensor),
+    )
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return torch's name of a tensor's dtype, such as ``bfloat16``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return one digest of several tensors and their names, shapes and dtypes, whatever their order.
+
+    For the tensors that a draft exports it is their ``Manifest.digest``.
+    """
+    return entries_digest(tensor_entry(name, tensor) for name, tensor in tensors)
+
+
+def _weighted_sums(raw: Tensor) -> list[int]:
+    num_rows = -(-raw.numel() // (COLUMNS * 8))
+    factors = [
+        (_column_factors(seed, raw.device), _odd(seed ^ _ROW_SEED, num_rows).to(raw.device))
+        for seed in _SEEDS
+    ]
+    sums = torch.zeros(len(_SEEDS), dtype=torch.int64, device=raw.device)
+    for start in range(0, raw.numel(), _BLOCK_BYTES):
+        words = _words(raw[start : start + _BLOCK_BYTES])
+        mixed = words ^ ((words >> 32) & _LOW)
+        first = start // (COLUMNS * 8)
+        for index, (column, row) in enumerate(factors):
+            sums[index] += ((mixed * column).sum(dim=1) * row[first : first + len(words)]).sum()
+    return sums.tolist()
+
+
+def _words(raw: Tensor) -> Tensor:
+    """Return bytes as int64 [rows, COLUMNS], filled with zeros."""
+    missing = -raw.numel() % (COLUMNS * 8)
+    if missing:
+        raw = torch.nn.functional.pad(raw, (0, missing))
+    elif raw.storage_offset() % 8:
+        raw = raw.clone()
+    return raw.view(torch.int64).view(-1, COLUMNS)
+
+
+@functools.cache
+def _column_factors(seed: int, device: torch.device) -> Tensor:
+    return _odd(seed, COLUMNS).to(device)
+
+
+def _odd(seed: int, count: int) -> Tensor:
+    """Return the first numbers of splitmix64's sequence, made odd, as int64: the highest bit is the sign."""
+    x = torch.arange(1, count + 1) * _signed(_GOLDEN) + _signed(seed)
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return (x ^ _shifted(x, 31)) | 1
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Shift right and fill with zeros, as an unsigned number's shift does."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - _MODULUS if word >> 63 else word

@@ -1,0 +1,140 @@
+"""The messages of one update between the publisher and a rank, and a connection that carries them.
+
+::
+
+    rank                                             publisher
+    Greeting: token, place for each transport  ->
+                                               <-    Offer: manifest and transport
+    Endpoint: address of the rank's end        ->
+                                               <-    Endpoint: address of the sender's end
+    ...  the transport moves the tensors  ...
+    Loaded: digest of the spare copy           ->
+    ...  all replicas; commit goes to the engine  ...
+                                               <-    Confirm
+    Loaded: digest of the live copy            ->
+
+Either end may send UpdateFailed instead, or close the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from spec_core.draft_replica import UpdateId
+from spec_core.errors import DeadlineExceeded, EngineError, PeerLost, SpecError
+from spec_core.foreign import cause
+from spec_core.framed_socket import FramedSocket
+from spec_core.rendezvous import parse_address
+from spec_core.weight_manifest import Manifest
+from spec_core.wire_record import WireRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+MAX_PACKET_BYTES = 16 << 20
+"""Largest message: a manifest of some 80,000 tensors."""
+
+
+class Greeting(WireRecord):
+    """The first message of a rank's connection."""
+
+    kind: Literal["greeting"] = "greeting"
+    token: str
+    update: UpdateId
+    replica: str
+    rank: int
+    places: Mapping[str, str]
+    """Name of a weight transport -> where this rank is (``WeightTransport.place``)."""
+
+
+class Offer(WireRecord):
+    """The update that is to be received, and how."""
+
+    kind: Literal["offer"] = "offer"
+    manifest: Manifest
+    transport: str
+
+
+class Endpoint(WireRecord):
+    """Address of one end of the transport."""
+
+    kind: Literal["endpoint"] = "endpoint"
+    address: str
+
+
+class Loaded(WireRecord):
+    """Digest of a copy of the draft, as the engine holds it."""
+
+    kind: Literal["loaded"] = "loaded"
+    digest: str
+
+
+class Confirm(WireRecord):
+    """The update was committed: what is the digest of the live copy?"""
+
+    kind: Literal["confirm"] = "confirm"
+
+
+class UpdateFailed(WireRecord):
+    """The end of an update that cannot go on."""
+
+    kind: Literal["failed"] = "failed"
+    reason: str
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error in one line, with the name of its type where it is not this project's own."""
+    return next(iter(str(error).splitlines()), "") if isinstance(error, SpecError) else cause(error)
+
+
+M = TypeVar("M", Greeting, Offer, Endpoint, Loaded, Confirm)
+
+
+class UpdateChannel(FramedSocket):
+    """One rank's connection to the publisher."""
+
+    def __init__(self, end: socket.socket, peer: str) -> None:
+        """Own ``end``; ``peer`` names the other one in errors."""
+        super().__init__(end, MAX_PACKET_BYTES)
+        self._peer = peer
+
+    @classmethod
+    def connect(cls, address: str, deadline: float) -> UpdateChannel:
+        """Return a connection to the publisher at ``address``. Raise PeerLost where nobody listens."""
+        peer = f"the publisher at {address}"
+        with _mapped(peer):
+            end = socket.create_connection(parse_address(address), max(1e-3, deadline - time.monotonic()))
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return cls(end, peer)
+
+    def post(self, message: WireRecord, deadline: float) -> None:
+        """Send a message."""
+        with _mapped(self._peer):
+            self.send(message.encode(), deadline)
+
+    def expect(self, kind: type[M], deadline: float) -> M:
+        """Return the next message, which must be of that kind. Raise EngineError where the other end has failed."""
+        with _mapped(self._peer):
+            packet = self.receive(deadline)
+        if b'"kind":"failed"' in packet[:32]:
+            raise EngineError(f"{self._peer}: {UpdateFailed.decode(packet).reason}")
+        return kind.decode(packet)
+
+    def fail(self, reason: str) -> None:
+        """Say why the update ends, if the other end still listens."""
+        with contextlib.suppress(OSError):
+            self.send(UpdateFailed(reason=reason).encode(), time.monotonic() + 1.0)
+
+
+@contextlib.contextmanager
+def _mapped(peer: str) -> Generator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{peer} did not answer before the deadline of the update") from error
+    except OSError as error:
+        raise PeerLost(f"{peer} has gone: {error}") from error

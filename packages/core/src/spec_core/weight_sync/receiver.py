@@ -1,0 +1,287 @@
+"""UpdateReceiver: one rank's part in updates of the draft that its engine serves.
+
+Everything but ``DraftSlot.swap`` happens on a thread of the update's own, so the engine goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from spec_core.draft_replica import ServingStatus
+from spec_core.errors import EngineError, PeerLost, ProtocolError
+from spec_core.resource import Resource
+from spec_core.weight_sync.digest import tensor_entry
+from spec_core.weight_sync.messages import (
+    Confirm,
+    Endpoint,
+    Greeting,
+    Loaded,
+    Offer,
+    UpdateChannel,
+    reason_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+
+    from torch import Tensor
+
+    from spec_core.draft_replica import ServingState, UpdateId, UpdateOrder
+    from spec_core.weight_sync.draft_slot import DraftSlot
+    from spec_core.weight_transport import WeightReceiver, WeightTransport
+
+logger = logging.getLogger(__name__)
+
+
+class UpdateReceiver(Resource):
+    """Takes part in the updates of one group, for one rank; any thread may call it.
+
+    An engine calls ``commit`` and ``revert`` between two of its steps. Each call returns the status after it, and
+    raises EngineError where ``spec_core.draft_replica`` says that it is refused.
+    """
+
+    def __init__(
+        self,
+        slot: DraftSlot,
+        transports: Mapping[str, WeightTransport],
+        *,
+        group: str = "default",
+        rank: int = 0,
+    ) -> None:
+        """Update what ``slot`` holds; ``transports`` are those of this process, by name."""
+        self.slot, self.transports, self.group, self.rank = slot, transports, group, rank
+        self._lock = threading.RLock()
+        self._status = ServingStatus()
+        self._transfer: _Transfer | None = None
+        """The last one: it may still be ending."""
+        self._replaced: ServingStatus | None = None
+        """Status before the last commit, while the spare copy still holds what was served then."""
+        self._closed = False
+
+    def prepare(self, order: UpdateOrder) -> ServingStatus:
+        """Begin to receive an update; the one before, if it is not committed, is forgotten (U2, U6)."""
+        with self._lock:
+            if order.update == self._status.update:
+                return self._status
+            self._check(order.update)
+            before, self._transfer = self._transfer, _Transfer(self, order, self._transfer)
+            if before is not None:
+                before.cancel()
+            self._replaced = None
+            self._set("prepared", update=order.update)
+            self._transfer.start()
+            return self._status
+
+    def commit(self, update: UpdateId) -> ServingStatus:
+        """Serve what was received (U3)."""
+        with self._lock:
+            if self._is(update, "committed"):
+                return self._status
+            if not self._is(update, "received"):
+                raise EngineError(f"update {update.number} cannot be committed: {self._account()}")
+            assert self._transfer is not None
+            served = self._transfer.manifest
+            replaced = self._status
+            try:
+                self.slot.swap()
+            except Exception as error:
+                self._set("quarantined", reason=f"the swap failed: {reason_of(error)}")
+                raise EngineError(f"update {update.number}: {self._status.reason}") from error
+            self._replaced = replaced
+            self._set("committed", version=served.version, digest=served.digest)
+            return self._status
+
+    def revert(self, update: UpdateId) -> ServingStatus:
+        """Serve again what was served before the commit of ``update`` (U5)."""
+        with self._lock:
+            if self._is(update, "reverted"):
+                return self._status
+            replaced = self._replaced
+            if replaced is None or update != self._status.update:
+                raise EngineError(f"update {update.number} cannot be reverted: {self._account()}")
+            self._replaced = None
+            try:
+                self.slot.swap()
+            except Exception as error:
+                self._set("quarantined", reason=f"the swap back failed: {reason_of(error)}")
+                raise EngineError(f"update {update.number}: {self._status.reason}") from error
+            self._set("reverted", version=replaced.version, digest=replaced.digest)
+            return self._status
+
+    def abort(self, update: UpdateId) -> ServingStatus:
+        """Forget an update that is not committed (U5)."""
+        with self._lock:
+            self.give_up(update, "the publisher gave it up")
+            return self._status
+
+    def status(self) -> ServingStatus:
+        """Return what this rank serves."""
+        return self._status
+
+    def forget(self) -> None:
+        """Note that the engine has given up the draft's memory: nothing that was pushed is served any more."""
+        with self._lock:
+            if self._transfer is not None:
+                self._transfer.cancel()
+            self._replaced = None
+            self._set("idle", version=None, digest="")
+
+    def close(self) -> None:
+        """End an update under way; what is served stays."""
+        with self._lock:
+            self._closed = True
+            transfer = self._transfer
+            if transfer is not None:
+                self.give_up(transfer.order.update, "the engine closes")
+        if transfer is not None:
+            transfer.join()
+
+    def has_received(self, update: UpdateId) -> None:
+        """Note that the spare copy holds the whole update; called by its thread."""
+        with self._lock:
+            if not self._is(update, "prepared"):
+                raise PeerLost(self._account())
+            self._set("received")
+
+    def give_up(self, update: UpdateId, reason: str) -> None:
+        """Abort an update, unless it is committed or another one has taken its place."""
+        with self._lock:
+            if self._is(update, "prepared") or self._is(update, "received"):
+                assert self._transfer is not None
+                self._transfer.cancel()
+                self._set("aborted", reason=reason)
+
+    def quarantine(self, update: UpdateId, reason: str) -> None:
+        """Note that what is served is not what was committed, where it was this update."""
+        with self._lock:
+            if self._is(update, "committed"):
+                self._set("quarantined", reason=reason)
+
+    def _check(self, update: UpdateId) -> None:
+        last = self._status.update
+        if self._closed:
+            raise EngineError("the engine closes")
+        if update.group != self.group:
+            raise EngineError(f"update group {update.group!r} is not this one, {self.group!r}")
+        if last is not None and update.fence < last.fence:
+            raise EngineError(
+                f"a trainer with fence {last.fence} publishes here; the one with fence {update.fence} is over"
+            )
+        if last is not None and update.precedence <= last.precedence:
+            raise EngineError(f"update {update.number} is not newer than update {last.number}")
+
+    def _is(self, update: UpdateId, state: ServingState) -> bool:
+        return self._status.update == update and self._status.state == state
+
+    def _account(self) -> str:
+        """Return where the last update stands, for messages."""
+        last, reason = self._status.update, self._status.reason
+        which = "none was begun" if last is None else f"update {last.number} is {self._status.state}"
+        return f"{which} ({reason})" if reason else which
+
+    def _set(self, state: ServingState, *, reason: str = "", **changes: object) -> None:
+        self._status = self._status.model_copy(update={"state": state, "reason": reason, **changes})
+
+
+class _Transfer:
+    """The thread that receives one update."""
+
+    def __init__(self, owner: UpdateReceiver, order: UpdateOrder, before: _Transfer | None) -> None:
+        self.order = order
+        self._owner, self._before = owner, before
+        self._deadline = time.monotonic() + order.seconds
+        self._cancelled = threading.Event()
+        self._open: list[UpdateChannel | WeightReceiver] = []
+        self._thread = threading.Thread(
+            target=self._run, name=f"draft update {order.update.number}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def cancel(self) -> None:
+        """Make the thread end soon; any thread may call it."""
+        self._cancelled.set()
+        for resource in list(self._open):
+            resource.shutdown() if isinstance(resource, UpdateChannel) else resource.close()
+
+    def _run(self) -> None:
+        update = self.order.update
+        try:
+            if self._before is not None:  # it may still write into the spare copy
+                self._before.join()
+                self._before = None
+            with contextlib.closing(UpdateChannel.connect(self.order.address, self._deadline)) as channel:
+                self._receive(channel)
+        except Exception as error:  # noqa: BLE001 (the top of a thread: an engine's loader may raise anything)
+            logger.info("update %d of group %s ended: %s", update.number, update.group, reason_of(error))
+            self._owner.give_up(update, reason_of(error))
+
+    def _receive(self, channel: UpdateChannel) -> None:
+        self._register(channel)
+        try:
+            digest = self._load(channel)
+        except Exception as error:
+            channel.fail(reason_of(error))
+            raise
+        self._owner.has_received(self.order.update)
+        channel.post(Loaded(digest=digest), self._deadline)
+        channel.expect(Confirm, self._deadline)  # or the end of the connection: nothing is confirmed then
+        live = self._owner.slot.digest("live")
+        if live != digest:
+            self._owner.quarantine(self.order.update, f"the live copy has digest {live}, expected {digest}")
+        channel.post(Loaded(digest=live), self._deadline)
+
+    def _load(self, channel: UpdateChannel) -> str:
+        """Receive the update into the spare copy, and return the digest of that."""
+        slot, transports = self._owner.slot, self._owner.transports
+        channel.post(self._greeting(), self._deadline)
+        offer = channel.expect(Offer, self._deadline)
+        self.manifest = offer.manifest
+        slot.layout().check(self.manifest)
+        with transports[offer.transport].receiver(self.manifest, slot.device) as receiver:
+            self._register(receiver)
+            channel.post(Endpoint(address=receiver.address), self._deadline)
+            sender = channel.expect(Endpoint, self._deadline).address
+            arriving = self._checked(receiver.receive(sender, self._deadline))
+            slot.load(arriving)
+            if (left := next(arriving, None)) is not None:
+                raise EngineError(f"the engine did not load {left[0]}")
+        return slot.digest("spare")
+
+    def _greeting(self) -> Greeting:
+        owner, order = self._owner, self.order
+        places = {name: transport.place(owner.slot.device) for name, transport in owner.transports.items()}
+        return Greeting(
+            token=order.token, update=order.update, replica=order.replica, rank=owner.rank, places=places
+        )
+
+    def _checked(self, weights: Iterator[tuple[str, Tensor]]) -> Generator[tuple[str, Tensor]]:
+        """Pass on what arrives, once it is what the manifest says; every tensor comes exactly once."""
+        missing = {entry.name: entry for entry in self.manifest.tensors}
+        for name, tensor in weights:
+            if self._cancelled.is_set():
+                raise PeerLost("the update was given up")
+            if (expected := missing.pop(name, None)) is None:
+                raise ProtocolError(f"{name} has arrived twice, or is none of the update")
+            found = tensor_entry(name, tensor)
+            if found != expected:
+                raise ProtocolError(
+                    f"{name} has arrived as {found.dtype} {list(found.shape)} with digest {found.digest}, "
+                    f"expected {expected.dtype} {list(expected.shape)} with {expected.digest}"
+                )
+            yield name, tensor
+        if missing:
+            raise ProtocolError(f"{', '.join(sorted(missing))} did not arrive")
+
+    def _register(self, resource: UpdateChannel | WeightReceiver) -> None:
+        self._open.append(resource)
+        if self._cancelled.is_set():
+            self.cancel()

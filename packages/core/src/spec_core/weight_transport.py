@@ -1,0 +1,102 @@
+"""WeightTransport: moves the bytes of one update from a publisher to the ranks of one replica.
+
+The publisher and every rank agree on a manifest and on a transport before it is used, and compare digests afterwards;
+so a transport checks nothing but that it works. It may lose, but not hang: every call has a deadline.
+
+Contract (``spec_core.testing.WeightTransportSuite`` quotes the numbers):
+
+W1  The receiver yields every tensor of the manifest once, bit for bit: any dtype, shape and number of bytes, tensors
+    without elements too. What it yields is valid until the next one is asked for.
+W2  Bytes travel in buckets of at most ``bucket_bytes``, and never more than the payload has. A larger tensor is cut.
+W3  ``receiver``, ``sender`` and ``open`` do not wait for the other end. The sender gets each receiver's ``address``,
+    each receiver its entry of what ``open`` has returned; then ``send`` and ``receive`` run at the same time.
+W4  Calls end at their ``deadline`` (``time.monotonic``) with DeadlineExceeded, and with PeerLost when the other end
+    has died or closed.
+W5  ``close`` may come from another thread: what runs then ends with PeerLost within a second. It is idempotent and
+    leaves nothing: no thread, no descriptor, no memory, no unfinished file.
+W6  ``probe`` and ``obstacle`` say why a transport cannot be used, here or towards a certain rank.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_core.config import WeightTransportConfig
+from spec_core.records import Availability
+from spec_core.resource import Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+    from torch import Tensor
+
+    from spec_core.backend import Backend
+    from spec_core.weight_manifest import Manifest
+
+
+class WeightReceiver(Resource):
+    """One rank's end of one update."""
+
+    address: str = ""
+    """The sender's way to this rank, in printable ASCII; empty where it needs none."""
+
+    @abstractmethod
+    def receive(self, sender: str, deadline: float) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and tensors (W1); ``sender`` is this rank's entry of what the sender's ``open`` returned."""
+
+
+class WeightSender(Resource):
+    """The publisher's end of one update towards the ranks of one replica."""
+
+    @abstractmethod
+    def open(self, deadline: float) -> Sequence[str]:
+        """Return what each rank needs to reach this end, in the order of the ranks and in printable ASCII (W3)."""
+
+    @abstractmethod
+    def send(self, deadline: float) -> None:
+        """Send every tensor to every rank; the second call on this end, and the last."""
+
+
+class WeightTransport(ABC):
+    """A way for weights; the module has the contract. One object serves any number of updates, several at once."""
+
+    name: ClassVar[str]
+    api_version: ClassVar[int]
+    Config: ClassVar[type[WeightTransportConfig]] = WeightTransportConfig
+
+    def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:
+        """Keep the validated options, and the backend of this process's device."""
+        self.config = config
+        self.backend = backend
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Return whether it can run here. Never raises, and imports nothing heavy (W6)."""
+        return Availability(ok=True)
+
+    @abstractmethod
+    def place(self, device: torch.device) -> str:
+        """Return where a rank on ``device`` of this process is, for ``obstacle`` at the other end."""
+
+    @abstractmethod
+    def obstacle(self, place: str, device: torch.device) -> str:
+        """Return why a sender on ``device`` of this process cannot reach a rank at ``place``; empty if it can."""
+
+    @abstractmethod
+    def receiver(self, manifest: Manifest, device: torch.device) -> WeightReceiver:
+        """Return a rank's end; tensors arrive on ``device``, or on the CPU where that costs nothing more (W3)."""
+
+    @abstractmethod
+    def sender(
+        self,
+        manifest: Manifest,
+        weights: Mapping[str, Tensor],
+        receivers: Sequence[str],
+        device: torch.device,
+    ) -> WeightSender:
+        """Return the publisher's end towards the ranks with these addresses (W3).
+
+        ``weights`` are the manifest's tensors, on any device; nobody changes them. Buckets are made on ``device``.
+        """

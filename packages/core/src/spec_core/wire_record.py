@@ -1,0 +1,26 @@
+"""WireRecord: a value that processes exchange as JSON, checked when it is read."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import pydantic
+
+from spec_core.errors import ProtocolError
+from spec_core.foreign import foreign_errors
+
+
+class WireRecord(pydantic.BaseModel):
+    """Base of such values: frozen, strict types, unknown fields are errors. Nothing in it is ever unpickled."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def encode(self) -> bytes:
+        """Return the value as JSON."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def decode(cls, data: bytes | str) -> Self:
+        """Return the value in ``data``. Raise ProtocolError for anything else."""
+        with foreign_errors(ProtocolError, f"{len(data)} bytes that are no {cls.__name__}"):
+            return cls.model_validate_json(data)

@@ -1,0 +1,207 @@
+"""FileTransport: versions in a folder that both sides see. A version appears whole, or not at all, and never changes.
+
+So it is also the way back after a crash of the publisher: ``newest`` finds what was sent last.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import pydantic
+
+from spec_core import (
+    Manifest,
+    StateFolder,
+    WeightReceiver,
+    WeightSender,
+    WeightTransport,
+    WeightTransportConfig,
+    foreign_errors,
+)
+from spec_core.errors import ArtifactError, DeadlineExceeded, PeerLost, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import torch
+    from torch import Tensor
+
+    from spec_core import Backend
+
+_TENSORS, _MANIFEST = "model.safetensors", "manifest.json"
+_VERSION = re.compile(r"v(\d+)-[0-9a-f]{8}")
+_HIDDEN = ".unfinished-"
+
+
+class FileConfig(WeightTransportConfig):
+    """Options of the weight transport ``file``."""
+
+    folder: Path | None = None
+    """Folder of the versions, which every rank sees under the same name; None: one of this process's own,
+    in the host's folder for temporary files, which goes with it."""
+    keep: int = pydantic.Field(2, ge=1)
+    """Versions that stay; older ones are removed."""
+
+
+class FileTransport(WeightTransport):
+    """The weight transport ``file``."""
+
+    name: ClassVar[str] = "file"
+    api_version: ClassVar[int] = 2
+    Config: ClassVar[type[WeightTransportConfig]] = FileConfig
+
+    def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:
+        """Keep the options; no folder is made before something is sent."""
+        super().__init__(config, backend)
+        self._options = cast("FileConfig", config)
+        self._writing = threading.Lock()
+        self._own: Path | None = None
+
+    def place(self, device: torch.device) -> str:
+        """Return nothing: whether a rank sees the folder shows when it looks."""
+        return ""
+
+    def obstacle(self, place: str, device: torch.device) -> str:
+        """Return nothing: every rank may see the folder."""
+        return ""
+
+    def receiver(self, manifest: Manifest, device: torch.device) -> WeightReceiver:
+        """Return an end that reads; its tensors are on the CPU."""
+        return _FileReceiver()
+
+    def sender(
+        self,
+        manifest: Manifest,
+        weights: Mapping[str, Tensor],
+        receivers: Sequence[str],
+        device: torch.device,
+    ) -> WeightSender:
+        """Return an end that writes the version, unless it is there already."""
+        return _FileSender(self, manifest, weights, len(receivers))
+
+    def write(self, manifest: Manifest, weights: Mapping[str, Tensor], check: Callable[[], None]) -> Path:
+        """Return the folder of a version, which is whole; ``check`` is called now and then, and may raise."""
+        with self._writing, foreign_errors(RunError, f"version {manifest.version} cannot be written"):
+            folder = self._folder()
+            final = folder / f"v{manifest.version}-{manifest.digest[:8]}"
+            if not final.exists():
+                _write_whole(final, manifest, weights, check)
+            _remove_old(folder, self._options.keep, final)
+            return final
+
+    def _folder(self) -> Path:
+        if (folder := self._options.folder) is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder.resolve()
+        if self._own is None:
+            self._own = Path(tempfile.mkdtemp(prefix="draft-weights-"))
+            weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
+        return self._own
+
+
+class _FileReceiver(WeightReceiver):
+    """Reads one tensor after the other."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def receive(self, sender: str, deadline: float) -> Iterator[tuple[str, Tensor]]:
+        folder = StateFolder(Path(sender))
+        with folder.open_tensors(_TENSORS) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+                _check(self._closed, deadline)
+                yield name, tensors.get_tensor(name)
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+class _FileSender(WeightSender):
+    """Has sent once the version is written: ranks read when they get its name."""
+
+    def __init__(
+        self, transport: FileTransport, manifest: Manifest, weights: Mapping[str, Tensor], num_ranks: int
+    ) -> None:
+        self._transport, self._manifest, self._weights = transport, manifest, weights
+        self._num_ranks = num_ranks
+        self._closed = threading.Event()
+
+    def open(self, deadline: float) -> Sequence[str]:
+        path = self._transport.write(self._manifest, self._weights, lambda: _check(self._closed, deadline))
+        return [str(path)] * self._num_ranks
+
+    def send(self, deadline: float) -> None:
+        pass
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def newest(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
+    """Return the newest version in a folder. Raise ArtifactError where there is none, or it is damaged."""
+    from spec_core.weight_sync import tensors_digest
+
+    versions = _versions(folder)
+    if not versions:
+        raise ArtifactError(f"{folder} holds no version of a draft")
+    state = StateFolder(versions[-1])
+    with foreign_errors(ArtifactError, f"{versions[-1] / _MANIFEST} is no manifest"):
+        manifest = Manifest.decode(state.read_bytes(_MANIFEST))
+    weights = state.read_tensors(_TENSORS)
+    if (found := tensors_digest(weights.items())) != manifest.digest:
+        raise ArtifactError(f"{versions[-1]} has digest {found}, its manifest says {manifest.digest}")
+    return manifest, weights
+
+
+def _write_whole(
+    final: Path, manifest: Manifest, weights: Mapping[str, Tensor], check: Callable[[], None]
+) -> None:
+    """Write a version under a hidden name, see it on the disk, and give it its name."""
+    hidden = Path(tempfile.mkdtemp(prefix=_HIDDEN, dir=final.parent))
+    try:
+        hidden.chmod(0o755)
+        state = StateFolder(hidden)
+        state.write_tensors(_TENSORS, weights, check)
+        state.write_json(_MANIFEST, manifest.model_dump(mode="json"))
+        _sync(hidden)
+        hidden.rename(final)
+        _sync(final.parent)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+
+
+def _remove_old(folder: Path, keep: int, current: Path) -> None:
+    """Keep the newest versions, and the one that is sent now; a rank that still reads another one keeps its file."""
+    for version in _versions(folder)[:-keep]:
+        if version != current:
+            shutil.rmtree(version, ignore_errors=True)
+
+
+def _versions(folder: Path) -> list[Path]:
+    """Return the versions in a folder, the newest last."""
+    found = {path: match for path in folder.glob("v*") if (match := _VERSION.fullmatch(path.name))}
+    return sorted(found, key=lambda path: int(found[path][1]))
+
+
+def _check(closed: threading.Event, deadline: float) -> None:
+    if closed.is_set():
+        raise PeerLost("this end of the update was closed")
+    if time.monotonic() >= deadline:
+        raise DeadlineExceeded("the update was not over at its deadline")
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

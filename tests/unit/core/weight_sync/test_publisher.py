@@ -1,0 +1,285 @@
+"""A publisher commits by its policy, keeps the replicas at one version, and says who is at fault."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from spec_core.draft_replica import ServingStatus, UpdateId
+from spec_core.errors import ConfigError, EngineError
+from spec_core.framed_socket import FramedSocket
+from spec_core.rendezvous import parse_address
+from spec_core.testing.reference import reference_backend
+from spec_core.testing.weight_stage import TARGET, ToySlot, odd_weights
+from spec_core.weight_sync import Publisher, ReceiverReplica, UpdateReceiver
+from spec_core.weight_sync.messages import Greeting
+from spec_core.weight_sync.publisher_link import PublisherLink
+from spec_core.weight_sync.push import is_enough
+from spec_weight_transports.file import FileConfig, FileTransport
+
+LONG_S, SHORT_S = 20, 0.5
+
+
+def file_transports(**options):
+    return {"file": FileTransport(FileConfig(**options), reference_backend())}
+
+
+class Fleet:
+    """Replicas of this process under one publisher."""
+
+    def __init__(self, stack, size, **options):
+        self.slots = [ToySlot(odd_weights(0)) for _ in range(size)]
+        self.receivers = [stack.enter_context(UpdateReceiver(slot, file_transports())) for slot in self.slots]
+        self.publisher = stack.enter_context(Publisher(file_transports(), TARGET, **options))
+        for index, receiver in enumerate(self.receivers):
+            self.publisher.add(str(index), ReceiverReplica(receiver)).result(LONG_S)
+
+    def publish(self, version, **options):
+        return self.publisher.publish(version, odd_weights(version), **options).result(LONG_S)
+
+    def versions(self):
+        return [receiver.status().version for receiver in self.receivers]
+
+    def settle(self):
+        """Return when what follows a push, such as a repair, is over."""
+        self.publisher.remove("nobody").result(LONG_S)
+
+
+@pytest.fixture
+def fleet():
+    with contextlib.ExitStack() as stack:
+        yield Fleet(stack, 3)
+
+
+def break_once(slot, monkeypatch, method):
+    """Let the next call of a slot's method raise."""
+    real, failures = getattr(slot, method), [RuntimeError("planted")]
+
+    def call(*args):
+        if failures:
+            raise failures.pop()
+        return real(*args)
+
+    monkeypatch.setattr(slot, method, call)
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_done", "enough"),
+    [
+        ("all", 3, True), ("all", 2, False),
+        ("quorum", 2, True), ("quorum", 1, False),
+        ("best_effort", 1, True), ("best_effort", 0, False),
+    ],
+)  # fmt: skip
+def test_policy_says_how_many_of_three_do(policy, num_done, enough):
+    assert is_enough(policy, num_done, 3) is enough
+    assert is_enough(policy, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "method", "committed"),
+    [("all", "load", False), ("all", "swap", False), ("quorum", "load", True), ("best_effort", "swap", True)],
+)
+def test_one_failure_of_three(fleet, monkeypatch, policy, method, committed):
+    fleet.publish(1)
+    break_once(fleet.slots[1], monkeypatch, method)
+    report = fleet.publish(2, policy=policy)
+    assert report.committed is committed
+    assert "planted" in report.replicas["1"].reason
+    fleet.settle()  # the one at fault is repaired: all serve the same
+    assert fleet.versions() == [2 if committed else 1] * 3
+    assert fleet.publisher.committed == (2 if committed else 1)
+    assert fleet.publish(3).committed
+    assert fleet.versions() == [3] * 3
+
+
+def test_reverted_where_another_ones_commit_failed(fleet, monkeypatch):
+    fleet.publish(1)
+    break_once(fleet.slots[0], monkeypatch, "swap")
+    outcomes = fleet.publish(2).replicas
+    assert [outcomes[name].state for name in "012"] == ["quarantined", "reverted", "reverted"]
+    assert "planted" in outcomes["1"].reason
+
+
+def test_report_has_times_and_sizes(fleet):
+    report = fleet.publish(1)
+    assert report.num_bytes == sum(tensor.nbytes for tensor in odd_weights(1).values())
+    assert {"manifest", "transfer", "commit", "total"} <= report.seconds.keys()
+    outcome = report.replicas["0"]
+    assert (outcome.state, outcome.transport, outcome.reason) == ("committed", "file", "")
+    assert outcome.seconds.keys() == {"prepare", "send", "load", "commit", "confirm"}
+
+
+def test_versions_must_rise(fleet):
+    fleet.publish(2)
+    with pytest.raises(ConfigError, match="version 2 is not higher than 2"):
+        fleet.publish(2)
+
+
+def test_publish_returns_before_anything_is_sent(fleet):
+    entered, go = threading.Event(), threading.Event()
+    fleet.slots[0]._reach = lambda point: (entered.set(), go.wait(LONG_S))
+    pushed = fleet.publisher.publish(1, odd_weights(1))
+    assert entered.wait(LONG_S)
+    assert not pushed.done()
+    go.set()
+    assert pushed.result(LONG_S).committed
+
+
+def test_slow_callback_holds_nothing_up(fleet):
+    go, ended = threading.Event(), []
+    for version in (1, 2):
+        pushed = fleet.publisher.publish(version, odd_weights(version))
+        pushed.add_done_callback(lambda _, version=version: (go.wait(LONG_S), ended.append(version)))
+    while fleet.versions() != [2] * 3:
+        time.sleep(0.01)
+    assert ended == []
+    go.set()
+    fleet.settle()
+    while ended != [1, 2]:
+        time.sleep(0.01)
+
+
+def test_late_replica_catches_up(fleet):
+    fleet.publish(1)
+    slot = ToySlot(odd_weights(0))
+    with UpdateReceiver(slot, file_transports()) as receiver:
+        outcome = fleet.publisher.add("late", ReceiverReplica(receiver)).result(LONG_S)
+        assert outcome.state == "committed"
+        assert slot.serves(odd_weights(1))
+        with pytest.raises(ConfigError, match="known already"):
+            fleet.publisher.add("late", ReceiverReplica(receiver)).result(LONG_S)
+
+
+def test_revert_goes_back_to_the_version_before_where_a_replica_has_none(fleet):
+    fleet.publish(1)
+    fleet.publish(2)
+    late = ToySlot(odd_weights(0))
+    with UpdateReceiver(late, file_transports()) as receiver:
+        fleet.publisher.add("late", ReceiverReplica(receiver)).result(LONG_S)
+        outcomes = fleet.publisher.revert().result(LONG_S)
+        assert [outcomes[name].state for name in "012"] == ["reverted"] * 3
+        # What the late one served before version 2 is none of the publisher's: version 1 is pushed to it.
+        assert outcomes["late"].state == "quarantined"
+        fleet.settle()
+        assert late.serves(odd_weights(1))
+        assert fleet.versions() == [1] * 3
+        assert fleet.publisher.committed == 1
+
+
+def test_nothing_to_revert(fleet):
+    with pytest.raises(ConfigError, match="none can be reverted"):
+        fleet.publisher.revert().result(LONG_S)
+
+
+def test_groups_are_independent():
+    with contextlib.ExitStack() as stack:
+        slots = {group: ToySlot(odd_weights(0)) for group in ("a", "b")}
+        for number, (group, slot) in enumerate(slots.items(), start=1):
+            receiver = stack.enter_context(UpdateReceiver(slot, file_transports(), group=group))
+            publisher = stack.enter_context(Publisher(file_transports(), TARGET, group=group))
+            publisher.add("one", ReceiverReplica(receiver)).result(LONG_S)
+            assert publisher.publish(number, odd_weights(number)).result(LONG_S).committed
+        assert slots["a"].serves(odd_weights(1))
+        assert slots["b"].serves(odd_weights(2))
+
+
+class Deaf(ReceiverReplica):
+    """Says that it prepares, but one of its ranks never connects."""
+
+    num_ranks = 2
+
+
+def test_rank_that_does_not_connect_is_named(fleet):
+    fleet.publisher.add("deaf", Deaf(UpdateReceiver(ToySlot(odd_weights(0)), file_transports()))).result(
+        LONG_S
+    )
+    report = fleet.publish(1, timeout_s=SHORT_S)
+    assert not report.committed
+    assert "ranks [1] of replica 'deaf' did not connect" in report.replicas["deaf"].reason
+    assert fleet.versions() == [None] * 3
+
+
+class Silent(ReceiverReplica):
+    """Answers no call."""
+
+    def prepare(self, order):
+        return Future()
+
+    def status(self):
+        return Future()
+
+
+def test_replica_that_does_not_answer_is_named_and_then_left_out(fleet):
+    fleet.publish(1)
+    fleet.publisher.add("silent", Silent(fleet.receivers[0]), timeout_s=SHORT_S).result(LONG_S)
+    assert fleet.publisher.serving(SHORT_S)["silent"].state == "quarantined"
+    report = fleet.publish(2)
+    assert report.committed
+    assert report.replicas["silent"].state == "quarantined"
+
+
+def test_obstacles_are_in_the_reason():
+    class Far(FileTransport):
+        def obstacle(self, place, device):
+            return "the rank is on the moon"
+
+    with (
+        UpdateReceiver(ToySlot(odd_weights(0)), file_transports()) as receiver,
+        Publisher(
+            {"other": Far(FileConfig(), reference_backend()), "file": Far(FileConfig(), reference_backend())},
+            TARGET,
+        ) as publisher,
+    ):
+        publisher.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        report = publisher.publish(1, odd_weights(1)).result(LONG_S)
+    assert report.replicas["one"].reason == (
+        "no weight transport reaches replica 'one' "
+        "(other: rank 0 does not have it; file: the rank is on the moon)"
+    )
+
+
+@pytest.mark.parametrize("change", [{"token": "wrong"}, {"replica": "two"}, {"rank": 1}, {"rank": -1}])
+def test_intruder_learns_nothing_and_disturbs_nobody(change):
+    update = UpdateId(group="g", fence=1, number=1)
+    with PublisherLink("127.0.0.1:0") as link, link.expect(update, "one", 1) as ranks:
+
+        def connect(**changes):
+            words = {"token": ranks.token, "replica": "one", "rank": 0, **changes}
+            end = socket.create_connection(parse_address(link.address), LONG_S)
+            FramedSocket(end, 100).send(Greeting(update=update, places={}, **words).encode())
+            return end
+
+        with contextlib.closing(connect(**change)) as intruder:
+            assert intruder.recv(1) == b""
+        with contextlib.closing(connect()):
+            (rank,) = ranks.wait(time.monotonic() + LONG_S)
+            assert rank.rank == 0
+
+
+def test_closed_publisher_takes_no_push(fleet):
+    fleet.publisher.close()
+    with pytest.raises(RuntimeError):
+        fleet.publisher.publish(1, odd_weights(1))
+
+
+def test_replica_that_raises_is_at_fault(fleet):
+    class Broken(ReceiverReplica):
+        def prepare(self, order):
+            future = Future()
+            future.set_exception(EngineError("no room for a spare copy"))
+            return future
+
+    fleet.publisher.add("broken", Broken(fleet.receivers[0])).result(LONG_S)
+    assert fleet.publish(1).replicas["broken"].reason == "no room for a spare copy"
+    assert fleet.publisher.serving()["0"] == ServingStatus(state="aborted", **served(fleet, 0))
+
+
+def served(fleet, index):
+    status = fleet.receivers[index].status()
+    return {"update": status.update, "reason": status.reason}
