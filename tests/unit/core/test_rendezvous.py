@@ -103,7 +103,8 @@ def stranger_says(address: str, record: bytes) -> bytes:
     """What the relay answers to a connection with that first record."""
     with socket.create_connection(parse_address(address), LONG_S) as stranger:
         stranger.sendall(record)
-        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # the relay has closed the connection already
+            stranger.shutdown(socket.SHUT_WR)
         answer = b""
         with contextlib.suppress(ConnectionResetError):  # what it has sent was not all read
             while chunk := stranger.recv(4096):
