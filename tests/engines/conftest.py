@@ -123,6 +123,7 @@ def vllm_environment(draft_notes: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(rig), str(draft_notes.parent)]), prepend=os.pathsep)
         patch.setenv("SPEC_TEST_DRAFTS", str(draft_notes))
+        patch.setenv("SPEC_TEST_SWAPS", str(draft_notes.with_name("swaps.jsonl")))
         patch.setenv("VLLM_CPU_CI_ENV", "1")
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv("OMP_NUM_THREADS", "1")

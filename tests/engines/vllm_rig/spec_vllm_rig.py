@@ -3,12 +3,20 @@
 Each line of the file named by SPEC_TEST_DRAFTS is one call of the drafter: {request: guesses}. Besides, where vLLM
 runs on a processor, DFlash's normalisation of context keys is put right: there ``ops.rms_norm`` takes the first
 layer's weights for every layer. (The product leaves that as it is: acceptance suffers, output does not.)
+
+Each line of the file named by SPEC_TEST_SWAPS is one exchange of a draft's weights: digests of the target before and
+after it. Beside it, ``PATH.fault`` plants faults: "[3, true]" makes the third copy or assignment raise once it is
+done, "[3, false]" before it is; all that follow raise, too, if the file says "[3, true, true]".
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import itertools
 import json
 import os
+from pathlib import Path
 
 
 def install() -> None:
@@ -28,6 +36,8 @@ def install() -> None:
         return drafted
 
     GPUModelRunner.propose_draft_token_ids = noting
+    if "SPEC_TEST_SWAPS" in os.environ:
+        _watch_exchanges(Path(os.environ["SPEC_TEST_SWAPS"]))
     if current_platform.is_cpu():
         _normalise_each_layer_by_its_own_weights()
 
@@ -41,3 +51,58 @@ def _normalise_each_layer_by_its_own_weights() -> None:
         return scaled.to(all_k.dtype) * self._k_norm_weights[:, None, None, :]
 
     DFlashQwen3Model._normalize_context_k = normalise
+
+
+def _watch_exchanges(notes: Path) -> None:
+    from spec_engine_vllm import tensor_exchange
+    from spec_engine_vllm.tensor_exchange import Exchange
+
+    make, run = Exchange.__init__, Exchange.run
+    plain = {name: getattr(tensor_exchange, name) for name in ("_copy", "_assign")}
+
+    def keeping(self, live, spare, foreign) -> None:
+        make(self, live, spare, foreign)
+        self.target = foreign
+
+    def watched(self) -> None:
+        before = _digest(self.target)
+        fault = notes.with_suffix(".fault")
+        if fault.exists():
+            _plant(tensor_exchange, plain, *json.loads(fault.read_text()))
+            fault.unlink()
+        try:
+            run(self)
+        finally:
+            for name, function in plain.items():
+                setattr(tensor_exchange, name, function)
+            with notes.open("a") as lines:
+                lines.write(json.dumps([before, _digest(self.target)]) + "\n")
+
+    Exchange.__init__, Exchange.run = keeping, watched
+
+
+def _plant(module, plain, at: int, is_after: bool, stays: bool = False) -> None:
+    calls = itertools.count(1)
+
+    def faulty(function):
+        @functools.wraps(function)
+        def call(*args) -> None:
+            number = next(calls)
+            hit = number == at or (stays and number > at)
+            if is_after or not hit:
+                function(*args)
+            if hit:
+                raise MemoryError(f"planted at {number}")
+
+        return call
+
+    for name, function in plain.items():
+        setattr(module, name, faulty(function))
+
+
+def _digest(model) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().numpy().tobytes())
+    return digest.hexdigest()

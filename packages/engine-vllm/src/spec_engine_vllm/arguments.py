@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_core.hosting import CaptureMode, SpeculativeMode
+from spec_engine_vllm.draft_ranks import EXTENSION
 
 if TYPE_CHECKING:
     from spec_core import EngineContext, TargetSpec
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 Arguments = dict[str, Any]
 
 _CONNECTOR = "spec_engine_vllm.connector"
-_SAMPLER_CHECK = "spec_engine_vllm.sampler_check.SamplerCheck"
 _MOST_SEQUENCES = 256
 """Most sequences that run at once, by default."""
 _KV_BYTES = 1 << 30
@@ -88,7 +88,7 @@ def _of_mode(config: VllmConfig, mode: Mode) -> Arguments:
                 "model": str(mode.folder),
                 "num_speculative_tokens": mode.num_draft_tokens,
             },
-            "worker_extension_cls": _SAMPLER_CHECK,
+            "worker_extension_cls": EXTENSION,
         }
     return {}
 

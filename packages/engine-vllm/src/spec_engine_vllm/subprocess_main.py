@@ -1,6 +1,7 @@
 """The process that vLLM's frontend lives in; its engine core is a child of it.
 
-It answers ``run``, a batch of requests, with the ``ids`` and ``gaps`` of each, and ``counters``.
+It answers ``run``, a batch of requests, with the ``ids`` and ``gaps`` of each, ``counters``, and ``draft``, a call
+about fresh weights of the draft.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import EngineError
 from spec_core.hosting import EngineLink
 from spec_core.processes import ending
+from spec_engine_vllm.draft_ranks import DraftRanks
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -45,7 +47,9 @@ async def _serve(link: EngineLink) -> None:
         requests = Requests(llm, may_draft="worker_extension_cls" in link.arguments)
         # A stopped engine core answers nothing: then there is no sign of life either.
         await link.serve(
-            {"run": requests.run, "counters": requests.counters}, llm.is_sleeping, lambda: llm.errored
+            {"run": requests.run, "counters": requests.counters, "draft": requests.draft},
+            llm.is_sleeping,
+            lambda: llm.errored,
         )
     finally:
         closing.set()
@@ -95,6 +99,7 @@ class Requests:
     def __init__(self, llm: Any, may_draft: bool) -> None:
         """Keep vLLM's engine; ``may_draft`` says whether it speculates."""
         self._llm = llm
+        self._ranks = DraftRanks(llm)
         self._is_sampler_right = None if may_draft else True
 
     async def run(self, message: Fields) -> Fields:
@@ -104,8 +109,12 @@ class Requests:
         return {"answers": await asyncio.gather(*answers)}
 
     async def counters(self, message: Fields) -> Fields:
-        """Return vLLM's acceptance counters since the process started."""
-        return speculation_counters()
+        """Return vLLM's acceptance counters since the process started, or the draft changed."""
+        return self._ranks.acceptance()
+
+    async def draft(self, message: Fields) -> Fields:
+        """Pass on a ``call`` with its ``argument`` to every rank, between two of vLLM's steps."""
+        return await self._ranks.call(message["call"], message["argument"])
 
     async def _generate(self, name: str, request: Fields) -> Fields:
         from vllm import SamplingParams
@@ -136,24 +145,6 @@ class Requests:
                 "this build of vLLM does not sample from the target's distribution when it drafts; use temperature 0 "
                 "or no draft"
             )
-
-
-def speculation_counters() -> dict[str, Any]:
-    """Return vLLM's own counters since the process started, by the names of AcceptanceCounters."""
-    from vllm.v1.metrics.reader import get_metrics_snapshot
-
-    prefix = "vllm:spec_decode_num_"
-    found = {metric.name.removeprefix(prefix): metric for metric in get_metrics_snapshot()}
-    totals = {
-        ours: found[theirs].value if theirs in found else 0
-        for ours, theirs in (
-            ("rounds", "drafts"),
-            ("drafted", "draft_tokens"),
-            ("accepted", "accepted_tokens"),
-        )
-    }
-    positions = found.get("accepted_tokens_per_pos")
-    return {**totals, "accepted_per_position": list(positions.values) if positions else []}
 
 
 def _watch_cores(link: EngineLink, closing: threading.Event) -> None:

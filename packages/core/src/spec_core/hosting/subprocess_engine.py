@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from spec_core.draft import Draft
     from spec_core.engine import EngineContext
     from spec_core.hosting.engine_subprocess import EngineSubprocess
-    from spec_core.hosting.modes import Mode
+    from spec_core.hosting.modes import Fields, Mode
     from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams
     from spec_core.target import TargetSpec
 
@@ -109,6 +109,30 @@ class SubprocessEngine(Engine):
     def acceptance(self) -> AcceptanceCounters:
         """Return what every session since the last load has counted (E5)."""
         return self._submit(self._acceptance).result()
+
+    def ask_draft(self, call: str, argument: str) -> Future[Fields]:
+        """Send a call about the draft's weights to the program, past the calls that wait; any thread may.
+
+        The future has the fields of its answer, or EngineError, also where the program serves no draft now.
+        """
+        process = self._process
+        if process is None or not isinstance(process.mode, SpeculativeMode):
+            refused: Future[Fields] = Future()
+            refused.set_exception(
+                EngineError(
+                    f"engine {self.name!r} serves no draft now; load one, and generate with draft tokens"
+                )
+            )
+            return refused
+        answer = process.ask("draft", call=call, argument=argument)
+        if call in ("commit", "revert"):
+            answer.add_done_callback(self._count_anew)
+        return answer
+
+    def _count_anew(self, changed: Future[Fields]) -> None:
+        """Forget what earlier starts of the program have counted; the running one does so itself."""
+        if changed.exception() is None:
+            self._counted = AcceptanceCounters()
 
     def health(self) -> None:
         """Raise EngineError if the program has ended or the engine is closed (E6)."""

@@ -1,0 +1,21 @@
+"""The backend of a process that an engine's program has started, where no run says which one it is."""
+
+from __future__ import annotations
+
+from spec_core import plugins
+from spec_core.backend import Backend
+from spec_core.errors import EngineError
+
+
+def backend_for(device_type: str) -> Backend:
+    """Return the installed backend for devices that torch calls so, with its default options.
+
+    Raise EngineError where there is none.
+    """
+    found = dict(plugins.load_each(Backend))
+    for plugin in found.values():
+        if isinstance(plugin, type) and plugin.device_type == device_type:
+            return plugin(plugin.Config())
+    raise EngineError(
+        f"no installed backend has devices of type {device_type!r}; installed are {', '.join(found) or 'none'}"
+    )

@@ -1,0 +1,207 @@
+"""VllmDraftSlot: the draft that a worker of vLLM serves, and its spare, another instance of the same model.
+
+vLLM's own code makes the spare and loads it, so that what is derived from weights (DFlash's stacked keys and values,
+weights that were packed for the CPU) is what a fresh vLLM would derive. No forward pass ever runs it. A swap
+exchanges the contents of both, in place.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from vllm.config import CompilationMode
+from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from spec_core.errors import EngineError
+from spec_core.weight_sync import DraftSlot, tensors_digest
+from spec_engine_vllm.tensor_exchange import (
+    PACKED,
+    PACKED_DIGEST,
+    Exchange,
+    TornDraftError,
+    owned_tensors,
+    packed_layers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from torch import Tensor, nn
+
+    from spec_core.weight_sync import DraftLayout
+
+log = logging.getLogger(__name__)
+
+_TORN = 70
+"""Exit code of a worker whose draft is half of each version."""
+
+
+class VllmDraftSlot(DraftSlot):
+    """The live draft of one worker, and its spare."""
+
+    def __init__(self, worker: Any, layout: DraftLayout) -> None:
+        """Take a worker that has a draft; ``layout`` is that of the folder it was started with.
+
+        Raise EngineError where this vLLM cannot exchange its draft.
+        """
+        self._live: nn.Module = worker.get_draft_model()
+        self._target: nn.Module = worker.get_model()
+        self._vllm_config = _config_of(self._live) or worker.vllm_config
+        self._model_config = worker.vllm_config.speculative_config.draft_model_config
+        self._device: torch.device = worker.device
+        self._layout = layout
+        self._spare: nn.Module | None = None
+        self._blank: nn.Module | None = None
+        self._is_reloadable = False
+        self._exchange: Exchange | None = None
+        parallel = worker.vllm_config.parallel_config
+        self._is_split = parallel.tensor_parallel_size > 1
+        _check_exchangeable(self._live, parallel)
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the draft lies."""
+        return self._device
+
+    def layout(self) -> DraftLayout:
+        """Return what an update must hold: what vLLM was started with."""
+        return self._layout
+
+    def make_blank(self) -> None:
+        """See to it that ``load`` has a model to load, between two steps of the engine.
+
+        A spare is loaded again where loading leaves its parameters as they were made; on the CPU, packing takes them
+        away. A model is made here, not in ``load``: vLLM's current configuration and torch's default dtype, which its
+        layers take, are global.
+        """
+        if self._blank is None and not self._is_reloadable:
+            self._blank = self._new_model()
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Load the spare by the model's own loader, one tensor at a time, on a stream of its own."""
+        self._exchange = None
+        if self._blank is not None:
+            self._spare, self._blank = self._blank, None
+        assert self._spare is not None, "make_blank was not called"
+        made = _outline(self._spare)
+        with _beside_the_engine(self._device):
+            for name, tensor in weights:
+                if (shared := self._shared_with_target(name)) is not None:
+                    self._check_unchanged(name, tensor, shared)
+                else:
+                    self._spare.load_weights([(name, tensor)])  # type: ignore[operator]
+            _note_digests(self._spare)
+            process_weights_after_loading(self._spare, self._model_config, self._device)
+            self._exchange = Exchange(self._live, self._spare, self._target)
+        self._is_reloadable = _outline(self._spare) == made
+
+    def digest(self, copy: Literal["live", "spare"]) -> str:
+        """Return the digest of one copy as it lies in memory; of what was packed for the CPU, as it was before."""
+        model = self._live if copy == "live" else self._spare
+        if model is None:
+            raise EngineError("there is no spare: no update was ever prepared")
+        with _beside_the_engine(self._device):
+            digest = hashlib.sha256(tensors_digest(owned_tensors(model, self._target).items()).encode())
+        for path, layer in packed_layers(model, self._target).items():
+            digest.update(f"{path} {layer.__dict__.get(PACKED_DIGEST)}".encode())
+        return digest.hexdigest()
+
+    def swap(self) -> None:
+        """Exchange live and spare between two steps. A worker whose draft would be half of each ends itself."""
+        if self._exchange is None:
+            raise EngineError("the spare holds no draft")
+        try:
+            self._exchange.run()
+        except TornDraftError as error:
+            log.critical("%s: %s", type(error).__name__, error)
+            os._exit(_TORN)
+
+    def _new_model(self) -> nn.Module:
+        """Return a model like the live one, its weights not loaded; without what that one has of the target."""
+        config = copy.copy(self._vllm_config)
+        # Layers enter themselves here, and names that are there are refused.
+        config.compilation_config = compilation = copy.copy(config.compilation_config)
+        compilation.static_forward_context = {}
+        compilation.static_all_moe_layers = []
+        compilation.mode = CompilationMode.NONE
+        with set_default_torch_dtype(self._model_config.dtype), self._device:
+            model = initialize_model(config, model_config=self._model_config)
+        for path in self._shared_paths():
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, torch.nn.Identity())
+        return model.eval()
+
+    def _shared_paths(self) -> dict[str, nn.Module]:
+        """Return the modules with weights that the live draft has of the target, by path."""
+        of_target = set(self._target.modules())
+        return {
+            path: module
+            for path, module in self._live.named_modules()
+            if module in of_target and "weight" in module._parameters
+        }
+
+    def _shared_with_target(self, name: str) -> nn.Module | None:
+        owner = name.rpartition(".")[0]
+        for path, module in self._shared_paths().items():
+            if path == owner or path.endswith(f".{owner}"):
+                return module
+        return None
+
+    def _check_unchanged(self, name: str, tensor: Tensor, shared: nn.Module) -> None:
+        """Raise EngineError for a tensor that would have to change the target: vLLM shares equal ones."""
+        serving = shared.get_parameter("weight")[: len(tensor)]
+        if self._is_split or not torch.equal(tensor.to(serving.device, serving.dtype), serving):
+            raise EngineError(
+                f"the update changes {name}, which vLLM shares with the target because it was equal at the start; "
+                "start vLLM with a draft whose own differs"
+            )
+
+
+def _config_of(model: nn.Module) -> Any:
+    """Return the configuration that a part of the model was made with; None if no part has noted it."""
+    noted = (module.__dict__.get("vllm_config") for module in model.modules())
+    return next((config for config in noted if config is not None), None)
+
+
+def _check_exchangeable(live: nn.Module, parallel: Any) -> None:
+    if parallel.data_parallel_size > 1:
+        raise EngineError("this vLLM is data-parallel; start one server for each replica")
+    if hasattr(live, "mask_hidden"):
+        raise EngineError("a draft with parallel drafting cannot be exchanged: vLLM derives state outside it")
+    packed = any(PACKED in module.__dict__ for module in live.modules())
+    compiled = any(not getattr(module, "do_not_compile", True) for module in live.modules())
+    if packed and compiled:
+        raise EngineError("on the CPU a compiled draft cannot be exchanged; start vLLM with --enforce-eager")
+
+
+def _outline(model: nn.Module) -> dict[str, torch.Size]:
+    return {path: parameter.shape for path, parameter in model.named_parameters()}
+
+
+def _note_digests(spare: nn.Module) -> None:
+    """Note the digests of weights that are about to be packed for the CPU, and cannot be read then."""
+    for module in spare.modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.is_cpu:
+            module.__dict__[PACKED_DIGEST] = tensors_digest([("weight", weight)])
+
+
+@contextmanager
+def _beside_the_engine(device: torch.device) -> Generator[None]:
+    """Work on a stream that the engine's does not wait for, and wait for it at the end."""
+    with torch.no_grad():
+        if torch.empty(0, device=device).is_cpu:
+            yield
+            return
+        torch.accelerator.set_device_index(device)  # current devices are per thread
+        stream = torch.Stream(device)
+        with stream:
+            yield
+        stream.synchronize()

@@ -1,0 +1,395 @@
+"""Fresh weights reach the draft of a vLLM that serves: one that a run has started, and one that a user has."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.errors import EngineError
+from spec_core.hosting import HttpReplica
+from spec_core.records import SamplingParams
+from spec_core.targets import read_target
+from spec_core.weight_sync import Publisher, open_weight_transports
+from spec_engine_vllm.engine import VllmEngine
+
+from .conftest import NUM_DRAFT_TOKENS
+from .vllm_here import needs_vllm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core import Engine, WeightTransport
+    from spec_core.weight_sync import PublishReport
+
+    from .conftest import Trained
+
+pytestmark = needs_vllm
+
+DRAFTED = SamplingParams(max_new_tokens=60, num_draft_tokens=NUM_DRAFT_TOKENS, stop_at_eos=False)
+LIMIT_S = 120.0
+PROMPTS = slice(3)
+VERSIONS = itertools.count(1)
+
+Drafts = list[list[list[int]]]
+"""For each prompt and round, what was drafted."""
+
+
+@pytest.fixture(scope="module", params=["eagle3", "dflash"])
+def trained(request, trained_draft) -> Trained:
+    return trained_draft(request.param)
+
+
+@pytest.fixture(scope="module")
+def worse(trained, tmp_path_factory) -> Path:
+    """The trained draft with noise on every weight."""
+    folder = tmp_path_factory.mktemp(f"worse-{trained.name}") / "draft"
+    shutil.copytree(trained.folder, folder)
+    tensors = weights_of(folder)
+    draw = torch.Generator().manual_seed(1)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, generator=draw)
+            tensors[name] = tensor + 0.3 * tensor.std().nan_to_num(0.1) * noise
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def transports() -> dict[str, WeightTransport]:
+    return open_weight_transports(CpuBackend(CpuBackend.Config()), ["file"])
+
+
+@pytest.fixture(scope="module")
+def publisher(llama, trained, transports) -> Iterator[Publisher]:
+    with Publisher(transports, read_target(llama).digest) as publisher:
+        yield publisher
+
+
+@pytest.fixture(scope="module")
+def serving(vllm_environment, llama, trained, worse, config, vllm_context, publisher) -> Iterator[VllmEngine]:
+    """vLLM with the worse draft, known to the publisher."""
+    with VllmEngine.create(config, read_target(llama), vllm_context) as engine:
+        engine.load_draft(worse)
+        with pytest.raises(EngineError, match="serves no draft now; load one, and generate"):
+            engine.draft_replica().status().result(LIMIT_S)
+        engine.generate(trained.prompts[:1], DRAFTED)
+        publisher.add(trained.name, engine.draft_replica()).result(LIMIT_S)
+        yield engine
+        publisher.remove(trained.name).result(LIMIT_S)
+
+
+def push(publisher: Publisher, folder: Path) -> PublishReport:
+    return publisher.publish(next(VERSIONS), weights_of(folder)).result(LIMIT_S)
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+class Notes:
+    """What the rig writes down in vLLM's processes."""
+
+    def __init__(self, file: Path) -> None:
+        self._drafts, self._swaps = file, file.with_name("swaps.jsonl")
+
+    def drafted(self, engine: Engine, prompts: list[list[int]]) -> tuple[list[tuple[int, ...]], Drafts]:
+        """Return text and drafts of each prompt, one after the other."""
+        texts, drafts = [], []
+        for prompt in prompts:
+            already = len(self._drafts.read_text().splitlines()) if self._drafts.exists() else 0
+            (answer,) = engine.generate([prompt], DRAFTED)
+            lines = self._drafts.read_text().splitlines()[already:]
+            texts.append(answer.token_ids)
+            drafts.append([guesses for line in lines for guesses in json.loads(line).values()])
+        return texts, drafts
+
+    def target_digests(self) -> set[str]:
+        return {digest for line in self._swaps.read_text().splitlines() for digest in json.loads(line)}
+
+    def plant(self, *fault: object) -> None:
+        self._swaps.with_suffix(".fault").write_text(json.dumps(fault))
+
+
+@pytest.fixture
+def notes(draft_notes) -> Notes:
+    return Notes(draft_notes)
+
+
+@contextmanager
+def generating(engine: Engine, prompts: list[list[int]]) -> Iterator[list[list[tuple[int, ...]]]]:
+    """Generate all the time; the texts are in the list at the end."""
+    over, rounds = threading.Event(), []
+
+    def run() -> None:
+        while not over.is_set():
+            rounds.append([answer.token_ids for answer in engine.generate(prompts, DRAFTED)])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield rounds
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_pushed_draft_drafts_as_one_that_vllm_was_started_with(
+    llama, trained, worse, serving, sharing_engine, publisher, notes
+) -> None:
+    prompts = trained.prompts[PROMPTS]
+    fresh = sharing_engine(llama)
+    fresh.load_draft(trained.folder)
+    fresh_texts, fresh_drafts = notes.drafted(fresh, prompts)
+    texts, drafts = notes.drafted(serving, prompts)
+    assert texts == fresh_texts
+    assert drafts != fresh_drafts
+    with generating(serving, prompts) as rounds:
+        for _ in range(3):
+            report = push(publisher, trained.folder)
+            assert report.committed, report
+    assert rounds
+    assert all(texts == fresh_texts for texts in rounds)
+    assert notes.drafted(serving, prompts) == (fresh_texts, fresh_drafts)
+    status = publisher.serving()[trained.name]
+    assert (status.state, status.version, status.digest) == ("committed", report.version, report.digest)
+    assert len(notes.target_digests()) == 1
+
+
+def test_a_revert_brings_back_what_was_served(trained, worse, serving, publisher, notes) -> None:
+    prompts = trained.prompts[PROMPTS]
+    assert push(publisher, trained.folder).committed
+    before = notes.drafted(serving, prompts)
+    assert push(publisher, worse).committed
+    with_noise = notes.drafted(serving, prompts)
+    assert with_noise[0] == before[0]
+    assert with_noise[1] != before[1]
+    publisher.revert().result(LIMIT_S)
+    assert notes.drafted(serving, prompts) == before
+    assert serving.acceptance().rounds > 0
+
+
+def test_acceptance_counts_anew_from_a_commit(trained, worse, serving, publisher) -> None:
+    assert push(publisher, trained.folder).committed
+    serving.generate(trained.prompts[PROMPTS], DRAFTED)
+    better = serving.acceptance()
+    assert push(publisher, worse).committed
+    assert serving.acceptance().rounds == 0
+    serving.generate(trained.prompts[PROMPTS], DRAFTED)
+    assert serving.acceptance().acceptance_length < better.acceptance_length
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        pytest.param(lambda tensors: tensors.pop("fc.weight"), "lacks fc.weight", id="missing"),
+        pytest.param(lambda tensors: tensors.update(more=torch.zeros(1)), "has more besides", id="besides"),
+        pytest.param(
+            lambda tensors: tensors.update({"norm.weight": torch.zeros(3)}), "expected float32", id="shape"
+        ),
+    ],
+)
+def test_an_update_that_does_not_fit_leaves_the_old_draft(
+    trained, serving, publisher, notes, damage, problem
+) -> None:
+    prompts = trained.prompts[PROMPTS][:1]
+    before = notes.drafted(serving, prompts)
+    tensors = weights_of(trained.folder)
+    damage(tensors)
+    report = publisher.publish(next(VERSIONS), tensors).result(LIMIT_S)
+    assert not report.committed
+    assert problem in report.replicas[trained.name].reason
+    assert notes.drafted(serving, prompts) == before
+
+
+def test_damage_on_the_way_leaves_the_old_draft(
+    trained, worse, serving, publisher, transports, notes, monkeypatch
+) -> None:
+    prompts = trained.prompts[PROMPTS][:1]
+    before = notes.drafted(serving, prompts)
+    send = transports["file"].sender
+
+    def damaged(manifest, weights, *others):
+        found = weights["fc.weight"].clone()
+        found.view(torch.uint8)[-1, -1] ^= 1
+        return send(manifest, {**weights, "fc.weight": found}, *others)
+
+    monkeypatch.setattr(transports["file"], "sender", damaged)
+    report = push(publisher, worse)
+    assert not report.committed
+    assert "fc.weight has arrived as" in report.replicas[trained.name].reason
+    assert notes.drafted(serving, prompts) == before
+    monkeypatch.undo()
+    assert push(publisher, worse).committed
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", [1, 2, 3, 33, 45])
+def test_a_fault_in_the_midst_of_the_swap_leaves_the_old_draft(
+    trained, worse, serving, publisher, notes, at, is_after
+) -> None:
+    """Eagle3's last ones are in packed weights; ``tests/unit/engine_vllm`` has every statement."""
+    prompts = trained.prompts[PROMPTS][:1]
+    assert push(publisher, trained.folder).committed
+    before = notes.drafted(serving, prompts)
+    notes.plant(at, is_after)
+    report = push(publisher, worse)
+    assert not report.committed
+    assert f"planted at {at}" in report.replicas[trained.name].reason
+    assert notes.drafted(serving, prompts) == before
+    assert len(notes.target_digests()) == 1
+
+
+def test_a_draft_that_is_half_of_each_ends_the_engine_with_its_cause(
+    trained, worse, serving, publisher, notes
+) -> None:
+    """The last test of this vLLM."""
+    notes.plant(20, True, True)
+    report = push(publisher, worse)
+    assert not report.committed
+    with pytest.raises(EngineError, match="TornDraftError: the draft was left half exchanged: planted at 20"):
+        serving.generate(trained.prompts[:1], DRAFTED)
+
+
+class Server:
+    """A ``vllm serve`` as a user starts it, with documented flags alone."""
+
+    TOKEN = "of the test"
+
+    def __init__(self, target: Path, draft: Path, method: str, log: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.port = taken.getsockname()[1]
+        speculation = {"method": method, "model": str(draft), "num_speculative_tokens": NUM_DRAFT_TOKENS}
+        flags = {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "dtype": "float32",
+            "max-model-len": 200,
+            "kv-cache-memory-bytes": 64 << 20,
+            "speculative-config": json.dumps(speculation),
+            "worker-extension-cls": "spec_engine_vllm.worker_extension.WorkerExtension",
+            "middleware": "spec_engine_vllm.draft_routes.DraftRoutes",
+        }
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        switches = [
+            "--enforce-eager",
+            "--tokens-only",
+            "--no-enable-prefix-caching",
+            "--no-enable-chunked-prefill",
+        ]
+        # What `vllm serve` runs; that asks for a distribution called vllm, which the CPU build is not.
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
+        env = os.environ | {"SPEC_DRAFT_TOKEN": self.TOKEN, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        self.log = log
+        with log.open("w") as output:
+            self._process = subprocess.Popen(
+                [*command, *words, *switches],
+                env=env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_ready(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while True:
+            with suppress(OSError):
+                if self.ask("GET", "/health")[0] == 200:
+                    return
+            assert self._process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.5)
+
+    def ask(self, method: str, path: str, fields: object = None, token: str = "") -> tuple[int, dict, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        try:
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            connection.request(method, path, None if fields is None else json.dumps(fields), headers)
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def generate(self, prompts: list[list[int]]) -> tuple[list[list[int]], dict[str, str]]:
+        """Return the greedy text after each prompt, and the headers of the last answer."""
+        texts, headers = [], {}
+        for prompt in prompts:
+            sampling = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True}
+            fields = {"token_ids": prompt, "sampling_params": sampling}
+            status, headers, body = self.ask("POST", "/inference/v1/generate", fields)
+            assert status == 200, body
+            texts.append(json.loads(body)["choices"][0]["token_ids"])
+        return texts, headers
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(30)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@pytest.fixture
+def server(vllm_environment, llama, trained, worse, tmp_path, vllm_context) -> Iterator[Server]:
+    if trained.name != "eagle3":
+        pytest.skip("one start of a server is enough")
+    server = Server(llama, worse, trained.name, tmp_path / "server.log")
+    try:
+        server.wait_ready(vllm_context.start_s)
+        yield server
+    finally:
+        server.close()
+
+
+def test_a_server_that_a_user_has_started_takes_fresh_weights(
+    llama, server, trained, transports, notes
+) -> None:
+    prompts = trained.prompts[PROMPTS]
+    texts, headers = server.generate(prompts)
+    assert "x-draft-version" not in headers
+    status, _, body = server.ask("GET", "/spec/draft/status", token="another")
+    assert (status, "bearer token" in body.decode()) == (401, True)
+    with pytest.raises(EngineError, match="refused status: a bearer token is needed"):
+        HttpReplica(server.url, "another")
+
+    replica = HttpReplica(server.url, Server.TOKEN)
+    before = replica.acceptance()
+    assert before.rounds > 0
+    tensors = weights_of(trained.folder)
+    with Publisher(transports, read_target(llama).digest) as publisher:
+        publisher.add("server", replica).result(LIMIT_S)
+        report = publisher.publish(1, tensors).result(LIMIT_S)
+        refused = publisher.publish(2, {**tensors, "more": torch.zeros(1)}).result(LIMIT_S)
+    assert report.committed, report
+    assert "has more besides" in refused.replicas["server"].reason
+    assert replica.acceptance().rounds == 0
+    after, headers = server.generate(prompts)
+    assert after == texts
+    assert headers["x-draft-version"] == "1"
+    assert headers["x-draft-digest"] == report.digest
+    assert replica.acceptance().acceptance_length > before.acceptance_length
+    assert len(notes.target_digests()) == 1

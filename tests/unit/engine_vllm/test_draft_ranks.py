@@ -1,0 +1,199 @@
+"""What one rank of vLLM does with an update, all do, or none; the routes of a server hand calls on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spec_core import ServingStatus, UpdateId
+from spec_core.errors import EngineError, ProtocolError
+from spec_engine_vllm import draft_ranks
+from spec_engine_vllm.draft_ranks import DraftRanks
+from spec_engine_vllm.draft_routes import DraftRoutes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+UPDATE = UpdateId(group="default", fence=1, number=7)
+NAME = UPDATE.model_dump_json()
+COUNTED: dict[str, Any] = {"rounds": 5, "drafted": 15, "accepted": 6, "accepted_per_position": [4, 2, 0]}
+
+
+class Ranks:
+    """vLLM's engine client, with a worker for each entry of ``states``; ``refusing`` ranks raise at their commit."""
+
+    def __init__(self, *states: str | None, refusing: tuple[int, ...] = ()) -> None:
+        self.statuses = [
+            None if state is None else ServingStatus(state=state, update=UPDATE) for state in states
+        ]
+        self.refusing = refusing
+        self.calls: list[str] = []
+
+    async def collective_rpc(self, method: str, args: tuple[str, str]) -> list[dict[str, str] | None]:
+        assert method == "spec_draft"
+        self.calls.append(args[0])
+        return [self._answer(rank, *args) for rank in range(len(self.statuses))]
+
+    def _answer(self, rank: int, call: str, argument: str) -> dict[str, str] | None:
+        if (status := self.statuses[rank]) is None:
+            return None
+        if call == "commit" and rank in self.refusing:
+            return {"refused": f"rank {rank} cannot"}
+        ends = {"commit": "committed", "revert": "reverted", "abort": "aborted", "prepare": "prepared"}
+        if call == "revert" and status.state != "committed":
+            return {"refused": "nothing to revert"}
+        if call in ends:
+            version = 3 if call == "commit" else None
+            self.statuses[rank] = status.model_copy(
+                update={"state": ends[call], "version": version, "digest": "d" * bool(version)}
+            )
+        return {"status": self.statuses[rank].model_dump_json()}
+
+
+@pytest.fixture(autouse=True)
+def counted(monkeypatch) -> dict[str, Any]:
+    counted = dict(COUNTED)
+    monkeypatch.setattr(draft_ranks, "speculation_counters", lambda: dict(counted))
+    return counted
+
+
+def call(llm: object, name: str, argument: str = "") -> dict[str, Any]:
+    return asyncio.run(DraftRanks(llm).call(name, argument))
+
+
+def test_a_commit_asks_every_rank_first() -> None:
+    llm = Ranks("received", None, "received")
+    answer = call(llm, "commit", NAME)
+    assert llm.calls == ["status", "commit"]
+    assert (answer["ranks"], answer["status"]["state"], answer["status"]["version"]) == (2, "committed", 3)
+
+
+def test_no_rank_commits_what_one_has_not_received() -> None:
+    llm = Ranks("received", "aborted")
+    with pytest.raises(EngineError, match="update 7 cannot be committed: rank 1 is aborted"):
+        call(llm, "commit", NAME)
+    assert llm.calls == ["status"]
+
+
+def test_a_commit_that_one_rank_fails_is_undone_on_the_others() -> None:
+    llm = Ranks("received", "received", refusing=(1,))
+    with pytest.raises(EngineError, match="rank 1 cannot"):
+        call(llm, "commit", NAME)
+    assert llm.calls == ["status", "commit", "revert"]
+    assert [status and status.state for status in llm.statuses] == ["reverted", "received"]
+
+
+def test_ranks_that_differ_are_quarantined() -> None:
+    assert call(Ranks("received", "idle"), "status")["status"]["state"] == "quarantined"
+
+
+def test_acceptance_counts_anew_from_a_commit(counted) -> None:
+    ranks = DraftRanks(Ranks("received"))
+    assert ranks.acceptance() == COUNTED
+    asyncio.run(ranks.call("commit", NAME))
+    assert ranks.acceptance()["rounds"] == 0
+    counted.update(rounds=7, accepted_per_position=[5, 3, 1])
+    assert ranks.acceptance() == {
+        "rounds": 2,
+        "drafted": 0,
+        "accepted": 0,
+        "accepted_per_position": [1, 1, 1],
+    }
+
+
+class Broken:
+    async def collective_rpc(self, method: str, args: tuple[str, str]) -> list[None]:
+        raise RuntimeError("Call to collective_rpc method failed: no attribute 'spec_draft'")
+
+
+@pytest.mark.parametrize(
+    ("llm", "name", "argument", "error", "message"),
+    [
+        (Broken(), "status", "", EngineError, "started without --worker-extension-cls spec_engine_vllm"),
+        (Ranks(None), "status", "", EngineError, "serves no draft with weights"),
+        (Ranks("idle"), "commit", "{}", ProtocolError, "no UpdateId"),
+    ],
+)
+def test_what_cannot_be_done_says_why(llm, name, argument, error, message) -> None:
+    with pytest.raises(error, match=message):
+        call(llm, name, argument)
+
+
+@pytest.fixture
+def routes(monkeypatch) -> Iterator[Callable[..., tuple[int, dict[str, str], Any]]]:
+    """``routes(method, path, body, token)``: status, headers and JSON of an answer of one server."""
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
+
+    async def inner(scope: dict, receive: object, send: Callable) -> None:
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]}
+        )
+        await send({"type": "http.response.body", "body": b'"from vLLM"'})
+
+    app = DraftRoutes(inner)
+    llm = Ranks("received")
+
+    async def ask(method: str, path: str, body: str, token: str) -> list[dict]:
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "headers": [(b"authorization", f"Bearer {token}".encode())],
+            "app": SimpleNamespace(state=SimpleNamespace(engine_client=llm)),
+        }
+        chunks = [body[:5].encode(), body[5:].encode()]
+        sent: list[dict] = []
+
+        async def receive() -> dict:
+            return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
+
+        async def send(message: dict) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+        return sent
+
+    with asyncio.Runner() as runner:
+
+        def answer(method: str, path: str, body: str = "", token: str = "secret") -> tuple[int, dict, Any]:
+            start, end = runner.run(ask(method, path, body, token))
+            headers = {name.decode(): value.decode() for name, value in start["headers"]}
+            return start["status"], headers, json.loads(end["body"])
+
+        yield answer
+
+
+def test_answers_name_the_draft_that_was_pushed_until_its_memory_is_given_up(routes) -> None:
+    assert "x-draft-version" not in routes("POST", "/v1/completions")[1]
+    status, _, answer = routes("POST", "/spec/draft/commit", NAME)
+    assert (status, answer["status"]["version"], answer["ranks"]) == (200, 3, 1)
+    status, headers, body = routes("POST", "/v1/completions")
+    assert (status, body) == (200, "from vLLM")
+    assert (headers["x-draft-version"], headers["x-draft-digest"]) == ("3", "d")
+    assert routes("POST", "/spec/draft/abort", NAME)[2]["status"]["version"] is None
+    assert "x-draft-version" not in routes("POST", "/v1/completions")[1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "problem"),
+    [
+        (("GET", "/spec/draft/status", "", "secrets"), 401, "a bearer token is needed"),
+        (("GET", "/spec/draft/commit", "", "secret"), 404, "none of status, prepare, commit"),
+        (("POST", "/spec/draft/other", "", "secret"), 404, "'other' is none of"),
+        (("POST", "/spec/draft/commit", "{}", "secret"), 409, "no UpdateId"),
+        (("POST", "/spec/draft/prepare", "x" * 100_000, "secret"), 409, "more than 65536 bytes"),
+    ],
+)
+def test_requests_that_are_refused(routes, request_, status, problem) -> None:
+    found, _, answer = routes(*request_)
+    assert (found, problem in answer["error"]) == (status, True)
+
+
+def test_without_a_token_of_the_server_nobody_is_admitted(routes, monkeypatch) -> None:
+    monkeypatch.delenv("SPEC_DRAFT_TOKEN")
+    app = DraftRoutes(lambda *_: None)
+    assert not app._is_admitted({"headers": [(b"authorization", b"Bearer ")]})
