@@ -12,7 +12,9 @@ from spec_core.draft import Draft
 from spec_core.drafting import write_draft
 from spec_core.plugins import load
 from spec_core.targets.target_reader import read_target, read_target_tensors
-from spec_core.testing import EngineSuite
+from spec_core.testing import DraftReplicaSuite, EngineSuite
+from spec_core.testing.draft_replica_suite import PROMPTS
+from spec_core.weight_sync import tensors_digest
 from spec_engine_hf.engine import HfConfig, HfEngine
 
 if TYPE_CHECKING:
@@ -65,12 +67,60 @@ class TestHfEngine(EngineSuite):
 
     @pytest.fixture
     def draft_folder(self, target: TargetSpec, tmp_path: Path) -> Path:
-        plugin = load(Draft, "eagle3")
-        draft = plugin(plugin.Config.model_validate({"name": "eagle3"}))
-        folder = tmp_path / "draft"
-        folder.mkdir()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            module = draft.build(target, read_target_tensors(target), None)
-        write_draft(draft, module.state_dict(), target, folder)
-        return folder
+        return exported("eagle3", target, tmp_path / "draft", seed=0)
+
+
+class TestHfEngineIsUpdated(DraftReplicaSuite):
+    @pytest.fixture(params=["eagle3", "dflash"])
+    def algorithm(self, request: pytest.FixtureRequest) -> str:
+        return request.param
+
+    @pytest.fixture
+    def target(self, tiny_qwen3: Path) -> TargetSpec:
+        return read_target(tiny_qwen3)
+
+    @pytest.fixture
+    def new_engine(self, target: TargetSpec) -> Callable[[EngineContext], Engine]:
+        return lambda context: HfEngine.create(HfConfig(name="hf", dtype="float32"), target, context)
+
+    @pytest.fixture
+    def export(self, target: TargetSpec, tmp_path: Path, algorithm: str) -> Callable[[int], Path]:
+        def folder_of(version: int) -> Path:
+            folder = tmp_path / str(version)
+            return folder if folder.exists() else exported(algorithm, target, folder, seed=version)
+
+        return folder_of
+
+    @pytest.fixture
+    def drafted(self) -> Callable[[Engine], object]:
+        return guesses
+
+    @pytest.fixture
+    def target_state(self) -> Callable[[Engine], str]:
+        return lambda engine: tensors_digest(engine._model.causal_lm.state_dict().items())
+
+
+def guesses(engine: Engine) -> list[tuple[int, ...]]:
+    """Return what the served draft proposes after the suite's prompts, whether the target accepts it or not."""
+    drafting, found = engine._decoder.drafting, []
+    for prompt in PROMPTS:
+        proposer = drafting.new_proposer()
+        _, hidden_TNH = engine._model.session(drafting.layers).forward(prompt)
+        proposer.extend([*prompt[1:], 0], hidden_TNH)
+        found.append(proposer.propose(5, 0.0, torch.Generator()).token_ids)
+    return found
+
+
+def exported(algorithm: str, target: TargetSpec, folder: Path, seed: int) -> Path:
+    """Write a draft with drawn weights, large enough that what it guesses depends on them."""
+    plugin = load(Draft, algorithm)
+    draft = plugin(plugin.Config.model_validate({"name": algorithm}))
+    folder.mkdir()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = draft.build(target, read_target_tensors(target), None)
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.5)
+    write_draft(draft, module.state_dict(), target, folder)
+    return folder

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from torch import Generator, Tensor
+    from torch import Tensor, nn
 
     from spec_core import Proposer
     from spec_core.records import SamplingParams
@@ -39,11 +39,16 @@ class DraftSource:
 
     new_proposer: Callable[[], Proposer]
     layers: tuple[int, ...] = ()
+    module: nn.Module | None = None
+    """The network behind the proposers, where they are those of an exported draft."""
+    ops: TargetOps | None = None
+    """The target's frozen tensors, as that network uses them."""
 
     @classmethod
-    def of_export(cls, folder: Path, model: HfModel) -> Self:
+    def of_export(cls, folder: Path, model: HfModel, ops: TargetOps | None = None) -> Self:
         """Return proposers of the exported draft in ``folder``, on the device and in the dtype of ``model``.
 
+        ``ops`` are those of another draft of the same model, if there is one: no further memory is taken for them.
         Raise ArtifactError where no installed draft recognises the folder or it is damaged, TargetError where the
         draft does not fit the target.
         """
@@ -54,9 +59,9 @@ class DraftSource:
         with torch.random.fork_rng(devices=[]):
             module = draft.build(target, tensors, None)
         module = module.to(model.device, model.dtype).eval().requires_grad_(False)
-        ops = TargetOps(target, tensors, model.device, model.dtype)
+        ops = ops or TargetOps(target, tensors, model.device, model.dtype)
         layers = draft.required_features(target).layers
-        return cls(new_proposer=lambda: draft.proposer(module, ops), layers=layers)
+        return cls(new_proposer=lambda: draft.proposer(module, ops), layers=layers, module=module, ops=ops)
 
 
 class Decoder:
@@ -65,24 +70,19 @@ class Decoder:
     def __init__(self, model: HfModel, drafting: DraftSource | None = None) -> None:
         """Decode by ``model``, with proposals of ``drafting`` if there is one."""
         self._model = model
-        self._drafting = drafting
+        self.drafting = drafting
         self._counted = AcceptanceCounters()
 
     def acceptance(self) -> AcceptanceCounters:
         """Return what was counted so far."""
         return self._counted
 
-    def generate_all(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return answers in the prompts' order; each depends on ``sampling.seed`` and the prompt's index alone."""
-        generator = torch.Generator(self._model.device)
-        answers: list[Generation] = []
-        for index, prompt in enumerate(prompts):
-            generator.manual_seed(sampling.prompt_seed(index))
-            answers.append(self.generate(prompt, sampling, generator))
-        return answers
+    def generate(self, prompt: Sequence[int], sampling: SamplingParams, index: int) -> Generation:
+        """Return one answer, which depends on ``sampling.seed`` and the prompt's index among others alone.
 
-    def generate(self, prompt: Sequence[int], sampling: SamplingParams, generator: Generator) -> Generation:
-        """Return one answer. The last known token is always the one that the target has not run yet."""
+        The last known token is always the one that the target has not run yet.
+        """
+        generator = torch.Generator(self._model.device).manual_seed(sampling.prompt_seed(index))
         drafting = self._drafting_for(sampling)
         self._check_prompt(prompt, sampling)
         session = self._model.session(drafting.layers if drafting else ())
@@ -111,14 +111,14 @@ class Decoder:
     def _drafting_for(self, sampling: SamplingParams) -> DraftSource | None:
         if sampling.num_draft_tokens == 0:
             return None
-        if self._drafting is None:
+        if self.drafting is None:
             raise EngineError(f"{sampling.num_draft_tokens} draft tokens are wanted, but no draft is loaded")
         if kinds := self._model.unrewindable_layers():
             raise EngineError(
                 f"target {self._model.target.folder} has layers ({', '.join(kinds)}) that cannot drop rejected "
                 f"tokens again; reference decoding with a draft needs attention layers only"
             )
-        return self._drafting
+        return self.drafting
 
     def _check_prompt(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         target = self._model.target

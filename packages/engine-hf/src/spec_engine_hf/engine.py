@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from spec_core import EngineContext, FeatureSender, Proposer, TargetSpec, Transport
+    from spec_core import (
+        DraftReplica,
+        EngineContext,
+        FeatureSender,
+        Proposer,
+        TargetSpec,
+        Transport,
+    )
     from spec_core.records import (
         AcceptanceCounters,
         CaptureRequest,
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
         Generation,
         SamplingParams,
     )
+    from spec_core.weight_sync import UpdateReceiver
+    from spec_engine_hf.decoding import DraftSource
 
 R = TypeVar("R")
 
@@ -62,6 +71,9 @@ class HfEngine(Engine):
         self._senders: dict[tuple[str, FeatureSchema], FeatureSender] = {}
         self._closing = threading.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
+        self._draft_folder: Path | None = None
+        self._updates: UpdateReceiver | None = None
+        """Takes fresh weights of the loaded draft, once somebody wants to push them."""
 
     def start(self, schema: FeatureSchema) -> None:
         """Check that states can be captured; the target was loaded by the constructor."""
@@ -72,20 +84,47 @@ class HfEngine(Engine):
         return self._submit(lambda: self._capture(list(requests), schema))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Decode on the engine's thread (E4)."""
-        return self._submit(lambda: self._decoder.generate_all(prompts, sampling)).result()
+        """Decode on the engine's thread, each prompt with the draft that is served when its turn comes (E4, E10)."""
+        return self._submit(
+            lambda: [self._decoder.generate(prompt, sampling, index) for index, prompt in enumerate(prompts)]
+        ).result()
 
     def load_draft(self, folder: Path) -> None:
         """Check the folder and speculate with its draft from now on (E5)."""
-        from spec_engine_hf.decoding import Decoder, DraftSource
+        from spec_engine_hf.decoding import DraftSource
 
-        self._decoder = Decoder(self._model, DraftSource.of_export(folder, self._model))
+        source = DraftSource.of_export(folder, self._model)
+        self._end_updates()
+        self._serve(source)
+        self._draft_folder = folder
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
         """Speculate with a new proposer for each prompt from now on."""
-        from spec_engine_hf.decoding import Decoder, DraftSource
+        from spec_engine_hf.decoding import DraftSource
 
-        self._decoder = Decoder(self._model, DraftSource(new_proposer=new_proposer, layers=layers))
+        self._end_updates()
+        self._serve(DraftSource(new_proposer=new_proposer, layers=layers))
+        self._draft_folder = None
+
+    def draft_replica(self, group: str = "default") -> DraftReplica:
+        """Return the way for fresh weights of the draft that was loaded last, until another one is (E10)."""
+        from spec_core.weight_sync import ReceiverReplica, UpdateReceiver, open_weight_transports
+        from spec_engine_hf.draft_slot import ExportSlot
+
+        source, folder = self._decoder.drafting, self._draft_folder
+        if source is None or folder is None:
+            raise EngineError(
+                "this engine has no exported draft whose weights could be updated; load one first"
+            )
+        if self._updates is None:
+            slot = ExportSlot(source, folder, self._model, self._serve)
+            transports = open_weight_transports(self.context.backend)
+            self._updates = UpdateReceiver(slot, transports, group=group)
+        elif self._updates.group != group:
+            raise EngineError(
+                f"the draft of this engine is in update group {self._updates.group!r}, not in {group!r}"
+            )
+        return ReceiverReplica(self._updates)
 
     def acceptance(self) -> AcceptanceCounters:
         """Return what was counted since the last load (E5)."""
@@ -102,10 +141,22 @@ class HfEngine(Engine):
         Calls that are still queued end with EngineError. A running ``generate`` is awaited.
         """
         self._closing.set()
+        self._end_updates()
         self._worker.shutdown(wait=True)
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
+
+    def _serve(self, source: DraftSource) -> None:
+        """Draft with ``source`` from the next prompt on, and count acceptance anew."""
+        from spec_engine_hf.decoding import Decoder
+
+        self._decoder = Decoder(self._model, source)
+
+    def _end_updates(self) -> None:
+        if self._updates is not None:
+            self._updates.close()
+            self._updates = None
 
     def _submit(self, work: Callable[[], R]) -> Future[R]:
         def run() -> R:

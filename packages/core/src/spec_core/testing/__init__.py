@@ -13,6 +13,7 @@ from spec_core.lazy import lazy_names
 pytest.register_assert_rewrite(
     "spec_core.testing.backend_suite",
     "spec_core.testing.conformance",
+    "spec_core.testing.draft_replica_suite",
     "spec_core.testing.draft_suite",
     "spec_core.testing.draft_workbench",
     "spec_core.testing.engine_suite",
@@ -32,6 +33,7 @@ pytest.register_assert_rewrite(
 
 if TYPE_CHECKING:
     from spec_core.testing.backend_suite import BackendSuite
+    from spec_core.testing.draft_replica_suite import DraftReplicaSuite
     from spec_core.testing.draft_suite import DraftSuite
     from spec_core.testing.engine_suite import EngineSuite
     from spec_core.testing.kernels import assert_kernel_agrees
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendSuite",
+    "DraftReplicaSuite",
     "DraftSuite",
     "EngineSuite",
     "LauncherSuite",
@@ -56,6 +59,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     backend_suite="BackendSuite",
+    draft_replica_suite="DraftReplicaSuite",
     draft_suite="DraftSuite",
     engine_suite="EngineSuite",
     kernels="assert_kernel_agrees",

@@ -65,7 +65,7 @@ class UpdateReceiver(Resource):
     def prepare(self, order: UpdateOrder) -> ServingStatus:
         """Begin to receive an update; the one before, if it is not committed, is forgotten (U2, U6)."""
         with self._lock:
-            if order.update == self._status.update:
+            if self._is(order.update, "prepared") or self._is(order.update, "received"):
                 return self._status
             self._check(order.update)
             before, self._transfer = self._transfer, _Transfer(self, order, self._transfer)

@@ -1,0 +1,62 @@
+"""ExportSlot: the exported draft that engine hf serves, and the one that will take its place."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from safetensors.torch import save_file
+
+from spec_core.drafting import read_config
+from spec_core.weight_sync import DraftLayout, DraftSlot, tensors_digest
+from spec_engine_hf.decoding import DraftSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from spec_engine_hf.hf_model import HfModel
+
+
+class ExportSlot(DraftSlot):
+    """Each copy is a module of its own: an update becomes one by the code that loads a draft's folder."""
+
+    def __init__(
+        self, live: DraftSource, folder: Path, model: HfModel, serve: Callable[[DraftSource], None]
+    ) -> None:
+        """Update ``live``, which was loaded from ``folder``; ``serve`` makes the engine draft with another source."""
+        self._copies = {"live": live, "spare": live}
+        self._config = read_config(folder)
+        self._layout = DraftLayout.of_folder(folder, model.target)
+        self._model, self._serve = model, serve
+
+    @property
+    def device(self) -> torch.device:
+        """Return the CPU, from where what has arrived is written to a folder."""
+        return torch.device("cpu")
+
+    def layout(self) -> DraftLayout:
+        """Return what an update must hold."""
+        return self._layout
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Build a module from the tensors, as if they had been exported into a folder."""
+        with tempfile.TemporaryDirectory(prefix="draft-update-") as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(self._config), encoding="utf-8")
+            save_file({name: tensor.clone() for name, tensor in weights}, Path(folder) / "model.safetensors")
+            self._copies["spare"] = DraftSource.of_export(Path(folder), self._model, self._copies["live"].ops)
+
+    def digest(self, copy: Literal["live", "spare"]) -> str:
+        """Return the digest of a copy's parameters and buffers."""
+        module = self._copies[copy].module
+        assert module is not None
+        return tensors_digest(module.state_dict().items())
+
+    def swap(self) -> None:
+        """Exchange the copies. A sequence under way ends with the draft that it began with."""
+        self._copies = {"live": self._copies["spare"], "spare": self._copies["live"]}
+        self._serve(self._copies["live"])
