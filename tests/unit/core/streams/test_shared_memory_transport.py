@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -251,9 +252,10 @@ def test_a_grant_that_came_too_late_is_not_used():
     arena.close()
 
 
-def die_in_the_middle(me: Rank) -> str | None:
+def die_in_the_middle(me: Rank, address: Path) -> str | None:
     if me.rank == 0:
         with SharedMemoryTransport().listen(SCHEMA, WINDOW) as receiver:
+            address.write_text(receiver.address)
             me.publish(receiver.address)
             me.receive()
             held = receiver.receive(LONG_S)
@@ -268,17 +270,15 @@ def die_in_the_middle(me: Rank) -> str | None:
     return None
 
 
-def test_processes_killed_with_minus_9_leave_nothing_on_the_host():
+def test_processes_killed_with_minus_9_leave_nothing_on_the_host(tmp_path):
     """No name in /dev/shm at any time, no socket in the abstract namespace afterwards."""
-    before = names_on_host()
-    watch_ranks(die_in_the_middle, 2, faults={(0, "fault"): Fault.KILL, (1, "fault"): Fault.KILL})
-    assert names_on_host() <= before
-
-
-def names_on_host() -> set[str]:
-    with open("/proc/net/unix") as sockets:
-        named = {line.split()[-1] for line in sockets if "@spec-" in line}
-    return named | {name for name in os.listdir("/dev/shm") if name.startswith("spec")}
+    address = tmp_path / "address"
+    faults = {(0, "fault"): Fault.KILL, (1, "fault"): Fault.KILL}
+    watch_ranks(die_in_the_middle, 2, address, faults=faults)
+    name = address.read_text().split(":")[1]
+    assert name.startswith("spec-")
+    assert name not in Path("/proc/net/unix").read_text()
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("spec")]
 
 
 def resident_bytes(arena: Arena) -> int:
