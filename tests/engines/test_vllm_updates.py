@@ -88,8 +88,10 @@ def publisher(llama, trained, transports) -> Iterator[Publisher]:
 def serving(vllm_environment, llama, trained, worse, config, vllm_context, publisher) -> Iterator[VllmEngine]:
     """vLLM with the worse draft, known to the publisher."""
     with VllmEngine.create(config, read_target(llama), vllm_context) as engine:
+        with pytest.raises(EngineError, match="has no draft whose weights"):
+            engine.draft_replica()
         engine.load_draft(worse)
-        with pytest.raises(EngineError, match="serves no draft now; load one, and generate"):
+        with pytest.raises(EngineError, match="serves no draft now"):
             engine.draft_replica().status().result(LIMIT_S)
         engine.generate(trained.prompts[:1], DRAFTED)
         publisher.add(trained.name, engine.draft_replica()).result(LIMIT_S)

@@ -79,6 +79,13 @@ def test_no_rank_commits_what_one_has_not_received() -> None:
     assert llm.calls == ["status"]
 
 
+def test_no_rank_commits_another_update_than_it_has_received() -> None:
+    llm = Ranks("received")
+    with pytest.raises(EngineError, match="update 8 cannot be committed: rank 0 is received"):
+        call(llm, "commit", UPDATE.model_copy(update={"number": 8}).model_dump_json())
+    assert llm.calls == ["status"]
+
+
 def test_a_commit_that_one_rank_fails_is_undone_on_the_others() -> None:
     llm = Ranks("received", "received", refusing=(1,))
     with pytest.raises(EngineError, match="rank 1 cannot"):

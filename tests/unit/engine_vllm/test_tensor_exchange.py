@@ -120,15 +120,15 @@ class Planted(Exception):
 
 def plant(monkeypatch, fails: Callable[[int], bool], is_after: bool) -> itertools.count[int]:
     calls = itertools.count()
-    for name in ("_copy", "_assign"):
+    for name in ("_copy", "_assign", "_packed_fields"):
         function = getattr(tensor_exchange, name)
 
-        def faulty(*args, function=function) -> None:
+        def faulty(*args, function=function) -> object:
             number = next(calls)
-            if is_after or not fails(number):
-                function(*args)
+            result = function(*args) if is_after or not fails(number) else None
             if fails(number):
                 raise Planted(f"at {number}")
+            return result
 
         monkeypatch.setattr(tensor_exchange, name, faulty)
     return calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from spec_core.hosting import ProgramReplica, SubprocessEngine, installed_version, probe_version
+from spec_core.hosting import SubprocessEngine, installed_version, probe_version
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Draft, EngineConfig, TargetSpec
-    from spec_core.hosting import Mode
+    from spec_core.hosting import Mode, ProgramReplica
     from spec_core.records import Availability
 
 
@@ -67,7 +67,7 @@ class VllmEngine(SubprocessEngine):
 
     def draft_replica(self, group: str = "default") -> ProgramReplica:
         """Return the way for fresh weights of the draft that vLLM serves while it speculates (E10)."""
-        return ProgramReplica(self.ask_draft, cast("VllmConfig", self.config).tensor_parallel)
+        return self.program_replica(cast("VllmConfig", self.config).tensor_parallel)
 
     def limit(self, mode: Mode) -> tuple[int, str]:
         """Return the most tokens that vLLM takes, and the setting that limits them."""

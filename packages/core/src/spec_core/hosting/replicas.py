@@ -31,7 +31,7 @@ class ProgramReplica(DraftReplica):
     """The program of an engine of this run, whose process takes requests of kind ``draft``."""
 
     def __init__(self, ask: Callable[[str, str], Future[Fields]], num_ranks: int) -> None:
-        """Send calls by ``ask``, with their argument as JSON: ``SubprocessEngine.ask_draft``."""
+        """Send calls by ``ask``, with their argument as JSON."""
         self.num_ranks = num_ranks
         self._ask = ask
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from spec_core.engine import Engine
 from spec_core.errors import ArtifactError, EngineError
 from spec_core.hosting.modes import CaptureMode, PlainMode, SpeculativeMode
+from spec_core.hosting.replicas import ProgramReplica
 from spec_core.records import AcceptanceCounters
 
 if TYPE_CHECKING:
@@ -110,17 +111,25 @@ class SubprocessEngine(Engine):
         """Return what every session since the last load has counted (E5)."""
         return self._submit(self._acceptance).result()
 
-    def ask_draft(self, call: str, argument: str) -> Future[Fields]:
-        """Send a call about the draft's weights to the program, past the calls that wait; any thread may.
+    def program_replica(self, num_ranks: int) -> ProgramReplica:
+        """Return the way for fresh weights of the loaded draft to a program that answers requests of kind ``draft``.
 
-        The future has the fields of its answer, or EngineError, also where the program serves no draft now.
+        It is for ``draft_replica`` of such an engine. Raise EngineError where no draft is loaded.
         """
+        if self._draft is None:
+            raise EngineError(
+                f"engine {self.name!r} has no draft whose weights could be fresh; load one first"
+            )
+        return ProgramReplica(self._ask_draft, num_ranks)
+
+    def _ask_draft(self, call: str, argument: str) -> Future[Fields]:
+        """Send a call to the program past those that wait in line; the future ends with EngineError without one."""
         process = self._process
         if process is None or not isinstance(process.mode, SpeculativeMode):
             refused: Future[Fields] = Future()
             refused.set_exception(
                 EngineError(
-                    f"engine {self.name!r} serves no draft now; load one, and generate with draft tokens"
+                    f"engine {self.name!r} serves no draft now: it begins at the first call that drafts"
                 )
             )
             return refused
