@@ -29,6 +29,7 @@ ALLOWED = {
     (f"{CORE}/config.py", "local"),
     (f"{APPLICATION}/evaluation/request.py", "cpu"),
     (f"{APPLICATION}/evaluation/request.py", "hf"),
+    (f"{APPLICATION}/push/request.py", "cpu"),
     (f"{APPLICATION}/regeneration/request.py", "cpu"),
     (f"{APPLICATION}/regeneration/request.py", "hf"),
     (f"{APPLICATION}/cli.py", "cpu"),

@@ -220,7 +220,13 @@ def test_config_file_that_cannot_be_read(command_line, place, name, why):
         (["data.eval_samples=3", "data.eval_path=x.jsonl"], "remove one of them"),
         (["placement.window_bytes=1000"], "raise it to"),
         (["engine.batch_tokens=5"], "or lower data.max_length"),
-        (["train.push_every=5"], "Input should be 0"),
+        (["train.push_every=5"], "set push.to=[http://127.0.0.1:8000] or where yours is, or remove it"),
+        (["push.to=[http://a:1]"], "nothing is pushed; set train.push_every or remove it"),
+        (
+            ["train.push_every=5", "push.to=[a:1]"],
+            "'a:1' is no address of a server, expected http://host:port",
+        ),
+        (["push.canary_rounds=5"], "nothing is reverted; set push.canary_margin or remove it"),
     ],
 )
 def test_illegal_combination_names_the_remedy(refused, words, remedy):

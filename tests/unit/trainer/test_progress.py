@@ -16,6 +16,7 @@ def test_record_in_words():
     assert step_note(RECORD) == "loss 3.210  tau 1.84  5,120 tok/s  waits 25 % for features (trainer-bound)"
     slow = step_note({**RECORD, "time_data_s": 9.0})
     assert slow.endswith("waits 75 % for features (engine-bound)")
+    assert step_note({**RECORD, "serving_version": 500}).endswith("(trainer-bound)  serves v500")
 
 
 def test_first_and_last_step_are_logged_and_not_every_one_between(caplog):

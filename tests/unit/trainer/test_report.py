@@ -86,3 +86,19 @@ def test_foreign_text_is_escaped(directory):
     assert "A &lt;script&gt;" in page
     assert "&lt;b&gt;bold &amp; co&lt;/b&gt;" in page
     assert "1 &lt; 2" in page
+
+
+def test_the_fate_of_every_push_is_a_row(directory):
+    records(directory)
+    committed = {"push_version": 2, "push_committed": True, "push_s": 0.5}
+    rows = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    rows[1] |= {"push_wait_s": 0.125}
+    rows[2] |= committed
+    rows[3] |= {"push_version": 4, "push_committed": False, "push_s": 60.0}
+    directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verdict = {"push_version": 2, "push_committed": False, "push_reverted": True}
+    verdict |= {"push_acceptance_before": 2.0, "push_acceptance_after": 1.25}
+    write_report(directory, "Training", {"last_pushes": [verdict]})
+    text = " ".join(Words(directory.report.read_text()).text.split())
+    assert "2 reverted 0.50 s 2.00 1.25 4 not committed 60.00 s" in text
+    assert "Training waited 0.125 s for a push at most." in text

@@ -22,10 +22,11 @@ from spec_core.processes import collect_rarely, hide_broken_extensions, restart_
 from spec_core.wording import one_line, printable, shown
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.last_resort import unforeseen_errors
+from spec_trainer.push.request import PushRequest  # noqa: TC001
 from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 app = App(
     name="spec-trainer",
@@ -225,6 +226,36 @@ def evaluate(
 
 
 @app.command
+def push(*, request: Annotated[PushRequest, Parameter(name="*")], as_json: Json = False) -> None:
+    """Give running servers a draft to serve from now on, without a restart; exit code 1 if they did not take it."""
+    from spec_trainer.push_command import push_draft, push_lines
+
+    document = push_draft(request)
+    _print_lines(document, push_lines(document), as_json)
+    if not document["committed"]:
+        raise SystemExit(1)
+
+
+@app.command
+def serving(
+    *, of: Annotated[list[str], Parameter(consume_multiple=True, negative="")], as_json: Json = False
+) -> None:
+    """Show which draft running servers serve: version, digest, acceptance; exit code 1 if one does not answer.
+
+    Parameters
+    ----------
+    of
+        Addresses of the servers, such as http://127.0.0.1:8000.
+    """
+    from spec_trainer.push_command import describe_serving, serving_lines
+
+    document = describe_serving(of)
+    _print_lines(document, serving_lines(document), as_json)
+    if any("error" in server for server in document.values()):
+        raise SystemExit(1)
+
+
+@app.command
 def quickstart(
     *,
     draft: str = "eagle3",
@@ -332,6 +363,10 @@ def _print_document(document: Mapping[str, Any], as_json: bool) -> None:
         "width": math.inf,
     }  # no message is broken into lines
     _print(text if as_json else yaml.safe_dump(json.loads(text), **options).rstrip())
+
+
+def _print_lines(document: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
+    _print_document(document, as_json) if as_json else _print("\n".join(lines))
 
 
 def _print(text: str) -> None:

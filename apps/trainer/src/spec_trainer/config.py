@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeInt,
@@ -59,6 +61,13 @@ def _named(path: object) -> object:
     return path
 
 
+def _address_of_server(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no address of a server, expected http://host:port")
+    return url
+
+
 class TrainConfig(OptimizerConfig):
     """Section ``train``: optimizer, schedule, batch and how often things happen (in optimizer steps)."""
 
@@ -91,8 +100,8 @@ class TrainConfig(OptimizerConfig):
     be damaged) or step-N."""
     eval_every: NonNegativeInt = 0
     """Steps between held-out evaluations; 0 evaluates only at the end."""
-    push_every: Literal[0] = 0
-    """Steps between pushes into a live engine; this version has none."""
+    push_every: NonNegativeInt = 0
+    """Steps between pushes of the draft to the running servers of ``push.to``; the last step is pushed besides."""
 
 
 class PlacementConfig(Config):
@@ -114,6 +123,27 @@ class CaptureConfig(Config):
 
     shard_bytes: PositiveInt = 1 << 30
     """Most bytes of features in one file; a longer sample has one of its own."""
+
+
+class PushConfig(Config):
+    """Section ``push``: the running servers that get the draft while it trains, every ``train.push_every`` steps."""
+
+    to: tuple[Annotated[str, AfterValidator(_address_of_server)], ...] = ()
+    """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is not written here: the environment
+    variable SPEC_DRAFT_TOKEN holds it."""
+    policy: Literal["all", "quorum", "best_effort"] = "all"
+    """Servers that must have received a version before any serves it: all, more than half, or any. One where a push
+    has failed does not count until it serves the newest version again."""
+    transport: tuple[Name, ...] = ()
+    """Weight transports, the preferred one first; by default every installed one that can run here."""
+    address: Name = "127.0.0.1:0"
+    """host:port at which servers reach the trainer; port 0 is any free one."""
+    timeout_s: Seconds = 60.0
+    """Longest time for one push."""
+    canary_margin: PositiveFloat | None = None
+    """Fall of the acceptance length, in tokens, by more than which a version is reverted; by default none is."""
+    canary_rounds: PositiveInt = 1000
+    """Verifications on live traffic, of all servers together, over which versions are compared."""
 
 
 class TimeoutsConfig(Config):
@@ -160,6 +190,7 @@ class RunConfig(Config, Generic[B, D, S, E, L]):
     engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     placement: PlacementConfig = PlacementConfig()
     capture: CaptureConfig = CaptureConfig()
+    push: PushConfig = PushConfig()
     launcher: L = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     timeouts: TimeoutsConfig = TimeoutsConfig()
     track: TrackConfig = TrackConfig()
@@ -167,7 +198,7 @@ class RunConfig(Config, Generic[B, D, S, E, L]):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        problems = [*_illegal_with_features(self), *_illegal_combinations(self)]
+        problems = [*_illegal_with_features(self), *_illegal_pushes(self), *_illegal_combinations(self)]
         if problems:
             raise ValueError(problems[0])
         return self
@@ -265,6 +296,29 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
         (
             _changed(train, "epochs") and train.steps is not None,
             f"train.steps={train.steps} and train.epochs={train.epochs}: both say how long; remove one",
+        ),
+    ]
+    return [message for wrong, message in checks if wrong]
+
+
+def _illegal_pushes(config: AnyRunConfig) -> list[str]:
+    """Return settings of pushes of which one lacks the other."""
+    every, push = config.train.push_every, config.push
+    checks = [
+        (
+            every > 0 and not push.to,
+            f"train.push_every={every}, but push.to names no server: set push.to=[http://127.0.0.1:8000] or where "
+            "yours is, or remove it",
+        ),
+        (
+            every == 0 and bool(push.to),
+            f"push.to={','.join(push.to)} with train.push_every=0: nothing is pushed; set train.push_every or remove "
+            "it",
+        ),
+        (
+            _changed(push, "canary_rounds") and push.canary_margin is None,
+            f"push.canary_rounds={push.canary_rounds} without push.canary_margin: nothing is reverted; set "
+            "push.canary_margin or remove it",
         ),
     ]
     return [message for wrong, message in checks if wrong]

@@ -61,6 +61,12 @@ class DraftTrainer:
         """Let the strategy read the state."""
         self._strategy.load(folder)
 
+    def snapshot(self, target: TargetSpec) -> dict[str, Tensor]:
+        """Return a copy of what an export would hold now, by its exported names; empty on other ranks than 0."""
+        weights = self._strategy.full_weights()
+        exported = self._draft.exported_tensors(weights, target) if self._rank == 0 else ()
+        return {name: tensor.clone() for name, tensor in exported}
+
     def export(self, target: TargetSpec, folder: Path) -> None:
         """Write a draft folder that engines load; rank 0 writes."""
         weights = self._strategy.full_weights()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from spec_trainer.checkpoint.resume import checkpoint_to_resume
 from spec_trainer.loop import train
 from spec_trainer.progress import StepProgress
+from spec_trainer.push.servers import check_servers
 from spec_trainer.stop_request import StopRequest
 from spec_trainer.wiring import RankLinks, finish, inline_source, train_state
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 def run_training(spec: RunSpec) -> dict[str, Any]:
     """Train, export, and return the summary; resume what the run directory holds."""
+    check_servers(spec)
     with (
         spec.directory.locked(),
         spec.backend.prepare_host(spec.config.placement.kind),

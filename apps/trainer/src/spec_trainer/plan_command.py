@@ -33,6 +33,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "processes": _processes(run),
         "window_bytes": run.window_bytes,
         **_device_memory(run),
+        **({"push": _pushes(run)} if config.train.push_every else {}),
         "frozen_tensor_bytes": tensors * itemsize * (1 if run.target.tied else 2),
         "output": str(config.output),
         "identity": run.identity,
@@ -50,6 +51,11 @@ def _processes(run: RunSpec) -> list[str]:
     shares = run.schedule.settings.data_parallel_ranks
     ranks = [f"trainer rank {rank} ({_parallel(run, share)}), {where}" for rank, share in enumerate(shares)]
     return engines + ranks
+
+
+def _pushes(run: RunSpec) -> str:
+    config = run.config
+    return f"every {config.train.push_every} steps to {', '.join(config.push.to)}"
 
 
 def _parallel(run: RunSpec, share: int) -> str:

@@ -49,6 +49,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _decoding(summary),
         _curves(records),
         _positions(records, summary),
+        _pushes(records, summary),
         _time(summary),
         f"<h2>Configuration</h2><pre>{html.escape(directory.config.read_text())}</pre>",
     ]
@@ -141,6 +142,38 @@ def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
             axis.set(title=label, xlabel="draft position", ylim=(0, 1))
 
     return "<h2>Acceptance per position</h2>" + _svg(draw, columns=len(bars))
+
+
+def _pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
+    """Return what became of each version that was pushed to running servers."""
+    outcomes: dict[int, Record] = {}
+    for record in (*records, *summary.get("last_pushes", ())):
+        if "push_version" in record:  # acceptance is compared some steps after the commit
+            outcomes.setdefault(record["push_version"], {}).update(record)
+    if not outcomes:
+        return ""
+    rows = "".join(
+        f"<tr><td class=n>{version}<td>{_fate(outcome)}<td class=n>{_number(outcome, 'push_s', '{:.2f} s')}"
+        f"<td class=n>{_number(outcome, 'push_acceptance_before', '{:.2f}')}"
+        f"<td class=n>{_number(outcome, 'push_acceptance_after', '{:.2f}')}"
+        for version, outcome in outcomes.items()
+    )
+    waits = [record["push_wait_s"] for record in records if "push_wait_s" in record]
+    waited = f"<p>Training waited {max(waits):.3f} s for a push at most.</p>" if waits else ""
+    return (
+        "<h2>Pushes to running servers</h2><table><tr><th>version<th>outcome<th>seconds<th>τ before<th>τ after"
+        f"{rows}</table>{waited}"
+    )
+
+
+def _fate(outcome: Record) -> str:
+    if outcome.get("push_reverted"):
+        return "reverted"
+    return "committed" if outcome["push_committed"] else "not committed"
+
+
+def _number(outcome: Record, key: str, form: str) -> str:
+    return form.format(outcome[key]) if key in outcome else ""
 
 
 def _time(summary: Mapping[str, Any]) -> str:

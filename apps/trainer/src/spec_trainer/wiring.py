@@ -17,6 +17,7 @@ from spec_trainer.draft_trainer import DraftTrainer
 from spec_trainer.loop import TrainState
 from spec_trainer.metrics import read_metrics
 from spec_trainer.profiling import StepProfiler
+from spec_trainer.push.live_pushes import LivePushes
 from spec_trainer.report import write_report
 from spec_trainer.run_log import RunLog
 
@@ -137,6 +138,7 @@ def train_state(
             log=stack.enter_context(RunLog(spec, rank, done_steps, links.show)),
             should_stop=links.should_stop,
             profiler=StepProfiler(spec.config.profile.steps if rank == 0 else (), spec.directory.root),
+            pushes=stack.enter_context(LivePushes(spec, rank, device)),
             done_steps=done_steps,
             best=(read_meta(best).acceptance_length or 0.0) if best else 0.0,
         )
@@ -188,7 +190,10 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
         state.trainer.export(state.spec.target, directory.draft)
     if state.rank != 0:
         return {}
+    pushed = state.pushes.finish()
     summary = (None if last else _kept_summary(state)) or _summary(state, last)
+    if pushed:
+        summary["last_pushes"] = pushed
     directory.write_summary(summary)
     write_report(directory, f"Training of {summary['description']}", summary)
     return summary

@@ -1,0 +1,175 @@
+"""LivePushes: a run's pushes of its draft to running servers, while it trains."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any
+
+from spec_core.foreign import cause
+from spec_core.resource import Resource
+from spec_core.weight_sync import Publisher, open_weight_transports
+from spec_trainer.push.canary import Canary
+from spec_trainer.push.servers import connect_servers
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import torch
+    from torch import Tensor
+
+    from spec_core.weight_sync import PublishReport
+    from spec_trainer.draft_trainer import DraftTrainer
+    from spec_trainer.run_spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+
+class LivePushes(Resource):
+    """Decides when the draft is pushed, and hands each copy to the pusher of rank 0."""
+
+    def __init__(self, spec: RunSpec, rank: int, device: torch.device) -> None:
+        """Connect rank 0 to the servers of ``push.to``; without ``train.push_every`` nothing is ever due."""
+        self._target = spec.target
+        self._every, self._last_step = spec.config.train.push_every, spec.schedule.total_steps
+        self._pusher = _Pusher(spec, device) if self._every and rank == 0 else None
+
+    def is_due(self, done_steps: int) -> bool:
+        """Return whether to push after so many steps; the same on every rank."""
+        return bool(self._every) and (done_steps % self._every == 0 or done_steps == self._last_step)
+
+    def begin(self, done_steps: int, trainer: DraftTrainer) -> None:
+        """Push a snapshot of the draft as version ``done_steps``; every rank calls, and waits for the snapshot alone.
+
+        Where the push before is not over, this one is left out, but for the last one of the run.
+        """
+        weights = trainer.snapshot(self._target)
+        if self._pusher is None:
+            return
+        if self._pusher.is_busy and done_steps != self._last_step:
+            log.info("no push after step %d: the one before is not over", done_steps)
+            return
+        self._pusher.begin(done_steps, weights)
+
+    def news(self) -> dict[str, Any]:
+        """Return fields of a step's record: what came of a push, where that was not said yet, and what is served."""
+        return {} if self._pusher is None else {**self._pusher.outcome(), **self._pusher.serving()}
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Wait for the last push, not much longer than its time; return what is left to say, in order."""
+        if self._pusher is None:
+            return []
+        self._pusher.wait()
+        return list(iter(self._pusher.outcome, {}))
+
+    def close(self) -> None:
+        """Give up a push under way; servers serve on what they serve."""
+        if self._pusher is not None:
+            self._pusher.close()
+
+
+class _Pusher(Resource):
+    """Pushes one version after the other on a thread of its own, and judges each one where a canary is asked for."""
+
+    def __init__(self, spec: RunSpec, device: torch.device) -> None:
+        config = spec.config.push
+        self._config = config
+        servers = connect_servers(config.to)
+        self._canary = (
+            None
+            if config.canary_margin is None
+            else Canary(servers, config.canary_margin, config.canary_rounds)
+        )
+        transports = open_weight_transports(spec.backend, config.transport)
+        self._publisher = Publisher(transports, spec.target.digest, device=device, address=config.address)
+        for url, server in servers.items():
+            self._publisher.add(url, server)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="live-pushes")
+        self._newest: Future[None] | None = None
+        self._outcomes: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._ending = threading.Event()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._newest is not None and not self._newest.done()
+
+    def begin(self, version: int, weights: dict[str, Tensor]) -> None:
+        self._newest = self._thread.submit(self._push, version, weights)
+
+    def outcome(self) -> dict[str, Any]:
+        return {} if self._outcomes.empty() else self._outcomes.get()
+
+    def serving(self) -> dict[str, Any]:
+        version = self._publisher.committed
+        return {} if version is None else {"serving_version": version}
+
+    def wait(self) -> None:
+        if self._newest is not None:
+            wait([self._newest], self._config.timeout_s)
+            self._ending.set()  # a version that had no traffic yet is not judged
+            wait([self._newest], self._config.timeout_s)
+
+    def close(self) -> None:
+        self._ending.set()
+        self._publisher.close()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _push(self, version: int, weights: dict[str, Tensor]) -> None:
+        try:
+            if self._canary is not None:
+                self._canary.look()
+            report = self._publish(version, weights)
+            if report.committed and self._canary is not None:
+                self._judge(self._canary, report)
+        except Exception as error:  # noqa: BLE001 (the top of a thread; no failure of a push ends a run)
+            log.warning("push of version %d failed: %s", version, cause(error))
+
+    def _publish(self, version: int, weights: dict[str, Tensor]) -> PublishReport:
+        config = self._config
+        report = self._publisher.publish(
+            version, weights, policy=config.policy, timeout_s=config.timeout_s
+        ).result()
+        self._outcomes.put(
+            {
+                "push_version": version,
+                "push_committed": report.committed,
+                "push_bytes": report.num_bytes,
+                "push_s": report.seconds["total"],
+                **{f"push_{part}_s": value for part, value in report.seconds.items() if part != "total"},
+            }
+        )
+        failures = [
+            f"{url} {outcome.state}: {outcome.reason}"
+            for url, outcome in report.replicas.items()
+            if outcome.state != "committed"
+        ]
+        if failures:
+            result = "committed" if report.committed else "not committed"
+            log.warning("version %d was %s; %s", version, result, "; ".join(failures))
+        return report
+
+    def _judge(self, canary: Canary, report: PublishReport) -> None:
+        """Revert a version that live traffic accepts less than the one before."""
+        served = [url for url, outcome in report.replicas.items() if outcome.state == "committed"]
+        verdict = canary.judge(served, self._ending)
+        if verdict is None:
+            log.info("version %d is not judged: there was too little traffic", report.version)
+            return
+        before, after = verdict.before.acceptance_length, verdict.after.acceptance_length
+        if verdict.has_fallen:
+            log.warning(
+                "version %d is reverted: acceptance length %.2f over %d rounds, %.2f before",
+                *(report.version, after, verdict.after.rounds, before),
+            )
+            self._publisher.revert(self._config.timeout_s).result()
+        self._outcomes.put(
+            {
+                "push_version": report.version,
+                "push_committed": not verdict.has_fallen,
+                "push_reverted": verdict.has_fallen,
+                "push_acceptance_before": before,
+                "push_acceptance_after": after,
+            }
+        )

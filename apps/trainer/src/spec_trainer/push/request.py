@@ -1,0 +1,38 @@
+"""PushRequest: the options of ``spec-trainer push``. The command line imports it, so it is light."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from spec_core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushRequest:
+    """A draft, and the servers that are to serve it."""
+
+    draft_model: Path
+    """Exported draft folder."""
+    target: str
+    """Folder or hub id of the target that the servers run."""
+    to: Annotated[list[str], Parameter(consume_multiple=True, negative="")]
+    """Addresses of the servers, such as http://127.0.0.1:8000."""
+    policy: Literal["all", "quorum", "best_effort"] = "all"
+    """Servers that must have received the draft before any serves it: all, more than half, or any."""
+    transport: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None
+    """Weight transports, the preferred one first. By default every installed one that can run here."""
+    backend: str = "cpu"
+    """Hardware of this side."""
+    address: str = "127.0.0.1:0"
+    """host:port at which the servers reach this side; port 0 is any free one."""
+    timeout_s: float = 60.0
+    """Longest time for the whole push."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a value out of its range."""
+        if not 0 < self.timeout_s <= 1e6:
+            raise ConfigError(f"--timeout-s={self.timeout_s}: expected seconds above 0, at most 1000000")

@@ -1,0 +1,146 @@
+"""A server with live traffic whose draft can be pushed: engine hf behind the routes that HttpReplica asks for.
+
+``python draft_server.py TARGET DRAFT`` serves until it is killed. Beside ``/spec/draft/…`` it answers GET
+``/traffic``: how many answers there were, and whether every greedy one was what the target says without a draft.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_core import Engine, EngineContext, UpdateId, UpdateOrder, plugins
+from spec_core.errors import SpecError
+from spec_core.records import SamplingParams
+from spec_core.targets import read_target
+from spec_core.testing.reference import reference_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOKEN = "the secret of the test"
+ARGUMENTS = {"prepare": UpdateOrder, "commit": UpdateId, "abort": UpdateId, "revert": UpdateId}
+PROMPTS = [[3, 14, 15, 92, 65], [35, 89, 79]]
+PLAIN = SamplingParams(max_new_tokens=24)
+DRAFTING = SamplingParams(max_new_tokens=24, num_draft_tokens=3)
+
+
+def new_engine(target: Path) -> Engine:
+    engine_type = plugins.load_available(Engine, "hf")
+    context = EngineContext(backend=reference_backend())
+    return engine_type.create(engine_type.Config(), read_target(target), context)
+
+
+def generate(engine: Engine, sampling: SamplingParams = PLAIN) -> list[list[int]]:
+    return [list(answer.token_ids) for answer in engine.generate(PROMPTS, sampling)]
+
+
+def answers(target: Path) -> list[list[int]]:
+    """Return the prompts of the traffic, each with the target's answer."""
+    with new_engine(target) as engine:
+        return [prompt + answer for prompt, answer in zip(PROMPTS, generate(engine), strict=True)]
+
+
+class Served:
+    """An engine, its draft's replica, and what its traffic has come to."""
+
+    def __init__(self, target: Path, draft: Path) -> None:
+        self.engine = new_engine(target)
+        self.answers, self.as_without = 0, True
+        self._plain = generate(self.engine)
+        self.engine.load_draft(draft)
+        self.replica = self.engine.draft_replica()
+
+    def answer_for_ever(self) -> None:
+        while True:
+            self.as_without &= generate(self.engine, DRAFTING) == self._plain
+            self.answers += len(PROMPTS)
+
+    def call(self, name: str, body: str) -> dict[str, Any]:
+        if name == "status":
+            status = self.replica.status()
+        else:
+            status = getattr(self.replica, name)(ARGUMENTS[name].model_validate_json(body))
+        return {
+            "status": status.result().model_dump(mode="json"),
+            "ranks": self.replica.num_ranks,
+            "acceptance": asdict(self.engine.acceptance()),
+        }
+
+
+class Routes(BaseHTTPRequestHandler):
+    def __init__(self, served: Served, *args: Any) -> None:
+        self.served = served
+        super().__init__(*args)
+
+    def do_GET(self) -> None:
+        if self.path == "/traffic":
+            self._send(200, {"answers": self.served.answers, "as_without": self.served.as_without})
+        else:
+            self._answer("")
+
+    def do_POST(self) -> None:
+        self._answer(self.rfile.read(int(self.headers["Content-Length"])).decode())
+
+    def log_message(self, *args: Any) -> None: ...
+
+    def _answer(self, body: str) -> None:
+        if not hmac.compare_digest(self.headers.get("Authorization", ""), f"Bearer {TOKEN}"):
+            return self._send(401, {"error": "wrong token"})
+        try:
+            fields = self.served.call(self.path.removeprefix("/spec/draft/"), body)
+        except SpecError as error:
+            return self._send(409, {"error": str(error)})
+        return self._send(200, fields)
+
+    def _send(self, code: int, fields: dict[str, Any]) -> None:
+        body = json.dumps(fields).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def serving(target: Path, draft: Path) -> Iterator[str]:
+    """Yield the address of a server in a process of its own."""
+    command = [sys.executable, __file__, str(target), str(draft)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = process.stdout.readline().strip()
+            assert port, "the server did not start"
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def traffic(url: str) -> dict[str, Any]:
+    """Return what ``/traffic`` answers."""
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection.request("GET", "/traffic")
+    return json.loads(connection.getresponse().read())
+
+
+def main() -> None:
+    served = Served(Path(sys.argv[1]), Path(sys.argv[2]))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Routes, served))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_port, flush=True)
+    served.answer_for_ever()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,180 @@
+"""Pushes to running servers: by command, and from a run that trains; every server a process with live traffic."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_trainer.push.servers import TOKEN_VARIABLE
+
+from . import draft_server, launching
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, draft_server.TOKEN)
+
+
+@pytest.fixture(scope="module")
+def drafts(lab: launching.Lab) -> dict[str, Path]:
+    """One that has hardly been trained, and one that knows what the target answers to the servers' prompts."""
+    rows = lab.folder / "answers.jsonl"
+    answers = draft_server.answers(lab.keys["target"])
+    rows.write_text(
+        "".join(json.dumps({"input_ids": ids, "loss_mask": [1] * len(ids)}) + "\n" for ids in answers * 10)
+    )
+    for name, keys in {"fresh": {"train__lr": 1e-9, "train__steps": 1}, "trained": {}}.items():
+        lab.train_here(lab.folder / name, data__path=rows, data__eval_samples=0, **keys)
+    return {name: lab.folder / name / "draft" for name in ("fresh", "trained")}
+
+
+@pytest.fixture
+def fresh_server(lab: launching.Lab, drafts: dict[str, Path]) -> Iterator[str]:
+    with draft_server.serving(lab.keys["target"], drafts["fresh"]) as url:
+        yield url
+
+
+def until(condition, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def served(command_line, url: str) -> dict:
+    outcome = command_line("serving", "--of", url, "--json")
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)[url]
+
+
+def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server):
+    with draft_server.serving(lab.keys["target"], drafts["fresh"]) as other:
+        both = ["--to", fresh_server, "--to", other]
+        push = ["push", "--target", lab.keys["target"], *both, "--draft-model"]
+        before = served(command_line, fresh_server)
+        assert (before["version"], before["digest"]) == (None, "")
+
+        outcome = command_line(*push, drafts["trained"])
+        assert outcome.code == 0, outcome.err
+        assert [line.split()[:4] for line in outcome.out.splitlines()] == [
+            [url, "committed", "version", "1"] for url in (fresh_server, other)
+        ]
+        document = json.loads(command_line(*push, drafts["trained"], "--json").out)
+        assert (document["version"], document["committed"]) == (2, True)
+
+        for url in (fresh_server, other):
+            until(lambda url=url: (served(command_line, url)["rounds"] or 0) > 20)
+            now = served(command_line, url)
+            assert (now["version"], now["digest"], now["state"]) == (2, document["digest"], "committed")
+            assert draft_server.traffic(url)["as_without"]
+        lines = command_line("serving", "--of", fresh_server, other).out.splitlines()
+        assert [line.split()[:3] for line in lines] == [
+            [url, "version", "2"] for url in (fresh_server, other)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--to", "127.0.0.1:1"], "'127.0.0.1:1' is no address of a server; expected http://host:port"),
+        (["--to", "http://127.0.0.1:1", "--timeout-s", "0"], "--timeout-s=0.0: expected seconds above 0"),
+        (
+            ["--to", "http://127.0.0.1:1", "--transport", "pigeon"],
+            "no weight_transport plugin is called 'pigeon'",
+        ),
+    ],
+)
+def test_a_push_that_cannot_begin_is_refused_in_one_line(command_line, lab, drafts, words, line):
+    push = ["push", "--target", lab.keys["target"], "--draft-model", drafts["trained"]]
+    assert line in command_line(*push, *words).error
+
+
+def test_what_is_no_draft_of_the_target_is_refused_before_a_server_is_asked(
+    command_line, lab, drafts, tiny_llama
+):
+    push = ["push", "--to", "http://127.0.0.1:1", "--target"]
+    assert command_line(*push, lab.keys["target"], "--draft-model", lab.folder).error
+    assert command_line(*push, tiny_llama, "--draft-model", lab.folder / "nothing").error
+
+
+def test_a_server_that_does_not_answer_is_named(command_line, lab, drafts, monkeypatch):
+    push = ["push", "--target", lab.keys["target"], "--draft-model", drafts["trained"]]
+    outcome = command_line(*push, "--to", "http://127.0.0.1:1")
+    assert outcome.code == 1
+    assert outcome.err.startswith("spec-trainer: error: http://127.0.0.1:1 does not answer status: ")
+    outcome = command_line("serving", "--of", "http://127.0.0.1:1")
+    assert (outcome.code, outcome.out[:18]) == (1, "http://127.0.0.1:1")
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    assert (
+        f"environment variable {TOKEN_VARIABLE} is not set"
+        in command_line(*push, "--to", "http://127.0.0.1:1").error
+    )
+
+
+def test_a_run_pushes_while_it_trains(command_line, lab, drafts, fresh_server):
+    output = lab.folder / "pushing"
+    data = lab.folder / "answers.jsonl"
+    keys = {"data__path": data, "data__eval_samples": 0}
+    lab.train_here(output, train__push_every=20, push__to=f"[{fresh_server}]", **keys)
+    assert launching.losses(output) == launching.losses(drafts["trained"].parent)
+    records = launching.metrics(output)
+    waits = {record["step"]: record["push_wait_s"] for record in records if "push_wait_s" in record}
+    assert list(waits) == list(range(20, launching.STEPS + 1, 20))
+    summary = json.loads((output / "summary.json").read_text())
+    outcomes = [record for record in (*records, *summary["last_pushes"]) if "push_version" in record]
+    assert all(outcome["push_committed"] and outcome["push_s"] > 0 for outcome in outcomes)
+    assert outcomes[-1]["push_version"] == launching.STEPS
+    assert "Pushes to running servers" in (output / "report.html").read_text()
+
+    now = served(command_line, fresh_server)
+    assert (now["version"], now["state"]) == (launching.STEPS, "committed")
+    assert draft_server.traffic(fresh_server)["as_without"]
+    push = ["push", "--target", lab.keys["target"], "--to", fresh_server, "--json", "--draft-model"]
+    again = json.loads(command_line(*push, output / "draft").out)
+    assert (again["version"], again["digest"]) == (launching.STEPS + 1, now["digest"])
+
+
+def test_a_server_that_is_lost_ends_no_run(lab, drafts):
+    keys = {**lab.one_and_two, "train__steps": 100_000, "train__push_every": 5}
+    with draft_server.serving(lab.keys["target"], drafts["fresh"]) as url:
+        run = lab.start(lab.folder / "lost", push__to=f"[{url}]", **keys)
+        run.until(lambda: any("serving_version" in record for record in launching.metrics(run.output)))
+    log = run.output / "logs" / "trainer-0.log"
+    run.until(lambda: "was not committed" in log.read_text())
+    run.train_on(20)
+    assert "serving_version" in launching.metrics(run.output)[-1]
+    assert f"{url} does not answer" in log.read_text()
+
+
+def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab, drafts, caplog):
+    keys = {
+        "train__push_every": 10,
+        "train__steps": 10,
+        "push__canary_margin": 0.1,
+        "push__canary_rounds": 40,
+    }
+    with draft_server.serving(lab.keys["target"], drafts["trained"]) as url:
+        until(lambda: (served(command_line, url)["rounds"] or 0) > 40)
+        worse = {"draft__init_from": drafts["trained"], "train__lr": 0.5, "push__to": f"[{url}]"}
+        lab.train_here(lab.folder / "worse", **keys, **worse)
+        now = served(command_line, url)
+        assert (now["state"], now["version"]) == ("reverted", None)
+        assert "version 10 is reverted: acceptance length " in caplog.text
+        verdict = json.loads((lab.folder / "worse" / "summary.json").read_text())["last_pushes"][-1]
+        assert verdict["push_reverted"]
+        assert verdict["push_acceptance_after"] < verdict["push_acceptance_before"] - 0.1
+
+        equal = {"draft__init_from": drafts["trained"], "train__lr": 1e-9, "push__to": f"[{url}]"}
+        until(lambda: (served(command_line, url)["rounds"] or 0) > 40)
+        lab.train_here(lab.folder / "equal", **keys, **equal)
+        now = served(command_line, url)
+        assert (now["state"], now["version"]) == ("committed", 10)
+        verdict = json.loads((lab.folder / "equal" / "summary.json").read_text())["last_pushes"][-1]
+        assert not verdict["push_reverted"]

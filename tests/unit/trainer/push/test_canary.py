@@ -1,0 +1,77 @@
+"""A canary compares what servers count, over enough traffic, and only where there is something to compare with."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from spec_core.errors import EngineError
+from spec_core.records import AcceptanceCounters
+from spec_trainer.push import canary as canary_module
+from spec_trainer.push.canary import Canary
+
+
+class Counting:
+    """A server whose counters are set by the test; an error is raised."""
+
+    def __init__(self, *counted):
+        self.counted = list(counted)
+
+    def acceptance(self):
+        now = self.counted[0] if len(self.counted) == 1 else self.counted.pop(0)
+        if isinstance(now, Exception):
+            raise now
+        return now
+
+
+def rounds(number, accepted):
+    return AcceptanceCounters(rounds=number, drafted=3 * number, accepted=accepted)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(canary_module, "_ASK_S", 0.001)
+
+
+@pytest.mark.parametrize(("accepted", "has_fallen"), [(50, True), (91, False), (100, False), (200, False)])
+def test_a_fall_by_more_than_the_margin_shows(accepted, has_fallen):
+    server = Counting(rounds(100, 100))
+    canary = Canary({"a": server}, margin=0.1, rounds=100)
+    canary.look()
+    server.counted = [rounds(0, 0), rounds(99, 0), rounds(100, accepted)]
+    verdict = canary.judge(["a"], threading.Event())
+    assert verdict.has_fallen is has_fallen
+    assert (verdict.before.acceptance_length, verdict.after.acceptance_length) == (2.0, 1 + accepted / 100)
+
+
+def test_servers_count_together_and_a_lost_one_not_at_all():
+    servers = {
+        "a": Counting(rounds(50, 50)),
+        "b": Counting(rounds(50, 0)),
+        "c": Counting(EngineError("gone")),
+    }
+    canary = Canary(servers, margin=0.1, rounds=100)
+    canary.look()
+    servers["a"].counted = [rounds(100, 100)]
+    verdict = canary.judge(["a"], threading.Event())
+    assert (verdict.before.acceptance_length, verdict.after.acceptance_length) == (1.5, 2.0)
+
+
+def test_without_traffic_before_nothing_is_judged():
+    canary = Canary({"a": Counting(rounds(99, 99))}, margin=0.1, rounds=100)
+    canary.look()
+    assert canary.judge(["a"], threading.Event()) is None
+
+
+def test_a_version_with_too_little_traffic_is_compared_with_nothing_and_is_no_reference():
+    server = Counting(rounds(100, 100))
+    canary = Canary({"a": server}, margin=0.1, rounds=100)
+    canary.look()
+    server.counted = [rounds(3, 0)]
+    ending = threading.Event()
+    ending.set()
+    assert canary.judge(["a"], ending) is None
+    canary.look()
+    server.counted = [rounds(100, 50)]
+    assert canary.judge(["a"], threading.Event()).has_fallen
