@@ -11,6 +11,7 @@ done, "[3, false]" before it is; all that follow raise, too, if the file says "[
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -66,10 +67,9 @@ def _watch_exchanges(notes: Path) -> None:
 
     def watched(self) -> None:
         before = _digest(self.target)
-        fault = notes.with_suffix(".fault")
-        if fault.exists():
+        with contextlib.suppress(FileNotFoundError):  # one rank gets it
+            fault = notes.with_suffix(".fault").rename(notes.with_suffix(f".{os.getpid()}"))
             _plant(tensor_exchange, plain, *json.loads(fault.read_text()))
-            fault.unlink()
         try:
             run(self)
         finally:
