@@ -27,6 +27,7 @@ from spec_core.records import SamplingParams
 from spec_core.targets import read_target
 from spec_core.weight_sync import Publisher, open_weight_transports
 from spec_engine_vllm.engine import VllmEngine
+from spec_trainer.cli import run
 
 from .conftest import NUM_DRAFT_TOKENS
 from .vllm_here import needs_vllm
@@ -368,7 +369,7 @@ def server(vllm_environment, llama, trained, worse, tmp_path, vllm_context) -> I
 
 
 def test_a_server_that_a_user_has_started_takes_fresh_weights(
-    llama, server, trained, transports, notes
+    llama, server, trained, worse, transports, notes, monkeypatch, capsys
 ) -> None:
     prompts = trained.prompts[PROMPTS]
     texts, headers = server.generate(prompts)
@@ -395,3 +396,13 @@ def test_a_server_that_a_user_has_started_takes_fresh_weights(
     assert headers["x-draft-digest"] == report.digest
     assert replica.acceptance().acceptance_length > before.acceptance_length
     assert len(notes.target_digests()) == 1
+
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", Server.TOKEN)
+    capsys.readouterr()
+    assert run(["push", "--draft-model", str(worse), "--target", str(llama), "--to", server.url]) == 0
+    assert capsys.readouterr().out.startswith(f"{server.url}  committed  version 2 by ")
+    after, headers = server.generate(prompts)
+    assert (after, headers["x-draft-version"]) == (texts, "2")
+    assert run(["serving", "--of", server.url]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(f"{server.url}  version 2  {headers['x-draft-digest']}  committed  tau ")
