@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _PRELOADED = "torch", "torch.distributed.fsdp", "torch._dynamo"
-"""What ranks import sooner or later; an optimizer's first step imports the last one. None of it touches a device."""
+"""Modules that ranks import sooner or later; an optimizer's first step imports the last one. None touches a device."""
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent dies."""
 
