@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _PRELOADED = "torch", "torch.distributed.fsdp", "torch._dynamo"
-"""Modules that ranks import sooner or later; an optimizer's first step imports the last one. None touches a device."""
+"""Modules that ranks import sooner or later; the last one comes with an optimizer. None of them touches a device."""
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent dies."""
 
