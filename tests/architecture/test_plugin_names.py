@@ -40,8 +40,6 @@ ALLOWED = {
     (f"{CORE}/backend.py", "cpu"),
     (f"{CORE}/testing/backend_suite.py", "cpu"),
     (f"{CORE}/testing/transport_suite.py", "cpu"),
-    # torch's module.
-    (f"{CORE}/testing/processes.py", "fsdp"),
     # What an engine cannot load, in messages.
     (f"{CORE}/drafting/draft_folder.py", "vllm"),
     (f"{CORE}/drafting/served_draft.py", "sglang"),

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
     from types import ModuleType
 
-_PRELOADED = "torch", "torch.distributed.fsdp", "torch._dynamo"
+_PRELOADED = "torch", "torch.distributed.tensor", "torch._dynamo"
 """Modules that ranks import sooner or later; the last one comes with an optimizer. None of them touches a device."""
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent dies."""
