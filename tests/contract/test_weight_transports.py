@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import pytest
 
+from spec_core import WeightTransportConfig
 from spec_core.testing import WeightTransportSuite
 from spec_core.testing.reference import reference_backend
 from spec_core.testing.weight_stage import BUCKET_BYTES
+from spec_weight_transports.collective import CollectiveTransport
 from spec_weight_transports.file import FileConfig, FileTransport
+from spec_weight_transports.ipc import IpcWeightTransport
 
 
 def file_transport():
     return FileTransport(FileConfig(bucket_bytes=BUCKET_BYTES), reference_backend())
 
 
+def collective_transport():
+    return CollectiveTransport(WeightTransportConfig(bucket_bytes=BUCKET_BYTES), reference_backend())
+
+
+def ipc_transport():
+    return IpcWeightTransport(WeightTransportConfig(bucket_bytes=BUCKET_BYTES), reference_backend())
+
+
 class TestFileTransport(WeightTransportSuite):
     @pytest.fixture
     def build(self):
         return file_transport
+
+
+class TestCollectiveTransport(WeightTransportSuite):
+    @pytest.fixture
+    def build(self):
+        return collective_transport
+
+
+class TestIpcTransport(WeightTransportSuite):
+    @pytest.fixture
+    def build(self):
+        return ipc_transport

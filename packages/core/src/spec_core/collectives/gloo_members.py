@@ -19,6 +19,7 @@ import os
 import secrets
 import socket
 import struct
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,7 @@ _SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 """linux/filter.h: BPF_RET of 0 bytes."""
 _PROOF_BYTES = 32
+_opening = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -45,6 +47,22 @@ def closed_afterwards() -> Generator[None]:
     for inode, descriptor in _listeners().items():
         if inode not in before:
             _drop_all(descriptor)
+
+
+@contextlib.contextmanager
+def gloo_device(interface: str) -> Generator[Any]:
+    """Yield a device of gloo's at that address, whose port is closed to new connections afterwards; others stay.
+
+    Several threads may each build a group: a port is known by who has opened it.
+    """
+    with _opening:
+        before = _listeners()
+        # Connected when a group is built, so that one that cannot work raises there (P8).
+        device = ProcessGroupGloo.create_device(hostname=interface, lazy_init=False)
+        ports = [descriptor for inode, descriptor in _listeners().items() if inode not in before]
+    yield device
+    for descriptor in ports:
+        _drop_all(descriptor)
 
 
 def prove_membership(gloo: Any, store: Store, timeout_s: float) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import ProcessGroupGloo
 
-from spec_core.collectives.gloo_members import closed_afterwards, prove_membership
+from spec_core.collectives.gloo_members import gloo_device, prove_membership
 from spec_core.collectives.library_process_group import LibraryProcessGroup
 from spec_core.errors import DeadlineExceeded, PeerLost
 
@@ -69,8 +69,9 @@ class GlooProcessGroup(LibraryProcessGroup):
         self._unusable = ""
         self._gloo: Any = None
         store = rendezvous.store("gloo")
-        with self._mapped("build"), closed_afterwards():
-            self._gloo = ProcessGroupGloo(store, self.rank, self.world_size, _options(rendezvous))
+        with self._mapped("build"), gloo_device(rendezvous.interface) as device:
+            options = _options(device, rendezvous.timeout_s)
+            self._gloo = ProcessGroupGloo(store, self.rank, self.world_size, options)
             prove_membership(self._gloo, store, self._timeout_s)
 
     def barrier(self) -> None:
@@ -123,9 +124,8 @@ class GlooProcessGroup(LibraryProcessGroup):
             raise PeerLost(f"{where}: {error}") from error
 
 
-def _options(rendezvous: Rendezvous) -> Any:
+def _options(device: Any, timeout_s: float) -> Any:
     options: Any = ProcessGroupGloo._Options()  # pyright: ignore
-    # Connected when it is built, so that a group that cannot work raises there (P8).
-    options._devices = [ProcessGroupGloo.create_device(hostname=rendezvous.interface, lazy_init=False)]
-    options._timeout = dt.timedelta(seconds=rendezvous.timeout_s)
+    options._devices = [device]
+    options._timeout = dt.timedelta(seconds=timeout_s)
     return options

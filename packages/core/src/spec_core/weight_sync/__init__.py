@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from spec_core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from spec_core.weight_sync.buckets import BucketPlan
+    from spec_core.weight_sync.buckets import BucketPlan, bucket_size
     from spec_core.weight_sync.delivery import ReplicaOutcome
     from spec_core.weight_sync.digest import tensor_digest, tensors_digest
     from spec_core.weight_sync.draft_slot import DraftLayout, DraftSlot
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = lazy_names(
         __name__,
-        buckets="BucketPlan",
+        buckets="BucketPlan bucket_size",
         delivery="ReplicaOutcome",
         digest="tensor_digest tensors_digest",
         draft_slot="DraftLayout DraftSlot",
@@ -35,6 +35,7 @@ __all__ = [
     "ReceiverReplica",
     "ReplicaOutcome",
     "UpdateReceiver",
+    "bucket_size",
     "combined",
     "open_weight_transports",
     "tensor_digest",

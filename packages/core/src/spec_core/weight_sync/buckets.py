@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
@@ -58,6 +56,8 @@ class BucketPlan:
 
     def pack(self, weights: Mapping[str, Tensor], bucket: Tensor) -> Generator[Tensor]:
         """Yield each bucket's bytes, uint8, in the memory of ``bucket``: valid until the next is asked for."""
+        import torch
+
         for pieces in self.pieces:
             for piece in pieces:
                 raw = weights[piece.entry.name].detach().contiguous().reshape(-1).view(torch.uint8)
@@ -68,6 +68,8 @@ class BucketPlan:
 
     def unpack(self, buckets: Iterable[Tensor]) -> Generator[tuple[str, Tensor]]:
         """Yield the tensors of buckets as ``pack`` made them: views of their bucket, but for those that were cut."""
+        import torch
+
         whole = torch.empty(0, dtype=torch.uint8)
         for pieces, bucket in zip(self.pieces, buckets, strict=True):
             for piece in pieces:
