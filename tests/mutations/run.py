@@ -29,6 +29,10 @@ GROUP_TEST = "tests/contract/test_cpu_process_group.py::TestGlooProcessGroup::te
 SHM_TEST = "tests/contract/test_cpu_transports.py::TestSharedMemoryTransport::test_"
 INLINE_TEST = "tests/contract/test_cpu_transports.py::TestInlineTransport::test_"
 RENDEZVOUS_TEST = "tests/unit/core/test_rendezvous.py::test_"
+UPDATES, PUSH = "weight_sync/receiver.py", "weight_sync/push.py"
+UPDATE_TEST = "tests/unit/core/weight_sync/test_receiver.py::test_"
+PUBLISHER_TEST = "tests/unit/core/weight_sync/test_publisher.py::test_"
+WEIGHTS_TEST = "tests/contract/test_weight_transports.py::TestFileTransport::test_"
 LAUNCHER_TEST = "tests/contract/test_local_launcher.py::TestLocalLauncher::test_"
 
 
@@ -52,6 +56,53 @@ class Mutation:
 
 
 MUTATIONS = [
+    # Draft replica
+    Mutation(
+        "U3",
+        UPDATES,
+        'if not self._is(update, "received"):',
+        "if False:",
+        UPDATE_TEST + "update_that_was_not_received_can_be_neither_committed_nor_reverted[commit]",
+    ),
+    Mutation(
+        "U3",
+        PUSH,
+        'if not self._is_enough("received"):',
+        "if False:",
+        PUBLISHER_TEST + "nothing_is_committed_where_too_few_have_received_it",
+    ),
+    Mutation(
+        "U5",
+        PUSH,
+        'self._each("revert", done, lambda delivery: delivery.revert(reason))',
+        "pass",
+        PUBLISHER_TEST + "one_failure_of_three[all-swap-False]",
+    ),
+    Mutation(
+        "U6",
+        UPDATES,
+        "if last is not None and update.fence < last.fence:",
+        "if False:",
+        UPDATE_TEST + "order_is_refused",
+    ),
+    Mutation(
+        "U6",
+        UPDATES,
+        "if last is not None and update.precedence <= last.precedence:",
+        "if False:",
+        UPDATE_TEST + "order_is_refused",
+    ),
+    Mutation(
+        "U7",
+        UPDATES,
+        "self._owner.give_up(update, reason_of(error))",
+        "pass",
+        UPDATE_TEST + "publisher_that_is_not_there_ends_in_the_status",
+    ),
+    Mutation("U7", UPDATES, "if found != expected:", "if False:", WEIGHTS_TEST + "damage_is_never_served"),
+    Mutation(
+        "U7", UPDATES, "        if missing:", "        if False:", WEIGHTS_TEST + "damage_is_never_served"
+    ),
     # Process group
     Mutation(
         "P1",
@@ -114,7 +165,7 @@ MUTATIONS = [
     Mutation(
         "P6",
         GLOO,
-        "options._timeout = dt.timedelta(seconds=rendezvous.timeout_s)",
+        "options._timeout = dt.timedelta(seconds=timeout_s)",
         "options._timeout = dt.timedelta(seconds=60)",
         GROUP_TEST + "a_stopped_peer_exceeds_the_deadline",
     ),

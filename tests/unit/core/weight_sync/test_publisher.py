@@ -98,6 +98,13 @@ def test_one_failure_of_three(fleet, monkeypatch, policy, method, committed):
     assert fleet.versions() == [3] * 3
 
 
+def test_nothing_is_committed_where_too_few_have_received_it(fleet, monkeypatch):
+    break_once(fleet.slots[0], monkeypatch, "load")
+    report = fleet.publish(1)
+    assert [report.replicas[name].state for name in "012"] == ["aborted"] * 3
+    assert "planted" in report.replicas["1"].reason
+
+
 def test_reverted_where_another_ones_commit_failed(fleet, monkeypatch):
     fleet.publish(1)
     break_once(fleet.slots[0], monkeypatch, "swap")
