@@ -11,23 +11,27 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.testing import (
     BackendSuite,
+    DraftReplicaSuite,
     DraftSuite,
     EngineSuite,
     LauncherSuite,
     ProcessGroupSuite,
     StrategySuite,
     TransportSuite,
+    WeightTransportSuite,
 )
 from spec_core.testing.conformance import ConformanceSuite
 
 SUITES = {
-    "spec_core.backend": BackendSuite,
-    "spec_core.draft": DraftSuite,
-    "spec_core.engine": EngineSuite,
-    "spec_core.launcher": LauncherSuite,
-    "spec_core.process_group": ProcessGroupSuite,
-    "spec_core.strategy": StrategySuite,
-    "spec_core.transport": TransportSuite,
+    "spec_core.backend": [BackendSuite],
+    "spec_core.draft": [DraftSuite],
+    "spec_core.draft_replica": [DraftReplicaSuite],
+    "spec_core.engine": [EngineSuite, DraftReplicaSuite],
+    "spec_core.launcher": [LauncherSuite],
+    "spec_core.process_group": [ProcessGroupSuite],
+    "spec_core.strategy": [StrategySuite],
+    "spec_core.transport": [TransportSuite],
+    "spec_core.weight_transport": [WeightTransportSuite],
 }
 
 
@@ -68,7 +72,10 @@ def test_every_clause_has_a_test_that_quotes_it(module):
     clauses = set(re.findall(r"^([A-Z]\d+) ", contract, flags=re.MULTILINE))
     assert len(clauses) >= 6
     docs = [
-        inspect.getdoc(test) or "" for name, test in vars(SUITES[module]).items() if name.startswith("test_")
+        inspect.getdoc(test) or ""
+        for suite in SUITES[module]
+        for name, test in vars(suite).items()
+        if name.startswith("test_")
     ]
     assert all(docs)
     quoted = {clause for doc in docs for clause in re.findall(r"[A-Z]\d+", doc.partition(":")[0])}

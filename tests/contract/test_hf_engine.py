@@ -99,6 +99,17 @@ class TestHfEngineIsUpdated(DraftReplicaSuite):
     def target_state(self) -> Callable[[Engine], str]:
         return lambda engine: tensors_digest(engine._model.causal_lm.state_dict().items())
 
+    @pytest.fixture
+    def fail_next_swap(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], None]:
+        def plant(engine: Engine) -> None:
+            def swap() -> None:
+                monkeypatch.undo()
+                raise RuntimeError("planted")
+
+            monkeypatch.setattr(engine._updates.slot, "swap", swap)
+
+        return plant
+
 
 def guesses(engine: Engine) -> list[tuple[int, ...]]:
     """Return what the served draft proposes after the suite's prompts, whether the target accepts it or not."""

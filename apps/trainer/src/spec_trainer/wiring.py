@@ -17,7 +17,6 @@ from spec_trainer.draft_trainer import DraftTrainer
 from spec_trainer.loop import TrainState
 from spec_trainer.metrics import read_metrics
 from spec_trainer.profiling import StepProfiler
-from spec_trainer.push.live_pushes import LivePushes
 from spec_trainer.report import write_report
 from spec_trainer.run_log import RunLog
 
@@ -118,6 +117,8 @@ def train_state(
 ) -> Iterator[TrainState]:
     """Yield the state of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
     import torch.distributed as dist
+
+    from spec_trainer.push.live_pushes import LivePushes
 
     with ExitStack() as stack:
         stack.enter_context(_default_group(spec, rank, links.store))
