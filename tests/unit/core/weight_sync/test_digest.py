@@ -26,8 +26,10 @@ def reference(content: bytes) -> str:
         total = splitmix(seed ^ 0xE7037ED1A0B428DB, 0) * len(content)
         for index in range(0, len(content), 8):
             word = int.from_bytes(content[index : index + 8].ljust(8, b"\0"), "little")
+            product = word * 0xD6E8FEB86659FD93 & WORD
             row, column = divmod(index // 8, COLUMNS)
-            total += (word ^ (word >> 32)) * splitmix(seed, column) * splitmix(seed ^ 0xA0761D6478BD642F, row)
+            factor = splitmix(seed, column) * splitmix(seed ^ 0xA0761D6478BD642F, row)
+            total += (product ^ (product >> 32)) * factor
         digits += f"{total & WORD:016x}"
     return digits
 
@@ -71,6 +73,14 @@ def test_elements_that_change_places_show_also_where_only_the_sign_differs(dtype
     swapped = tensor.clone()
     swapped[[8, 9]] = tensor[[9, 8]]
     assert tensor_digest(tensor) != tensor_digest(swapped)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+def test_signs_of_many_elements_show(dtype):
+    tensor = (torch.arange(64) + 1).to(dtype)
+    half = tensor.clone()
+    half[:32] *= -1
+    assert len({tensor_digest(each) for each in (tensor, -tensor, half)}) == 3
 
 
 def test_length_counts():

@@ -1,12 +1,14 @@
 """Digest of a tensor's bytes, on whatever device they lie.
 
 It finds damage, not forgery: the connection is authenticated. Let w_i be the bytes as little-endian words of 64 bits,
-the last one filled with zeros, and m_i = w_i xor (w_i >> 32). A digest is two sums over i of m_i * odd(i), modulo
-2**64, to which the number of bytes is added, multiplied by an odd number of its own. So
+the last one filled with zeros, p_i = w_i * c modulo 2**64 for an odd c, and m_i = p_i xor (p_i >> 32). A digest is
+two sums over i of m_i * odd(i), modulo 2**64, to which the number of bytes is added, multiplied by an odd number of
+its own. So
 
 - a change of one word always shows: its m changes, and an odd factor loses nothing;
-- two words that change places show, since their factors differ; ``xor`` brings the upper half down, without which two
-  words that differ in their highest bit alone would not.
+- two words that change places show, since their factors differ. Two odd factors differ by an even number, though,
+  which loses highest bits; and where these change in an even number of words, as by the sign of a whole tensor, the
+  sum of odd factors loses them too. So ``c`` carries a word's lower half up, ``xor`` brings the upper half down.
 
 odd(i) is the product of two odd numbers, of the word's row and of its column in lines of 2**14 words: two small
 tables do for tensors of any size. Both come from splitmix64 (Steele et al., 2014).
@@ -29,11 +31,11 @@ if TYPE_CHECKING:
 COLUMNS = 1 << 14
 """Words of a line."""
 _BLOCK_BYTES = 8 << 20
-"""Bytes that are worked on at a time; twice as much memory is needed beside the tensor."""
+"""Bytes that are worked on at a time; three times as much memory is needed beside the tensor."""
 _SEEDS = (0x9AE16A3B2F90404F, 0xC949C7DEFE7F8C1D)
 _ROW_SEED, _LENGTH_SEED = 0xA0761D6478BD642F, 0xE7037ED1A0B428DB
+_WORD_FACTOR = 0xD6E8FEB86659FD93
 _GOLDEN = 0x9E3779B97F4A7C15
-_LOW = 0xFFFFFFFF
 _MODULUS = 1 << 64
 
 
@@ -79,8 +81,8 @@ def _weighted_sums(raw: Tensor) -> list[int]:
     ]
     sums = torch.zeros(len(_SEEDS), dtype=torch.int64, device=raw.device)
     for start in range(0, raw.numel(), _BLOCK_BYTES):
-        words = _words(raw[start : start + _BLOCK_BYTES])
-        mixed = words ^ ((words >> 32) & _LOW)
+        words = _words(raw[start : start + _BLOCK_BYTES]) * _signed(_WORD_FACTOR)
+        mixed = words ^ _shifted(words, 32)
         first = start // (COLUMNS * 8)
         for index, (column, row) in enumerate(factors):
             sums[index] += ((mixed * column).sum(dim=1) * row[first : first + len(words)]).sum()
