@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from spec_core.errors import EngineError
 from spec_core.testing.reference import reference_backend
 from spec_core.testing.weight_stage import TARGET, ToySlot, odd_weights
 from spec_core.weight_sync import Publisher, ReceiverReplica, UpdateReceiver, combined
+from spec_core.weight_sync.delivery import Delivery
 from spec_weight_transports.file import FileConfig, FileTransport
 
 LONG_S = 20
@@ -138,6 +140,28 @@ def test_failed_swap_quarantines_until_an_update_is_whole(receiver, publisher, s
     assert slot.serves(odd_weights(3))
 
 
+def test_update_that_fails_after_a_failed_swap_leaves_the_quarantine(receiver, publisher, slot, monkeypatch):
+    publisher.publish(1, odd_weights(1)).result(LONG_S)
+    swap = slot.swap
+
+    def failing():
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(slot, "swap", failing)
+    publisher.publish(2, odd_weights(2)).result(LONG_S)
+    publisher.remove("one").result(LONG_S)  # the repair has failed too
+    receiver.prepare(order(receiver.status().update.number + 1))
+    receiver._transfer.join()
+    assert receiver.status().state == "quarantined"
+    assert "out of memory" in receiver.status().reason
+    assert "has gone" in receiver.status().reason
+    monkeypatch.setattr(slot, "swap", swap)
+    with Publisher(file_transports(), TARGET, fence=6) as later:
+        later.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        assert later.publish(3, odd_weights(3)).result(LONG_S).committed
+    assert receiver.status().state == "committed"
+
+
 def test_live_copy_that_differs_after_the_commit_is_found_and_reverted(
     receiver, publisher, slot, monkeypatch
 ):
@@ -147,6 +171,10 @@ def test_live_copy_that_differs_after_the_commit_is_found_and_reverted(
     report = publisher.publish(2, odd_weights(2)).result(LONG_S)
     assert not report.committed
     assert "serves digest wrong" in report.replicas["one"].reason
+    assert report.replicas["one"].state == "reverted"
+    monkeypatch.undo()
+    publisher.remove("one").result(LONG_S)
+    assert slot.serves(odd_weights(1))
 
 
 def test_engine_that_leaves_a_tensor_out_does_not_get_the_version(receiver, publisher, slot, monkeypatch):
@@ -183,6 +211,27 @@ def test_close_ends_an_update_under_way(slot):
         assert not pushed.result(LONG_S).committed
         with pytest.raises(EngineError, match="closes"):
             receiver.prepare(order(9))
+
+
+def test_closed_receiver_goes_back_to_nothing(receiver, publisher, slot):
+    publisher.publish(1, odd_weights(1)).result(LONG_S)
+    receiver.close()
+    with pytest.raises(EngineError, match="cannot be reverted"):
+        receiver.revert(receiver.status().update)
+    assert slot.serves(odd_weights(1))
+
+
+def test_close_does_not_wait_for_a_publisher_that_is_silent_after_the_commit(
+    receiver, publisher, monkeypatch
+):
+    asked, let_go = threading.Event(), threading.Event()
+    monkeypatch.setattr(Delivery, "_confirm", lambda self: (asked.set(), let_go.wait(LONG_S)))
+    publisher.publish(1, odd_weights(1), timeout_s=LONG_S)
+    assert asked.wait(LONG_S)
+    started = time.monotonic()
+    receiver.close()
+    assert time.monotonic() - started < LONG_S / 4
+    let_go.set()
 
 
 def test_status_of_ranks_that_differ_is_quarantined():

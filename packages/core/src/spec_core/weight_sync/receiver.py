@@ -59,7 +59,9 @@ class UpdateReceiver(Resource):
         self._transfer: _Transfer | None = None
         """The last one: it may still be ending."""
         self._replaced: ServingStatus | None = None
-        """Status before the last commit, while the spare copy still holds what was served then."""
+        """Status before the last commit, while the spare copy still holds what was served then, and that is whole."""
+        self._damage = ""
+        """Why it was quarantined, until an update is committed whole, or undone (U8)."""
         self._closed = False
 
     def prepare(self, order: UpdateOrder) -> ServingStatus:
@@ -89,9 +91,10 @@ class UpdateReceiver(Resource):
             try:
                 self.slot.swap()
             except Exception as error:
-                self._set("quarantined", reason=f"the swap failed: {reason_of(error)}")
+                self._quarantine(f"the swap failed: {reason_of(error)}")
                 raise EngineError(f"update {update.number}: {self._status.reason}") from error
-            self._replaced = replaced
+            self._replaced = None if self._damage else replaced
+            self._damage = ""
             self._set("committed", version=served.version, digest=served.digest)
             return self._status
 
@@ -107,8 +110,9 @@ class UpdateReceiver(Resource):
             try:
                 self.slot.swap()
             except Exception as error:
-                self._set("quarantined", reason=f"the swap back failed: {reason_of(error)}")
+                self._quarantine(f"the swap back failed: {reason_of(error)}")
                 raise EngineError(f"update {update.number}: {self._status.reason}") from error
+            self._damage = ""
             self._set("reverted", version=replaced.version, digest=replaced.digest)
             return self._status
 
@@ -123,21 +127,26 @@ class UpdateReceiver(Resource):
         return self._status
 
     def forget(self) -> None:
-        """Note that the engine has given up the draft's memory: nothing that was pushed is served any more."""
+        """Note that nothing that was pushed is served any more; then the draft's memory may be given up.
+
+        An update under way ends first: its thread writes into that memory.
+        """
         with self._lock:
-            if self._transfer is not None:
-                self._transfer.cancel()
-            self._replaced = None
+            transfer, self._replaced, self._damage = self._transfer, None, ""
             self._set("idle", version=None, digest="")
+        if transfer is not None:
+            transfer.cancel()
+            transfer.join()
 
     def close(self) -> None:
         """End an update under way; what is served stays."""
         with self._lock:
-            self._closed = True
+            self._closed, self._replaced = True, None
             transfer = self._transfer
             if transfer is not None:
                 self.give_up(transfer.order.update, "the engine closes")
         if transfer is not None:
+            transfer.cancel()  # also where the update is committed, and its publisher is silent
             transfer.join()
 
     def has_received(self, update: UpdateId) -> None:
@@ -153,13 +162,19 @@ class UpdateReceiver(Resource):
             if self._is(update, "prepared") or self._is(update, "received"):
                 assert self._transfer is not None
                 self._transfer.cancel()
-                self._set("aborted", reason=reason)
+                if self._damage:
+                    reason = f"{self._damage}; then: {reason}"
+                self._set("quarantined" if self._damage else "aborted", reason=reason)
 
     def quarantine(self, update: UpdateId, reason: str) -> None:
         """Note that what is served is not what was committed, where it was this update."""
         with self._lock:
             if self._is(update, "committed"):
-                self._set("quarantined", reason=reason)
+                self._quarantine(reason)
+
+    def _quarantine(self, reason: str) -> None:
+        self._damage = reason
+        self._set("quarantined", reason=reason)
 
     def _check(self, update: UpdateId) -> None:
         last = self._status.update
