@@ -74,7 +74,7 @@ MUTATIONS = [
     Mutation(
         "U5",
         PUSH,
-        'self._each("revert", done, lambda delivery: delivery.revert(reason))',
+        'self._each("revert", received, lambda delivery: delivery.revert(reason))',
         "pass",
         PUBLISHER_TEST + "one_failure_of_three[all-swap-False]",
     ),

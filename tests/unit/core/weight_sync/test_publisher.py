@@ -290,3 +290,52 @@ def test_replica_that_raises_is_at_fault(fleet):
 def served(fleet, index):
     status = fleet.receivers[index].status()
     return {"update": status.update, "reason": status.reason}
+
+
+@pytest.fixture
+def alone():
+    """A fleet of one replica, which serves what an earlier publisher has left there."""
+    with contextlib.ExitStack() as stack:
+        fleet = Fleet(stack, 1, fence=2)
+        with Publisher(file_transports(), TARGET, fence=1) as earlier:
+            earlier.add("0", ReceiverReplica(fleet.receivers[0])).result(LONG_S)
+            assert earlier.publish(8, odd_weights(8)).result(LONG_S).committed
+        yield fleet
+
+
+@pytest.mark.parametrize("method", ["load", "swap"])
+def test_first_push_that_fails_is_followed_by_others(alone, monkeypatch, method):
+    break_once(alone.slots[0], monkeypatch, method)
+    assert not alone.publish(9).committed
+    assert alone.slots[0].serves(odd_weights(8))
+    assert alone.publish(10).committed
+    assert alone.slots[0].serves(odd_weights(10))
+
+
+def test_first_version_that_is_reverted_is_followed_by_others(alone):
+    alone.publish(9)
+    assert alone.publisher.revert().result(LONG_S)["0"].state == "reverted"
+    assert alone.slots[0].serves(odd_weights(8))
+    assert alone.publish(10).committed
+
+
+class LosesAnAnswer(ReceiverReplica):
+    """Commits, and answers with an error that nobody foresaw."""
+
+    def commit(self, update):
+        super().commit(update)
+        future = Future()
+        future.set_exception(KeyError("status"))
+        return future
+
+
+def test_commit_whose_answer_is_lost_is_taken_back(fleet):
+    slot = ToySlot(odd_weights(0))
+    with UpdateReceiver(slot, file_transports()) as receiver:
+        fleet.publisher.add("lost", LosesAnAnswer(receiver)).result(LONG_S)
+        report = fleet.publish(1)
+        assert not report.committed
+        assert {outcome.state for outcome in report.replicas.values()} == {"reverted"}
+        assert "KeyError: 'status'" in report.replicas["lost"].reason
+        assert slot.serves(odd_weights(0))
+        assert all(replica.serves(odd_weights(0)) for replica in fleet.slots)

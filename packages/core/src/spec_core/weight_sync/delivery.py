@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
 from spec_core.draft_replica import UpdateOrder
-from spec_core.errors import DeadlineExceeded, EngineError, RunError, SpecError
+from spec_core.errors import DeadlineExceeded, EngineError, RunError
 from spec_core.resource import Resource
 from spec_core.weight_sync.messages import Confirm, Endpoint, Loaded, Offer, reason_of
 
@@ -98,7 +98,7 @@ class Delivery(Resource):
                 ends = self._prepare()
             self._send(ends)
             self.state = "received"
-        except SpecError as error:
+        except Exception as error:  # noqa: BLE001 (a transport or a replica may raise anything)
             self.has_failed = True
             self.abort(reason_of(error))
 
@@ -112,24 +112,26 @@ class Delivery(Resource):
             with self._timed("confirm"):
                 self._confirm()
             self.state = "committed"
-        except SpecError as error:
+        except Exception as error:  # noqa: BLE001 (a replica may raise anything)
             self.has_failed = True
             self.state, self.reason = "quarantined", reason_of(error)
 
     def revert(self, reason: str) -> None:
-        """Undo a commit; afterwards ``reverted``, or ``quarantined`` where that failed."""
+        """Undo a commit, or what may be one; afterwards ``reverted``, or ``quarantined`` where that failed."""
         deadline = max(self._deadline, time.monotonic() + _UNDO_S)
         try:
-            settled(self.replica.revert(self.update), deadline, f"replica {self.name!r}")
+            status = settled(self.replica.revert(self.update), deadline, f"replica {self.name!r}")
+            if status.state != "reverted":
+                raise EngineError(f"its state is {status.state} ({status.reason or 'no reason given'})")
             self.state, self.reason = "reverted", reason
-        except SpecError as error:
+        except Exception as error:  # noqa: BLE001 (a replica may raise anything)
             self.has_failed = True
-            self.state, self.reason = "quarantined", reason_of(error)
+            self.state, self.reason = "quarantined", self.reason or reason_of(error)
 
     def abort(self, reason: str) -> None:
         """Give up an update that is not committed; the replica serves on what it served."""
         self.state, self.reason = "aborted", reason
-        with contextlib.suppress(SpecError):  # it gives up by itself when the connection ends
+        with contextlib.suppress(Exception):  # it gives up by itself when the connection ends
             settled(self.replica.abort(self.update), time.monotonic() + _ANSWER_S, self.name)
 
     def cancel(self) -> None:
@@ -231,6 +233,6 @@ def settled(future: Future[ServingStatus], deadline: float, who: str) -> Serving
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except FutureTimeoutError as error:
-        if future.done():
-            raise
+        if future.done():  # the error is its own, or it has come just now
+            return future.result()
         raise DeadlineExceeded(f"{who} did not answer before the deadline of the update") from error

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from spec_core.draft_replica import ServingStatus, UpdateId
-from spec_core.errors import ConfigError, RunError, SpecError
+from spec_core.errors import ConfigError, RunError
 from spec_core.resource import Resource
 from spec_core.weight_manifest import Manifest
 from spec_core.weight_sync.delivery import Delivery, Payload, ReplicaOutcome, settled
@@ -45,6 +45,8 @@ _REPAIR_S = 30.0
 """Longest time for bringing one replica back to what the others serve."""
 _STATUS_S = 2.0
 """Longest wait for a replica to say what it serves, before it is repaired."""
+_SETTLED = ("idle", "committed", "aborted", "reverted")
+"""States in which a late commit is refused, and what is served is whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,25 +280,29 @@ class Publisher(Resource):
         for name, member in self._members.items():
             status = _answer(name, asked[name], deadline) if name in asked else ServingStatus()
             member.update = None
-            member.counts = status.state == "reverted" and status.digest == self._digest
+            member.counts = status.state == "reverted" and self._serves_newest(status)
             outcomes[name] = ReplicaOutcome(
                 state="reverted" if member.counts else "quarantined", reason=status.reason
             )
         return outcomes
 
-    @property
-    def _digest(self) -> str:
-        """Digest of what replicas that count serve; empty for the draft that each was started with."""
-        return "" if self._newest is None else self._newest.manifest.digest
+    def _serves_newest(self, status: ServingStatus) -> bool:
+        """Return whether a replica serves the newest committed version, so that it counts.
+
+        Where there is none, whatever a replica was started with or another publisher has left there will do.
+        """
+        if self._newest is None:
+            return True
+        return status.state in _SETTLED and status.digest == self._newest.manifest.digest
 
     def _repair(self) -> None:
         """Bring the replicas that do not count to the newest committed version, each for itself."""
         for name, member in list(self._members.items()):
             if member.counts:
                 continue
-            with contextlib.suppress(SpecError):  # it has gone, or this publisher is closed
+            with contextlib.suppress(Exception):  # it has gone, or this publisher is closed
                 status = settled(member.replica.status(), time.monotonic() + _STATUS_S, name)
-                member.counts = status.digest == self._digest and status.state != "quarantined"
+                member.counts = self._serves_newest(status)
                 if self._newest is not None and not member.counts:
                     self._push(self._newest, [name], "best_effort", _REPAIR_S)
 
@@ -305,5 +311,5 @@ def _answer(name: str, future: Future[ServingStatus], deadline: float) -> Servin
     """Return a replica's status; one that cannot say it counts as quarantined."""
     try:
         return settled(future, deadline, f"replica {name!r}")
-    except SpecError as error:
+    except Exception as error:  # noqa: BLE001 (a replica may raise anything)
         return ServingStatus(state="quarantined", reason=reason_of(error))

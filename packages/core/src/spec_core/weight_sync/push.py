@@ -47,8 +47,8 @@ class Push:
             self.committed = self._is_enough("committed")
             if not self.committed:
                 reason = f"too few replicas have committed it: {self._reasons()}"
-                done = [delivery for delivery in received if delivery.state == "committed"]
-                self._each("revert", done, lambda delivery: delivery.revert(reason))
+                # One whose commit failed may have committed all the same: its answer was lost, or its copy differs.
+                self._each("revert", received, lambda delivery: delivery.revert(reason))
 
     def _is_enough(self, state: str) -> bool:
         done = sum(delivery.state == state for delivery in self.deliveries.values())
