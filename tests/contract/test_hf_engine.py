@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from spec_core.draft import Draft
 from spec_core.drafting import write_draft
+from spec_core.errors import EngineError
 from spec_core.plugins import load
 from spec_core.targets.target_reader import read_target, read_target_tensors
 from spec_core.testing import DraftReplicaSuite, EngineSuite
-from spec_core.testing.draft_replica_suite import PROMPTS
+from spec_core.testing.draft_replica_suite import LIMIT_S, PROMPTS
 from spec_core.weight_sync import tensors_digest
 from spec_engine_hf.engine import HfConfig, HfEngine
 
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from spec_core import Engine, TargetSpec
+    from spec_core import DraftReplica, Engine, TargetSpec
     from spec_core.engine import EngineContext
     from spec_core.testing.engine_suite import ReferenceTarget
+    from spec_core.weight_sync import Publisher
 
 
 class Transformer:
@@ -109,6 +112,21 @@ class TestHfEngineIsUpdated(DraftReplicaSuite):
             monkeypatch.setattr(engine._updates.slot, "swap", swap)
 
         return plant
+
+    def test_draft_that_is_loaded_stays_whatever_its_predecessors_publisher_does(
+        self, engine: Engine, replica: DraftReplica, publisher: Publisher, export: Callable[[int], Path]
+    ) -> None:
+        weights = load_file(export(1) / "model.safetensors")
+        assert publisher.publish(1, weights).result(LIMIT_S).committed
+        update = replica.status().result(LIMIT_S).update
+        assert update is not None
+        engine.load_draft(export(2))
+        loaded = guesses(engine)
+        for call in (replica.revert, replica.commit):
+            with pytest.raises(EngineError):
+                call(update).result(LIMIT_S)
+        assert replica.status().result(LIMIT_S).version is None
+        assert guesses(engine) == loaded
 
 
 def guesses(engine: Engine) -> list[tuple[int, ...]]:

@@ -155,6 +155,7 @@ class HfEngine(Engine):
 
     def _end_updates(self) -> None:
         if self._updates is not None:
+            self._updates.forget()
             self._updates.close()
             self._updates = None
 
