@@ -105,10 +105,9 @@ def test_a_refusal_of_a_server_ends_the_future(server, url, answer, problem) -> 
 def test_a_server_that_cannot_be_used_is_refused_at_once(server, url) -> None:
     with pytest.raises(EngineError, match="refused status: a bearer token is needed"):
         HttpReplica(url, "another")
-    with pytest.raises(
-        ConfigError, match="'localhost:8000' is no address of a server; expected http://host:port"
-    ):
-        HttpReplica("localhost:8000", "secret")
+    for wrong in ("localhost:8000", "http://localhost:eight", "http://[::1:8000"):
+        with pytest.raises(ConfigError, match="is no address of a server; expected http://host:port"):
+            HttpReplica(wrong, "secret")
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:1 does not answer status: Connection refused"):
         HttpReplica("http://127.0.0.1:1", "secret")
 

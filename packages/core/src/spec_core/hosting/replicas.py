@@ -5,12 +5,13 @@ Both hand calls on and do nothing else; the program's own worker processes conne
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from spec_core.draft_replica import DraftReplica, ServingStatus
 from spec_core.errors import ConfigError, EngineError
@@ -76,9 +77,7 @@ class HttpReplica(DraftReplica):
 
         Raise ConfigError for another address, EngineError where there is no server, or none with these routes.
         """
-        self._url = urlsplit(url)
-        if self._url.scheme not in ("http", "https") or not self._url.hostname:
-            raise ConfigError(f"{url!r} is no address of a server; expected http://host:port")
+        self._url = _server(url)
         self._token, self._timeout_s = token, timeout_s
         self.num_ranks: int = self._exchange("status", "")["ranks"]
 
@@ -144,6 +143,15 @@ class HttpReplica(DraftReplica):
         if response.status != http.HTTPStatus.OK:
             raise EngineError(f"{where} refused {name}: {fields.get('error', response.reason)}")
         return fields
+
+
+def _server(url: str) -> SplitResult:
+    """Return the parts of a server's address. Raise ConfigError for another one."""
+    with contextlib.suppress(ValueError):  # for brackets or a port that are none
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise ConfigError(f"{url!r} is no address of a server; expected http://host:port")
 
 
 def _status(fields: Any) -> ServingStatus:
