@@ -65,6 +65,10 @@ if TYPE_CHECKING:
     import torch
 
 
+opening = threading.Lock()
+"""Held while a socket begins to listen, so that who looks for the one that a library opens finds no other."""
+
+
 @functools.cache
 def _store_file() -> str:
     """Return where processes of this user find a file of this one's memory, which goes with it.
@@ -95,7 +99,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
-        listener.listen()
+        with opening:
+            listener.listen()
     except OSError:
         listener.close()
         raise

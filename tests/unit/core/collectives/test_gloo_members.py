@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import socket
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 
+from spec_core.collectives import gloo_members
 from spec_core.collectives.gloo_members import closed_afterwards, prove_default_group, prove_membership
 from spec_core.errors import ProtocolError
 from spec_core.rendezvous import bind
@@ -31,6 +34,23 @@ def test_ports_that_begin_to_listen_inside_hear_nobody_afterwards():
                 socket.create_connection(inside.getsockname(), 0.2)
             for others in (before, after):
                 socket.create_connection(others.getsockname(), LIMIT_S).close()
+
+
+def test_port_that_another_thread_opens_while_gloo_does_still_hears(monkeypatch):
+    create_device = ProcessGroupGloo.create_device
+
+    def create_slowly(**options):
+        opened.append(pool.submit(bind, "127.0.0.1", 0))
+        wait(opened, 0.3)
+        return create_device(**options)
+
+    opened: list[Future[socket.socket]] = []
+    monkeypatch.setattr(gloo_members, "ProcessGroupGloo", SimpleNamespace(create_device=create_slowly))
+    with ThreadPoolExecutor(1) as pool:
+        with gloo_members.gloo_device("127.0.0.1"):
+            pass
+        with opened[0].result(LIMIT_S) as listener:
+            socket.create_connection(listener.getsockname(), 1).close()
 
 
 def prove(me: Rank, folder: str, deceived: int | None) -> str:

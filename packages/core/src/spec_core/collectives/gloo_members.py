@@ -19,13 +19,13 @@ import os
 import secrets
 import socket
 import struct
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import AllToAllOptions, ProcessGroupGloo
 
 from spec_core.errors import ProtocolError
+from spec_core.rendezvous import opening
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -36,7 +36,6 @@ _SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 """linux/filter.h: BPF_RET of 0 bytes."""
 _PROOF_BYTES = 32
-_opening = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -53,9 +52,9 @@ def closed_afterwards() -> Generator[None]:
 def gloo_device(interface: str) -> Generator[Any]:
     """Yield a device of gloo's at that address, whose port is closed to new connections afterwards; others stay.
 
-    Several threads may each build a group: a port is known by who has opened it.
+    Several threads may each build a group, and listen by ``spec_core.rendezvous.bind`` meanwhile.
     """
-    with _opening:
+    with opening:
         before = _listeners()
         # Connected when a group is built, so that one that cannot work raises there (P8).
         device = ProcessGroupGloo.create_device(hostname=interface, lazy_init=False)
