@@ -56,7 +56,7 @@ class UpdateOrder(WireRecord):
     """The publisher's name for the replica, which its ranks repeat."""
     address: str
     """``host:port`` at which the publisher listens."""
-    token: str
+    token: Annotated[str, pydantic.Field(repr=False)]
     """Secret of this update."""
     seconds: Annotated[float, pydantic.Field(gt=0)]
     """Time left for the whole update when the order was given."""

@@ -50,6 +50,12 @@ def order(number, **changes):
     )
 
 
+def test_token_of_an_order_is_not_in_its_text():
+    secret = order(1).model_copy(update={"token": "sesame"})
+    assert "sesame" not in f"{secret} {secret!r}"
+    assert UpdateOrder.decode(secret.encode()) == secret
+
+
 def test_new_receiver_serves_nothing_that_was_pushed(receiver):
     assert receiver.status() == ServingStatus()
 

@@ -22,7 +22,9 @@ import contextlib
 import socket
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import pydantic
 
 from spec_core.draft_replica import UpdateId
 from spec_core.errors import DeadlineExceeded, EngineError, PeerLost, SpecError
@@ -37,13 +39,15 @@ if TYPE_CHECKING:
 
 MAX_PACKET_BYTES = 16 << 20
 """Largest message: a manifest of some 80,000 tensors."""
+_CONNECT_S = 10.0
+"""Longest wait for a connection, which cannot be ended from another thread."""
 
 
 class Greeting(WireRecord):
     """The first message of a rank's connection."""
 
     kind: Literal["greeting"] = "greeting"
-    token: str
+    token: Annotated[str, pydantic.Field(repr=False)]
     update: UpdateId
     replica: str
     rank: int
@@ -104,10 +108,14 @@ class UpdateChannel(FramedSocket):
 
     @classmethod
     def connect(cls, address: str, deadline: float) -> UpdateChannel:
-        """Return a connection to the publisher at ``address``. Raise PeerLost where nobody listens."""
+        """Return a connection to the publisher at ``address``.
+
+        Raise PeerLost where nobody listens there, DeadlineExceeded where nobody answers.
+        """
         peer = f"the publisher at {address}"
         with _mapped(peer):
-            end = socket.create_connection(parse_address(address), max(1e-3, deadline - time.monotonic()))
+            left_s = max(1e-3, min(_CONNECT_S, deadline - time.monotonic()))
+            end = socket.create_connection(parse_address(address), left_s)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return cls(end, peer)
 
@@ -135,6 +143,6 @@ def _mapped(peer: str) -> Generator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise DeadlineExceeded(f"{peer} did not answer before the deadline of the update") from error
+        raise DeadlineExceeded(f"{peer} did not answer in time") from error
     except OSError as error:
         raise PeerLost(f"{peer} has gone: {error}") from error
