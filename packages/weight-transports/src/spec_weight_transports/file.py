@@ -1,6 +1,6 @@
 """FileTransport: versions in a folder that both sides see. A version appears whole, or not at all, and never changes.
 
-So it is also the way back after a crash of the publisher: ``newest`` finds what was sent last.
+So a folder that outlives the publisher is also the way back after a crash: ``newest`` reads the highest version.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ The engine and the weight transports run as they are installed.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -257,7 +258,7 @@ def _counted(engine: Engine) -> AcceptanceCounters:
 
 @contextmanager
 def _generating(engine: Engine) -> Generator[list[list[tuple[int, ...]]]]:
-    """Generate in a thread meanwhile; yield the answers, one list of tokens for each call."""
+    """Generate in a thread meanwhile, whose error is raised; yield the answers, one list of tokens for each call."""
     answers: list[list[tuple[int, ...]]] = []
     enough = threading.Event()
 
@@ -265,10 +266,10 @@ def _generating(engine: Engine) -> Generator[list[list[tuple[int, ...]]]]:
         while not enough.is_set():
             answers.append([answer.token_ids for answer in engine.generate(PROMPTS, SAMPLING)])
 
-    thread = threading.Thread(target=generate)
-    thread.start()
-    try:
-        yield answers
-    finally:
-        enough.set()
-        thread.join(LIMIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        generating = pool.submit(generate)
+        try:
+            yield answers
+        finally:
+            enough.set()
+        generating.result(LIMIT_S)

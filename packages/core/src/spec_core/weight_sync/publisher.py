@@ -147,7 +147,7 @@ class Publisher(Resource):
         return self._submit(lambda: self._publish(version, weights, policy, timeout_s), then=self._repair)
 
     def revert(self, timeout_s: float = 60.0) -> Future[Mapping[str, ReplicaOutcome]]:
-        """Undo the newest commit on every replica; one that cannot swap back gets the version before anew."""
+        """Undo the newest commit on every replica; one that cannot swap back gets the version before anew, if any."""
         return self._submit(lambda: self._revert(timeout_s), then=self._repair)
 
     def serving(self, timeout_s: float = 10.0) -> dict[str, ServingStatus]:
