@@ -159,6 +159,27 @@ def test_a_fault_at_any_statement_leaves_both_models_as_they_were(target, live, 
     assert same(owned(live), second)
 
 
+def test_a_fault_before_the_first_step_of_a_second_exchange_undoes_nothing(target, live, spare) -> None:
+    exchange = Exchange(live, spare, target)
+    exchange.run()
+    first, second = owned(live), owned(spare)
+    for step in (tensor_exchange._Span, tensor_exchange._Packed):
+        with pytest.MonkeyPatch.context() as patch:
+            real = step.exchange
+            calls = itertools.count()
+
+            def faulty(self, real=real, calls=calls) -> None:
+                if next(calls) == 0:
+                    raise Planted
+                real(self)
+
+            patch.setattr(step, "exchange", faulty)
+            with pytest.raises(Planted):
+                exchange.run()
+        assert same(owned(live), first)
+        assert same(owned(spare), second)
+
+
 def test_a_fault_that_stays_is_told_apart(target, live, spare) -> None:
     exchange = Exchange(live, spare, target)
     with pytest.MonkeyPatch.context() as patch:

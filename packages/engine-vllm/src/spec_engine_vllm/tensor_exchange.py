@@ -83,6 +83,8 @@ class Exchange:
         What fails is undone and raised again; raise TornDraftError where that fails, too.
         """
         begun: list[_Span | _Packed] = []
+        for step in self._steps:
+            step.forget()
         try:
             for step in self._steps:
                 begun.append(step)
@@ -112,8 +114,11 @@ class _Span:
     copied: int = 0
     """How many of the three copies are known to be done."""
 
-    def exchange(self) -> None:
+    def forget(self) -> None:
+        """Forget the exchange before: what is undone is the next one."""
         self.copied = 0
+
+    def exchange(self) -> None:
         _copy(self.scratch, self.live)
         self.copied = 1
         _copy(self.live, self.spare)
@@ -139,8 +144,10 @@ class _Packed:
         self._live, self._spare = live, spare
         self._before: tuple[_Fields, _Fields] | None = None
 
-    def exchange(self) -> None:
+    def forget(self) -> None:
         self._before = None
+
+    def exchange(self) -> None:
         self._before = live, spare = _packed_fields(self._live), _packed_fields(self._spare)
         _assign(self._live, spare)
         _assign(self._spare, live)
