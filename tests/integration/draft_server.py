@@ -2,6 +2,7 @@
 
 ``python draft_server.py TARGET DRAFT`` serves until it is killed. Beside ``/spec/draft/…`` it answers GET
 ``/traffic``: how many answers there were, and whether every greedy one was what the target says without a draft.
+After GET ``/hang`` it takes connections and answers nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -87,6 +89,9 @@ class Routes(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/traffic":
             self._send(200, {"answers": self.served.answers, "as_without": self.served.as_without})
+        elif self.path == "/hang":
+            self._send(200, {})
+            os.kill(os.getpid(), signal.SIGSTOP)
         else:
             self._answer("")
 
@@ -126,10 +131,10 @@ def serving(target: Path, draft: Path) -> Iterator[str]:
             process.kill()
 
 
-def traffic(url: str) -> dict[str, Any]:
+def traffic(url: str, path: str = "/traffic") -> dict[str, Any]:
     """Return what ``/traffic`` answers."""
     connection = HTTPConnection(url.removeprefix("http://"), timeout=30)
-    connection.request("GET", "/traffic")
+    connection.request("GET", path)
     return json.loads(connection.getresponse().read())
 
 

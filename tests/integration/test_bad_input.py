@@ -224,7 +224,11 @@ def test_config_file_that_cannot_be_read(command_line, place, name, why):
         (["push.to=[http://a:1]"], "nothing is pushed; set train.push_every or remove it"),
         (
             ["train.push_every=5", "push.to=[a:1]"],
-            "'a:1' is no address of a server, expected http://host:port",
+            "'a:1' is no address of a server; expected http://host:port",
+        ),
+        (
+            ["train.push_every=5", "push.to=[http://a:port]"],
+            "'http://a:port' is no address of a server; expected http://host:port",
         ),
         (["push.canary_rounds=5"], "nothing is reverted; set push.canary_margin or remove it"),
     ],

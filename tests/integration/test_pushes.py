@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_trainer.push.servers import TOKEN_VARIABLE
+from spec_core.hosting import DRAFT_TOKEN_VARIABLE
 
 from . import draft_server, launching
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, draft_server.TOKEN)
+    monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, draft_server.TOKEN)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,12 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server):
     [
         (["--to", "127.0.0.1:1"], "'127.0.0.1:1' is no address of a server; expected http://host:port"),
         (["--to", "http://127.0.0.1:1", "--timeout-s", "0"], "--timeout-s=0.0: expected seconds above 0"),
+        (["--to", "http://127.0.0.1:port"], "is no address of a server; expected http://host:port"),
+        (
+            ["--to", "http://127.0.0.1:1", "--address", "here"],
+            "servers cannot connect to 'here': ProtocolError: 'here' is not host:port; name host:port of this host",
+        ),
+        (["--to", "http://127.0.0.1:1", "--address", "0.0.0.0:0"], "that is every interface"),
         (
             ["--to", "http://127.0.0.1:1", "--transport", "pigeon"],
             "no weight_transport plugin is called 'pigeon'",
@@ -111,9 +118,13 @@ def test_a_server_that_does_not_answer_is_named(command_line, lab, drafts, monke
     assert outcome.err.startswith("spec-trainer: error: http://127.0.0.1:1 does not answer status: ")
     outcome = command_line("serving", "--of", "http://127.0.0.1:1")
     assert (outcome.code, outcome.out[:18]) == (1, "http://127.0.0.1:1")
-    monkeypatch.delenv(TOKEN_VARIABLE)
+    monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, "hidden\r")
+    refusal = command_line(*push, "--to", "http://127.0.0.1:1").error
+    assert "the token for http://127.0.0.1:1 cannot be sent" in refusal
+    assert "hidden" not in refusal
+    monkeypatch.delenv(DRAFT_TOKEN_VARIABLE)
     assert (
-        f"environment variable {TOKEN_VARIABLE} is not set"
+        f"environment variable {DRAFT_TOKEN_VARIABLE} is not set"
         in command_line(*push, "--to", "http://127.0.0.1:1").error
     )
 
@@ -151,6 +162,17 @@ def test_a_server_that_is_lost_ends_no_run(lab, drafts):
     run.train_on(20)
     assert "serving_version" in launching.metrics(run.output)[-1]
     assert f"{url} does not answer" in log.read_text()
+
+
+def test_a_server_that_hangs_keeps_no_run_from_ending(lab, drafts):
+    keys = {**lab.one_and_two, "train__steps": 100_000, "train__push_every": 2}
+    with draft_server.serving(lab.keys["target"], drafts["fresh"]) as url:
+        run = lab.start(lab.folder / "hanging", push__to=f"[{url}]", push__timeout_s=600, **keys)
+        run.until(lambda: any("serving_version" in record for record in launching.metrics(run.output)))
+        draft_server.traffic(url, "/hang")
+        run.train_on(10)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait(30) == 130, run.story()
 
 
 def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab, drafts, caplog):

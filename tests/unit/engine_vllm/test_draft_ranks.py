@@ -43,7 +43,13 @@ class Ranks:
             return None
         if call == "commit" and rank in self.refusing:
             return {"refused": f"rank {rank} cannot"}
-        ends = {"commit": "committed", "revert": "reverted", "abort": "aborted", "prepare": "prepared"}
+        ends = {
+            "commit": "committed",
+            "revert": "reverted",
+            "abort": "aborted",
+            "prepare": "prepared",
+            "forget": "idle",
+        }
         if call == "revert" and status.state != "committed":
             return {"refused": "nothing to revert"}
         if call in ends:
@@ -131,13 +137,20 @@ def test_what_cannot_be_done_says_why(llm, name, argument, error, message) -> No
 
 
 @pytest.fixture
-def routes(monkeypatch) -> Iterator[Callable[..., tuple[int, dict[str, str], Any]]]:
+def may_sleep() -> bool:
+    """Whether the server has vLLM's ``/sleep``, which is in its development mode alone."""
+    return True
+
+
+@pytest.fixture
+def routes(monkeypatch, may_sleep) -> Iterator[Callable[..., tuple[int, dict[str, str], Any]]]:
     """``routes(method, path, body, token)``: status, headers and JSON of an answer of one server."""
     monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
 
     async def inner(scope: dict, receive: object, send: Callable) -> None:
+        status = 404 if scope["path"] == "/sleep" and not may_sleep else 200
         await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]}
+            {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]}
         )
         await send({"type": "http.response.body", "body": b'"from vLLM"'})
 
@@ -181,8 +194,15 @@ def test_answers_name_the_draft_that_was_pushed_until_its_memory_is_given_up(rou
     status, headers, body = routes("POST", "/v1/completions")
     assert (status, body) == (200, "from vLLM")
     assert (headers["x-draft-version"], headers["x-draft-digest"]) == ("3", "d")
-    assert routes("POST", "/spec/draft/abort", NAME)[2]["status"]["version"] is None
+    assert routes("POST", "/sleep")[0] == 200
     assert "x-draft-version" not in routes("POST", "/v1/completions")[1]
+
+
+@pytest.mark.parametrize("may_sleep", [False])
+def test_a_sleep_that_vllm_refuses_forgets_nothing(routes) -> None:
+    routes("POST", "/spec/draft/commit", NAME)
+    assert routes("POST", "/sleep")[0] == 404
+    assert routes("POST", "/v1/completions")[1]["x-draft-version"] == "3"
 
 
 @pytest.mark.parametrize(

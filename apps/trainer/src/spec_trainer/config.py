@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -62,9 +61,9 @@ def _named(path: object) -> object:
 
 
 def _address_of_server(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is no address of a server, expected http://host:port")
+    from spec_core.hosting import server_address
+
+    server_address(url)
     return url
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend
@@ -9,7 +10,7 @@ from spec_core.errors import EngineError
 from spec_core.plugins import load_available
 from spec_trainer.draft_folder import check_draft
 from spec_trainer.evaluation.finite import check_finite
-from spec_trainer.push.servers import connect_servers
+from spec_trainer.push.servers import check_address, connect_servers
 from spec_trainer.resolve import resolve_target
 
 if TYPE_CHECKING:
@@ -36,11 +37,16 @@ def push_draft(request: PushRequest) -> dict[str, Any]:
     backend_type = load_available(Backend, request.backend)
     backend = backend_type(backend_type.Config())
     transports = open_weight_transports(backend, request.transport)
+    check_address(request.address)
     servers = connect_servers(request.to)
     weights = load_file(request.draft_model / "model.safetensors")
     device = backend.device(0)
-    with Publisher(transports, target.digest, device=device, address=request.address) as publisher:
+    with ExitStack() as stack:
+        publisher = stack.enter_context(
+            Publisher(transports, target.digest, device=device, address=request.address)
+        )
         for url, server in servers.items():
+            stack.enter_context(server)  # closed first: the publisher waits for no answer then
             publisher.add(url, server).result()
         versions = [status.version for status in publisher.serving().values()]
         version = 1 + max((version for version in versions if version is not None), default=0)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import http
 import json
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import SpecError
+from spec_core.hosting import DRAFT_TOKEN_VARIABLE
 from spec_engine_vllm.draft_ranks import CALLS, DraftRanks
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     Send = Callable[[Message], Awaitable[None]]
     App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
-"""Environment variable of the server: the secret of those who may push."""
 _PREFIX = "/spec/draft/"
 _SLEEP = "/sleep"
 _LONGEST_BODY = 1 << 16
@@ -44,7 +44,7 @@ class DraftRoutes:
     def __init__(self, app: App) -> None:
         """Wrap ``app``."""
         self._app = app
-        self._token = os.environ.get(TOKEN_VARIABLE, "")
+        self._token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
         self._ranks: DraftRanks | None = None
         self._served: list[tuple[bytes, bytes]] = []
         self._asked_s = float("-inf")
@@ -66,20 +66,23 @@ class DraftRoutes:
             await self._app(scope, receive, send)
             return
         if time.monotonic() - self._asked_s > _NEWS_S and (self._asking is None or self._asking.done()):
-            self._asking = asyncio.ensure_future(self._ask())  # no request waits for it
+            self._asking = asyncio.ensure_future(self._note("status"))  # no request waits for it
+        answered = 0
 
         async def naming(message: Message) -> None:
+            nonlocal answered
             if message["type"] == "http.response.start":
+                answered = message["status"]
                 message = {**message, "headers": [*message.get("headers", []), *self._served]}
             await send(message)
 
         await self._app(scope, receive, naming)
-        if path == _SLEEP:
-            await self._call("forget", "")
+        if path == _SLEEP and answered == http.HTTPStatus.OK:  # a vLLM that has no such route refuses it
+            await self._note("forget")
 
     async def _answer(self, scope: Message, name: str, receive: Receive) -> tuple[int, Fields]:
         if not self._is_admitted(scope):
-            return 401, {"error": f"a bearer token is needed, that of the server's {TOKEN_VARIABLE}"}
+            return 401, {"error": f"a bearer token is needed, that of the server's {DRAFT_TOKEN_VARIABLE}"}
         if (scope["method"], name) != ("GET", "status") and (scope["method"] != "POST" or name not in CALLS):
             return 404, {"error": f"{scope['method']} {name!r} is none of {', '.join(['status', *CALLS])}"}
         try:
@@ -104,11 +107,13 @@ class DraftRoutes:
             self._served = []
         return answer
 
-    async def _ask(self) -> None:
+    async def _note(self, name: str) -> None:
+        """Make a call for the headers of the next answers alone."""
+        self._asked_s = time.monotonic()
         try:
-            await self._call("status", "")
+            await self._call(name, "")
         except SpecError:  # a server without a draft
-            self._asked_s, self._served = time.monotonic(), []
+            self._served = []
 
 
 async def _body(receive: Receive) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,7 +13,7 @@ import pytest
 
 from spec_core import ServingStatus, UpdateId, UpdateOrder
 from spec_core.errors import ConfigError, EngineError
-from spec_core.hosting import HttpReplica, ProgramReplica, backend_for
+from spec_core.hosting import HttpReplica, ProgramReplica, backend_for, server_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +94,8 @@ def test_a_server_is_asked_by_its_routes(server, url) -> None:
         ((404, {}), "has no /spec/draft/commit; start it with"),
         ((200, b"<html>"), "answered b'<html>', expected JSON"),
         ((200, [1]), "expected a JSON object"),
+        ((200, {"status": "fine"}), "is no server with this project's extension"),
+        ((200, {**ANSWER, "ranks": 0}), "is no server with this project's extension"),
     ],
 )
 def test_a_refusal_of_a_server_ends_the_future(server, url, answer, problem) -> None:
@@ -110,6 +113,51 @@ def test_a_server_that_cannot_be_used_is_refused_at_once(server, url) -> None:
             HttpReplica(wrong, "secret")
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:1 does not answer status: Connection refused"):
         HttpReplica("http://127.0.0.1:1", "secret")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000",
+        "ftp://a:1",
+        "http://",
+        "http://a:port",
+        "http://a:99999",
+        "http://[::1",
+        "http://me:secret@a:1",
+        "http://a:1?x=2",
+    ],
+)
+def test_what_is_no_address_is_refused(url) -> None:
+    with pytest.raises(ConfigError, match="is no address of a server; expected http://host:port"):
+        server_address(url)
+
+
+def test_a_host_that_no_name_can_have_does_not_answer() -> None:
+    with pytest.raises(EngineError, match=r"http://a\.\.b:1 does not answer status: "):
+        HttpReplica("http://a..b:1", "secret")
+
+
+@pytest.mark.parametrize("token", ["", "line\r", "two\nx-more: lines", " hidden", "…"])
+def test_a_token_that_no_header_carries_is_refused_and_not_shown(token) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be sent; .* \(SPEC_DRAFT_TOKEN\)$") as refusal:
+        HttpReplica("http://127.0.0.1:1", token)
+    assert not token or token.strip() not in str(refusal.value)
+
+
+def test_closing_ends_a_call_that_waits_for_its_answer(server, url) -> None:
+    replica = HttpReplica(url, "secret")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        replica._url = server_address(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        call = replica.commit(UPDATE)
+        connection, _ = silent.accept()
+        with connection:
+            assert connection.recv(9)  # the call is under way
+            replica.close()
+            with pytest.raises(EngineError, match="does not answer commit"):
+                call.result(10)
+    with pytest.raises(EngineError, match="does not answer commit"):
+        replica.commit(UPDATE).result(10)
 
 
 @pytest.mark.parametrize(("name", "argument", "body"), CALLS)

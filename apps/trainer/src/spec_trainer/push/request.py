@@ -34,5 +34,7 @@ class PushRequest:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a value out of its range."""
+        if not self.to:
+            raise ConfigError("--to names no server; expected addresses such as http://127.0.0.1:8000")
         if not 0 < self.timeout_s <= 1e6:
             raise ConfigError(f"--timeout-s={self.timeout_s}: expected seconds above 0, at most 1000000")

@@ -7,12 +7,13 @@ from spec_core.hosting.feature_exporter import FeatureExporter
 from spec_core.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_core.hosting.program_arguments import unreserved
 from spec_core.hosting.program_version import installed_version, probe_version
-from spec_core.hosting.replicas import HttpReplica, ProgramReplica
+from spec_core.hosting.replicas import DRAFT_TOKEN_VARIABLE, HttpReplica, ProgramReplica, server_address
 from spec_core.hosting.subprocess_engine import SubprocessEngine
 from spec_core.hosting.subprocess_main import EngineLink
 
 __all__ = [
     "CAPTURE_VARIABLE",
+    "DRAFT_TOKEN_VARIABLE",
     "CaptureMode",
     "EngineLink",
     "EngineSubprocess",
@@ -27,5 +28,6 @@ __all__ = [
     "backend_for",
     "installed_version",
     "probe_version",
+    "server_address",
     "unreserved",
 ]

@@ -5,27 +5,44 @@ Both hand calls on and do nothing else; the program's own worker processes conne
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
+import socket
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, cast
 from urllib.parse import SplitResult, urlsplit
 
+import pydantic
+
 from spec_core.draft_replica import DraftReplica, ServingStatus
-from spec_core.errors import ConfigError, EngineError
+from spec_core.errors import ConfigError, EngineError, ProtocolError
 from spec_core.foreign import cause
 from spec_core.records import AcceptanceCounters
+from spec_core.resource import Resource
+from spec_core.wire_record import WireRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from spec_core.draft_replica import UpdateId, UpdateOrder
     from spec_core.hosting.modes import Fields
 
+DRAFT_TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
+"""Environment variable with the secret of those who may push; a server and whoever pushes to it have the same."""
+_CONNECT_S = 10.0
+"""Longest wait for a connection to a server."""
 _ANSWER_S = 60.0
 """Longest wait for an answer of a server: a call waits for the step that the engine is in."""
+
+
+class _Answer(WireRecord):
+    """The answer of a server, the same to every call."""
+
+    status: ServingStatus
+    ranks: Annotated[int, pydantic.Field(ge=1)]
+    acceptance: AcceptanceCounters
 
 
 class ProgramReplica(DraftReplica):
@@ -60,26 +77,36 @@ class ProgramReplica(DraftReplica):
         status: Future[ServingStatus] = Future()
 
         def answered(future: Future[Fields]) -> None:
-            if (error := future.exception()) is not None:
+            try:
+                status.set_result(ServingStatus.decode(json.dumps(future.result()["status"])))
+            except Exception as error:  # noqa: BLE001 (the caller gets every error, by the future)
                 status.set_exception(error)
-            else:
-                status.set_result(_status(future.result()["status"]))
 
         self._ask(name, argument).add_done_callback(answered)
         return status
 
 
-class HttpReplica(DraftReplica):
-    """A server that a user has started with this project's extension; ``docs/weight-sync.md`` has its routes."""
+class HttpReplica(DraftReplica, Resource):
+    """A server that a user has started with this project's extension; ``docs/engines.md`` has its routes."""
 
     def __init__(self, url: str, token: str, timeout_s: float = _ANSWER_S) -> None:
         """Ask the server at ``url`` (``http://host:port``) how many ranks it has.
 
-        Raise ConfigError for another address, EngineError where there is no server, or none with these routes.
+        Raise ConfigError for another address or a token that no header can carry, EngineError where there is no
+        server, or none with these routes.
         """
-        self._url = _server(url)
+        self._url = server_address(url)
+        if not token or not token.isascii() or not token.isprintable() or token != token.strip():
+            raise ConfigError(
+                f"the token for {url} cannot be sent; expected printable ASCII without spaces at its ends "
+                f"({DRAFT_TOKEN_VARIABLE})"
+            )
         self._token, self._timeout_s = token, timeout_s
-        self.num_ranks: int = self._exchange("status", "")["ranks"]
+        self._lock = threading.Lock()
+        """Guards the two below."""
+        self._under_way: set[socket.socket] = set()
+        self._closed = False
+        self.num_ranks = self._exchange("status", "").ranks
 
     def prepare(self, order: UpdateOrder) -> Future[ServingStatus]:
         """Begin to receive an update (U2)."""
@@ -103,37 +130,41 @@ class HttpReplica(DraftReplica):
 
     def acceptance(self) -> AcceptanceCounters:
         """Return what the server has counted since the last commit or revert; waits for the answer."""
-        counted = self._exchange("status", "")["acceptance"]
-        return AcceptanceCounters(
-            **counted | {"accepted_per_position": tuple(counted["accepted_per_position"])}
-        )
+        return self._exchange("status", "").acceptance
+
+    def close(self) -> None:
+        """End every call under way with EngineError, and each that follows; any thread may call it."""
+        with self._lock:
+            self._closed = True
+            for connected in self._under_way:
+                with suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
 
     def _call(self, name: str, argument: str) -> Future[ServingStatus]:
         status: Future[ServingStatus] = Future()
 
         def run() -> None:
             try:
-                status.set_result(_status(self._exchange(name, argument)["status"]))
+                status.set_result(self._exchange(name, argument).status)
             except Exception as error:  # noqa: BLE001 (the caller gets every error, by the future)
                 status.set_exception(error)
 
         threading.Thread(target=run, name=f"draft {name}", daemon=True).start()
         return status
 
-    def _exchange(self, name: str, argument: str) -> Fields:
-        """Send one request and return the fields of its answer."""
+    def _exchange(self, name: str, argument: str) -> _Answer:
+        """Send one request and return its answer."""
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-        connection = kinds[self._url.scheme](
-            self._url.hostname or "", self._url.port, timeout=self._timeout_s
-        )
+        connection = kinds[self._url.scheme](self._url.hostname or "", self._url.port, timeout=_CONNECT_S)
         where = f"{self._url.scheme}://{self._url.netloc}"
+        path = f"{self._url.path.rstrip('/')}/spec/draft/{name}"
         try:
-            path = f"{self._url.path.rstrip('/')}/spec/draft/{name}"
-            method = "POST" if argument else "GET"
-            connection.request(method, path, argument or None, {"Authorization": f"Bearer {self._token}"})
-            response = connection.getresponse()
-            body = response.read()
-        except (OSError, http.client.HTTPException) as error:
+            with self._connected(connection):
+                method = "POST" if argument else "GET"
+                connection.request(method, path, argument or None, {"Authorization": f"Bearer {self._token}"})
+                response = connection.getresponse()
+                body = response.read()
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: of a host's name
             raise EngineError(f"{where} does not answer {name}: {cause(error)}") from error
         finally:
             connection.close()
@@ -142,20 +173,36 @@ class HttpReplica(DraftReplica):
         fields = _json(body, where)
         if response.status != http.HTTPStatus.OK:
             raise EngineError(f"{where} refused {name}: {fields.get('error', response.reason)}")
-        return fields
+        try:
+            return _Answer.decode(json.dumps(fields))
+        except ProtocolError as error:
+            raise EngineError(f"{where} is no server with this project's extension: {error}") from error
+
+    @contextmanager
+    def _connected(self, connection: http.client.HTTPConnection) -> Generator[None]:
+        """Connect; ``close`` ends what happens then."""
+        connection.connect()
+        connected = connection.sock
+        connected.settimeout(self._timeout_s)
+        with self._lock:
+            if self._closed:
+                raise ConnectionAbortedError("this side has closed")
+            self._under_way.add(connected)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way.discard(connected)
 
 
-def _server(url: str) -> SplitResult:
-    """Return the parts of a server's address. Raise ConfigError for another one."""
-    with contextlib.suppress(ValueError):  # for brackets or a port that are none
+def server_address(url: str) -> SplitResult:
+    """Return the parts of ``http://host:port``, where a path may follow. Raise ConfigError for anything else."""
+    with suppress(ValueError):  # of a port or of an IPv6 address
         parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+        rest = parts.username or parts.password or parts.query or parts.fragment
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not rest:
             return parts
     raise ConfigError(f"{url!r} is no address of a server; expected http://host:port")
-
-
-def _status(fields: Any) -> ServingStatus:
-    return ServingStatus.decode(json.dumps(fields))
 
 
 def _json(body: bytes, where: str) -> Fields:
