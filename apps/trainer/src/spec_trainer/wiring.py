@@ -191,11 +191,11 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
         state.trainer.export(state.spec.target, directory.draft)
     if state.rank != 0:
         return {}
-    pushed = state.pushes.finish()
     summary = (None if last else _kept_summary(state)) or _summary(state, last)
-    if pushed:
-        summary["last_pushes"] = pushed
     directory.write_summary(summary)
+    if pushed := state.pushes.finish():
+        summary["last_pushes"] = pushed
+        directory.write_summary(summary)
     write_report(directory, f"Training of {summary['description']}", summary)
     return summary
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from spec_core.errors import RunError
-from spec_core.weight_sync import PublishReport
+from spec_core.records import AcceptanceCounters
+from spec_core.weight_sync import PublishReport, ReplicaOutcome
 from spec_trainer.push import live_pushes
 from spec_trainer.push.live_pushes import LivePushes
 
@@ -27,7 +28,7 @@ class SlowPublisher:
         self.begun.release()
         return self.under_way[version]
 
-    def finish(self, version, committed=True):
+    def finish(self, version, committed=True, replicas=None):
         self.committed = version if committed else self.committed
         self.under_way[version].set_result(
             PublishReport(
@@ -35,7 +36,7 @@ class SlowPublisher:
                 digest="d",
                 committed=committed,
                 num_bytes=8,
-                replicas={},
+                replicas=replicas or {},
                 seconds={"transfer": 0.25, "total": 0.5},
             )
         )
@@ -113,6 +114,52 @@ def test_a_push_that_fails_is_a_line_in_the_log(spec, publisher, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "push of version 2 failed: RunError: no room"
     ]
+
+
+class Hanging:
+    """A server that answers nothing until its connection is cut."""
+
+    def __init__(self):
+        self.is_cut = threading.Event()
+
+    def close(self):
+        self.is_cut.set()
+
+
+def test_closing_cuts_the_connections_to_a_server_that_does_not_answer(spec, publisher, monkeypatch):
+    server = Hanging()
+    monkeypatch.setattr(live_pushes, "_LEAVING_S", 0.05)
+    monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {"http://a:1": server})
+    publisher.add = lambda name, replica: None
+    publisher.close = lambda: server.is_cut.wait(30) and SlowPublisher.close(publisher)
+    with LivePushes(spec, 0, torch.device("cpu")) as pushes:
+        pushes.begin(2, Snapshots())
+        assert publisher.begun.acquire(timeout=30)
+    assert publisher.under_way[2].cancelled()
+
+
+def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatch, caplog):
+    rounds = iter([100, 10])  # accepted, before and after
+
+    class Counting(Hanging):
+        def acceptance(self):
+            return AcceptanceCounters(rounds=100, drafted=300, accepted=next(rounds))
+
+    def revert(timeout_s):
+        outcomes = Future()
+        outcomes.set_result({"http://a:1": ReplicaOutcome(state="quarantined", reason="it has gone")})
+        return outcomes
+
+    monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {"http://a:1": Counting()})
+    publisher.add, publisher.revert = lambda name, replica: None, revert
+    words = "train.push_every=2", "push.to=[http://a:1]", "train.steps=5"
+    spec = resolved(*words, "push.canary_margin=0.1", "push.canary_rounds=100")
+    with LivePushes(spec, 0, torch.device("cpu")) as pushes:
+        pushes.begin(2, Snapshots())
+        assert publisher.begun.acquire(timeout=30)
+        publisher.finish(2, replicas={"http://a:1": ReplicaOutcome(state="committed")})
+        pushes.finish()
+    assert "version 2 may still be served: http://a:1 quarantined: it has gone" in caplog.text
 
 
 def test_closing_gives_up_what_is_under_way(spec, publisher):

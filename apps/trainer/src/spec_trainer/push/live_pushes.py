@@ -15,16 +15,20 @@ from spec_trainer.push.canary import Canary
 from spec_trainer.push.servers import connect_servers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from concurrent.futures import Future
 
     import torch
     from torch import Tensor
 
-    from spec_core.weight_sync import PublishReport
+    from spec_core.weight_sync import PublishReport, ReplicaOutcome
     from spec_trainer.draft_trainer import DraftTrainer
     from spec_trainer.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
+
+_LEAVING_S = 5.0
+"""Time for servers to answer when a run ends in the midst of a push; then the connections to them are cut."""
 
 
 class LivePushes(Resource):
@@ -58,7 +62,7 @@ class LivePushes(Resource):
         return {} if self._pusher is None else {**self._pusher.outcome(), **self._pusher.serving()}
 
     def finish(self) -> list[dict[str, Any]]:
-        """Wait for the last push, not much longer than its time; return what is left to say, in order."""
+        """Wait for the last push, at most for twice the time of one; return what is left to say, in order."""
         if self._pusher is None:
             return []
         self._pusher.wait()
@@ -76,15 +80,15 @@ class _Pusher(Resource):
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         config = spec.config.push
         self._config = config
-        servers = connect_servers(config.to)
+        self._servers = connect_servers(config.to)
         self._canary = (
             None
             if config.canary_margin is None
-            else Canary(servers, config.canary_margin, config.canary_rounds)
+            else Canary(self._servers, config.canary_margin, config.canary_rounds)
         )
         transports = open_weight_transports(spec.backend, config.transport)
         self._publisher = Publisher(transports, spec.target.digest, device=device, address=config.address)
-        for url, server in servers.items():
+        for url, server in self._servers.items():
             self._publisher.add(url, server)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="live-pushes")
         self._newest: Future[None] | None = None
@@ -106,15 +110,25 @@ class _Pusher(Resource):
         return {} if version is None else {"serving_version": version}
 
     def wait(self) -> None:
-        if self._newest is not None:
+        if self._newest is not None and not self._newest.done():
+            log.info("waiting for the last push, at most %g s", 2 * self._config.timeout_s)
             wait([self._newest], self._config.timeout_s)
             self._ending.set()  # a version that had no traffic yet is not judged
             wait([self._newest], self._config.timeout_s)
 
     def close(self) -> None:
         self._ending.set()
+        cut = threading.Timer(_LEAVING_S, self._disconnect)
+        cut.daemon = True
+        cut.start()
         self._publisher.close()
         self._thread.shutdown(wait=True, cancel_futures=True)
+        cut.cancel()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        for server in self._servers.values():
+            server.close()
 
     def _push(self, version: int, weights: dict[str, Tensor]) -> None:
         try:
@@ -140,14 +154,9 @@ class _Pusher(Resource):
                 **{f"push_{part}_s": value for part, value in report.seconds.items() if part != "total"},
             }
         )
-        failures = [
-            f"{url} {outcome.state}: {outcome.reason}"
-            for url, outcome in report.replicas.items()
-            if outcome.state != "committed"
-        ]
-        if failures:
+        if failures := _failures(report.replicas, "committed"):
             result = "committed" if report.committed else "not committed"
-            log.warning("version %d was %s; %s", version, result, "; ".join(failures))
+            log.warning("version %d was %s; %s", version, result, failures)
         return report
 
     def _judge(self, canary: Canary, report: PublishReport) -> None:
@@ -163,7 +172,9 @@ class _Pusher(Resource):
                 "version %d is reverted: acceptance length %.2f over %d rounds, %.2f before",
                 *(report.version, after, verdict.after.rounds, before),
             )
-            self._publisher.revert(self._config.timeout_s).result()
+            outcomes = self._publisher.revert(self._config.timeout_s).result()
+            if failures := _failures(outcomes, "reverted"):
+                log.warning("version %d may still be served: %s", report.version, failures)
         self._outcomes.put(
             {
                 "push_version": report.version,
@@ -173,3 +184,12 @@ class _Pusher(Resource):
                 "push_acceptance_after": after,
             }
         )
+
+
+def _failures(outcomes: Mapping[str, ReplicaOutcome], expected: str) -> str:
+    """Return the servers that are not in the expected state, each with the reason."""
+    return "; ".join(
+        f"{url} {outcome.state}: {outcome.reason}"
+        for url, outcome in outcomes.items()
+        if outcome.state != expected
+    )
