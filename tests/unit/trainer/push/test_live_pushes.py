@@ -111,9 +111,9 @@ def test_a_push_that_fails_is_a_line_in_the_log(spec, publisher, caplog):
         assert publisher.begun.acquire(timeout=30)
         publisher.under_way[2].set_exception(RunError("no room"))
         assert pushes.finish() == []
-    assert [record.getMessage() for record in caplog.records] == [
-        "push of version 2 failed: RunError: no room"
-    ]
+    # Whether it was still waited for is a matter of time; that is another line.
+    failures = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    assert failures == ["push of version 2 failed: RunError: no room"]
 
 
 class Hanging:
