@@ -358,8 +358,6 @@ class Server:
 
 @pytest.fixture
 def server(vllm_environment, llama, trained, worse, tmp_path, vllm_context) -> Iterator[Server]:
-    if trained.name != "eagle3":
-        pytest.skip("one start of a server is enough")
     server = Server(llama, worse, trained.name, tmp_path / "server.log")
     try:
         server.wait_ready(vllm_context.start_s)
@@ -368,6 +366,7 @@ def server(vllm_environment, llama, trained, worse, tmp_path, vllm_context) -> I
         server.close()
 
 
+@pytest.mark.parametrize("trained", ["eagle3"], indirect=True)
 def test_a_server_that_a_user_has_started_takes_fresh_weights(
     llama, server, trained, worse, transports, notes, monkeypatch, capsys
 ) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 ServingState = Literal["idle", "prepared", "received", "committed", "aborted", "reverted", "quarantined"]
+ReplicaCall = Literal["prepare", "commit", "abort", "revert", "status"]
+"""The calls of DraftReplica, by name."""
 
 
 class UpdateId(WireRecord):
@@ -77,27 +79,31 @@ class ServingStatus(WireRecord):
 
 
 class DraftReplica(ABC):
-    """One serving engine; the module has the contract."""
+    """One serving engine; the module has the contract. Implementations say how a call gets there."""
 
     num_ranks: int
     """Processes of the engine that hold a part of the draft: each connects to the publisher."""
 
-    @abstractmethod
     def prepare(self, order: UpdateOrder) -> Future[ServingStatus]:
         """Begin to receive an update into the spare copy of every rank (U2)."""
+        return self.call("prepare", order)
 
-    @abstractmethod
     def commit(self, update: UpdateId) -> Future[ServingStatus]:
         """Serve what was received (U3)."""
+        return self.call("commit", update)
 
-    @abstractmethod
     def abort(self, update: UpdateId) -> Future[ServingStatus]:
         """Forget an update that is not committed (U5)."""
+        return self.call("abort", update)
 
-    @abstractmethod
     def revert(self, update: UpdateId) -> Future[ServingStatus]:
         """Serve again what was served before ``update`` was committed (U5)."""
+        return self.call("revert", update)
 
-    @abstractmethod
     def status(self) -> Future[ServingStatus]:
         """Return what is served."""
+        return self.call("status", None)
+
+    @abstractmethod
+    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+        """Begin the call of that name; its argument is that of the method, None for ``status`` (U1)."""

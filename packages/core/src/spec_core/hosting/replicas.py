@@ -26,7 +26,7 @@ from spec_core.wire_record import WireRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from spec_core.draft_replica import UpdateId, UpdateOrder
+    from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateOrder
     from spec_core.hosting.modes import Fields
 
 DRAFT_TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
@@ -53,27 +53,8 @@ class ProgramReplica(DraftReplica):
         self.num_ranks = num_ranks
         self._ask = ask
 
-    def prepare(self, order: UpdateOrder) -> Future[ServingStatus]:
-        """Begin to receive an update (U2)."""
-        return self._call("prepare", order.model_dump_json())
-
-    def commit(self, update: UpdateId) -> Future[ServingStatus]:
-        """Serve what was received (U3)."""
-        return self._call("commit", update.model_dump_json())
-
-    def abort(self, update: UpdateId) -> Future[ServingStatus]:
-        """Forget an update that is not committed (U5)."""
-        return self._call("abort", update.model_dump_json())
-
-    def revert(self, update: UpdateId) -> Future[ServingStatus]:
-        """Undo the last commit (U5)."""
-        return self._call("revert", update.model_dump_json())
-
-    def status(self) -> Future[ServingStatus]:
-        """Return what is served."""
-        return self._call("status", "")
-
-    def _call(self, name: str, argument: str) -> Future[ServingStatus]:
+    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+        """Ask the program; the future ends with its answer."""
         status: Future[ServingStatus] = Future()
 
         def answered(future: Future[Fields]) -> None:
@@ -82,7 +63,7 @@ class ProgramReplica(DraftReplica):
             except Exception as error:  # noqa: BLE001 (the caller gets every error, by the future)
                 status.set_exception(error)
 
-        self._ask(name, argument).add_done_callback(answered)
+        self._ask(name, _body(argument)).add_done_callback(answered)
         return status
 
 
@@ -108,26 +89,6 @@ class HttpReplica(DraftReplica, Resource):
         self._closed = False
         self.num_ranks = self._exchange("status", "").ranks
 
-    def prepare(self, order: UpdateOrder) -> Future[ServingStatus]:
-        """Begin to receive an update (U2)."""
-        return self._call("prepare", order.model_dump_json())
-
-    def commit(self, update: UpdateId) -> Future[ServingStatus]:
-        """Serve what was received (U3)."""
-        return self._call("commit", update.model_dump_json())
-
-    def abort(self, update: UpdateId) -> Future[ServingStatus]:
-        """Forget an update that is not committed (U5)."""
-        return self._call("abort", update.model_dump_json())
-
-    def revert(self, update: UpdateId) -> Future[ServingStatus]:
-        """Undo the last commit (U5)."""
-        return self._call("revert", update.model_dump_json())
-
-    def status(self) -> Future[ServingStatus]:
-        """Return what is served."""
-        return self._call("status", "")
-
     def acceptance(self) -> AcceptanceCounters:
         """Return what the server has counted since the last commit or revert; waits for the answer."""
         return self._exchange("status", "").acceptance
@@ -140,12 +101,13 @@ class HttpReplica(DraftReplica, Resource):
                 with suppress(OSError):
                     connected.shutdown(socket.SHUT_RDWR)
 
-    def _call(self, name: str, argument: str) -> Future[ServingStatus]:
+    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+        """Ask the server on a thread of the call's own."""
         status: Future[ServingStatus] = Future()
 
         def run() -> None:
             try:
-                status.set_result(self._exchange(name, argument).status)
+                status.set_result(self._exchange(name, _body(argument)).status)
             except Exception as error:  # noqa: BLE001 (the caller gets every error, by the future)
                 status.set_exception(error)
 
@@ -203,6 +165,10 @@ def server_address(url: str) -> SplitResult:
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not rest:
             return parts
     raise ConfigError(f"{url!r} is no address of a server; expected http://host:port")
+
+
+def _body(argument: UpdateOrder | UpdateId | None) -> str:
+    return "" if argument is None else argument.model_dump_json()
 
 
 def _json(body: bytes, where: str) -> Fields:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.draft_replica import ServingStatus, UpdateId, UpdateOrder
+    from spec_core.draft_replica import ReplicaCall, ServingStatus, UpdateId, UpdateOrder
     from spec_core.testing.processes import Rank
     from spec_core.weight_sync.receiver import UpdateReceiver
 
@@ -134,32 +134,14 @@ class RemoteReplica(DraftReplica):
         self._before = before
         self._lock = threading.Lock()
 
-    def prepare(self, order: UpdateOrder) -> Future[ServingStatus]:
-        """Begin to receive (U2)."""
-        return self._call("prepare", order)
-
-    def commit(self, update: UpdateId) -> Future[ServingStatus]:
-        """Serve what was received (U3)."""
-        return self._call("commit", update)
-
-    def abort(self, update: UpdateId) -> Future[ServingStatus]:
-        """Forget an update that is not committed (U5)."""
-        return self._call("abort", update)
-
-    def revert(self, update: UpdateId) -> Future[ServingStatus]:
-        """Undo the last commit (U5)."""
-        return self._call("revert", update)
-
-    def status(self) -> Future[ServingStatus]:
-        """Return what is served."""
-        return self._call("status")
-
     def end(self) -> None:
         """Let the other process go on to its end."""
         with contextlib.suppress(OSError):
             self._connection.send(("end", ()))
 
-    def _call(self, name: str, *args: Any) -> Future[ServingStatus]:
+    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+        """Make the receiver's call in the other process."""
+        args = () if argument is None else (argument,)
         future: Future[ServingStatus] = Future()
         threading.Thread(target=self._run, args=(future, name, args), daemon=True).start()
         return future

@@ -27,15 +27,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import pydantic
 
 from spec_core.draft_replica import UpdateId
-from spec_core.errors import DeadlineExceeded, EngineError, PeerLost, SpecError
+from spec_core.errors import EngineError, SpecError
 from spec_core.foreign import cause
-from spec_core.framed_socket import FramedSocket
+from spec_core.framed_socket import FramedSocket, peer_errors
 from spec_core.rendezvous import parse_address
 from spec_core.weight_manifest import Manifest
 from spec_core.wire_record import WireRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from contextlib import AbstractContextManager
 
 MAX_PACKET_BYTES = 16 << 20
 """Largest message: a manifest of some 80,000 tensors."""
@@ -113,7 +113,7 @@ class UpdateChannel(FramedSocket):
         Raise PeerLost where nobody listens there, DeadlineExceeded where nobody answers.
         """
         peer = f"the publisher at {address}"
-        with _mapped(peer):
+        with _errors_of(peer):
             left_s = max(1e-3, min(_CONNECT_S, deadline - time.monotonic()))
             end = socket.create_connection(parse_address(address), left_s)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -121,12 +121,12 @@ class UpdateChannel(FramedSocket):
 
     def post(self, message: WireRecord, deadline: float) -> None:
         """Send a message."""
-        with _mapped(self._peer):
+        with _errors_of(self._peer):
             self.send(message.encode(), deadline)
 
     def expect(self, kind: type[M], deadline: float) -> M:
         """Return the next message, which must be of that kind. Raise EngineError where the other end has failed."""
-        with _mapped(self._peer):
+        with _errors_of(self._peer):
             packet = self.receive(deadline)
         if b'"kind":"failed"' in packet[:32]:
             raise EngineError(f"{self._peer}: {UpdateFailed.decode(packet).reason}")
@@ -138,11 +138,5 @@ class UpdateChannel(FramedSocket):
             self.send(UpdateFailed(reason=reason).encode(), time.monotonic() + 1.0)
 
 
-@contextlib.contextmanager
-def _mapped(peer: str) -> Generator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"{peer} did not answer in time") from error
-    except OSError as error:
-        raise PeerLost(f"{peer} has gone: {error}") from error
+def _errors_of(peer: str) -> AbstractContextManager[None]:
+    return peer_errors(f"{peer} did not answer in time", f"{peer} has gone")

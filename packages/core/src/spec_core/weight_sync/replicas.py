@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from spec_core.draft_replica import DraftReplica, ServingStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from spec_core.draft_replica import UpdateId, UpdateOrder
+    from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateOrder
     from spec_core.weight_sync.receiver import UpdateReceiver
 
 
@@ -23,25 +23,15 @@ class ReceiverReplica(DraftReplica):
         """Hand every call to ``receiver``."""
         self._receiver = receiver
 
-    def prepare(self, order: UpdateOrder) -> Future[ServingStatus]:
-        """Begin to receive (U2)."""
-        return _done(lambda: self._receiver.prepare(order))
-
-    def commit(self, update: UpdateId) -> Future[ServingStatus]:
-        """Serve what was received (U3)."""
-        return _done(lambda: self._receiver.commit(update))
-
-    def abort(self, update: UpdateId) -> Future[ServingStatus]:
-        """Forget an update that is not committed (U5)."""
-        return _done(lambda: self._receiver.abort(update))
-
-    def revert(self, update: UpdateId) -> Future[ServingStatus]:
-        """Undo the last commit (U5)."""
-        return _done(lambda: self._receiver.revert(update))
-
-    def status(self) -> Future[ServingStatus]:
-        """Return what is served."""
-        return _done(self._receiver.status)
+    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+        """Call the receiver's method of that name, and return when it has."""
+        future: Future[ServingStatus] = Future()
+        method = getattr(self._receiver, name)
+        try:
+            future.set_result(method() if argument is None else method(argument))
+        except Exception as error:  # noqa: BLE001 (the caller gets every error, by the future)
+            future.set_exception(error)
+        return future
 
 
 def combined(statuses: Iterable[ServingStatus]) -> ServingStatus:
@@ -55,12 +45,3 @@ def combined(statuses: Iterable[ServingStatus]) -> ServingStatus:
         f"rank {rank}: {status.state}, version {status.version}" for rank, status in enumerate(all_of_them)
     )
     return ServingStatus(state="quarantined", update=first.update, reason=f"its ranks differ ({states})")
-
-
-def _done(call: Callable[[], ServingStatus]) -> Future[ServingStatus]:
-    future: Future[ServingStatus] = Future()
-    try:
-        future.set_result(call())
-    except Exception as error:  # noqa: BLE001 (the caller gets every error, by the future)
-        future.set_exception(error)
-    return future
