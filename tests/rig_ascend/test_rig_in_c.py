@@ -64,6 +64,57 @@ def test_a_copy_comes_by_itself(stream):
         time.sleep(0.001)
 
 
+@pytest.fixture
+def streams():
+    acl.aclrtSetDevice(0)
+    handles = [ctypes.c_void_p() for _ in range(3)]
+    for handle in handles:
+        assert acl.aclrtCreateStream(ctypes.byref(handle)) == 0
+    yield handles
+    for handle in handles:
+        acl.aclrtDestroyStream(handle)
+
+
+@pytest.fixture
+def event():
+    handle = ctypes.c_void_p()
+    assert acl.aclrtCreateEventWithFlag(ctypes.byref(handle), 0) == 0
+    yield handle
+    acl.aclrtDestroyEvent(handle)
+
+
+def has_happened(event) -> bool:
+    recorded = ctypes.c_int32()
+    assert acl.aclrtQueryEventStatus(event, ctypes.byref(recorded)) == 0
+    return recorded.value == 1
+
+
+def test_an_event_has_happened_with_its_last_record_though_an_earlier_one_comes_later(streams, event):
+    busy, idle, _ = streams
+    acl.FakeCannStall(busy, 50_000)
+    acl.aclrtRecordEvent(event, busy)
+    acl.aclrtRecordEvent(event, idle)
+    acl.aclrtSynchronizeStream(idle)
+    assert has_happened(event)
+    acl.aclrtSynchronizeStream(busy)
+    assert has_happened(event)
+
+
+def test_a_wait_is_for_the_record_before_it(streams, event):
+    busy, idle, waiting = streams
+    target, source = Memory(b"old "), Memory(b"new!")
+    acl.FakeCannStall(busy, 50_000)
+    acl.aclrtRecordEvent(event, busy)
+    acl.aclrtStreamWaitEvent(waiting, event)
+    copy(target, source, waiting)
+    acl.aclrtRecordEvent(event, idle)
+    acl.aclrtSynchronizeStream(idle)
+    time.sleep(0.01)  # ten times what a task is late
+    assert target.read() == b"old "
+    acl.aclrtSynchronizeStream(waiting)
+    assert target.read() == b"new!"
+
+
 def test_calls_are_counted_and_a_planted_fault_is_returned_once(stream):
     target, source = Memory(b"old "), Memory(b"new!")
     before = acl.FakeCannCalls(b"aclrtMemcpyAsync")

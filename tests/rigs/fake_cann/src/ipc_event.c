@@ -56,5 +56,8 @@ void ipc_event_close(ipc_event *e) {
 
 uint64_t ipc_event_submit(ipc_event *e) { return atomic_fetch_add(&e->page->submitted, 1) + 1; }
 uint64_t ipc_event_submitted(ipc_event *e) { return atomic_load(&e->page->submitted); }
-void ipc_event_complete(ipc_event *e, uint64_t generation) { atomic_store(&e->page->completed, generation); }
+/* Records on several streams may complete in any order; the callers share a lock. */
+void ipc_event_complete(ipc_event *e, uint64_t generation) {
+    if (atomic_load(&e->page->completed) < generation) atomic_store(&e->page->completed, generation);
+}
 uint64_t ipc_event_completed(ipc_event *e) { return atomic_load(&e->page->completed); }

@@ -14,12 +14,20 @@
 #include <time.h>
 #include <unistd.h>
 
+/* One record of an event; a later record, on the same stream or another, does not change it. */
+typedef struct {
+    stream *on; /* NULL: never recorded, or by another process */
+    uint64_t number;
+    ipc_event *shared; /* set: another process can see it, by its generation */
+    uint64_t generation;
+} moment;
+
 typedef struct task {
     task_body run;
     void *arguments;
-    event *waits_for; /* set: the task is the wait for one generation of an event */
-    event *records;   /* set: the task completes one generation of an event */
-    uint64_t generation;
+    event *waits_for; /* set: the task is the wait for `moment`, a record of this event */
+    event *records;   /* set: the task is `moment` itself */
+    moment moment;
     uint64_t number;
     int64_t due_ns;
     struct task *next;
@@ -36,12 +44,9 @@ struct stream {
 };
 
 struct event {
-    uint64_t submitted, completed; /* generations: one per record */
+    moment last;
     int64_t time_ns;
-    stream *recorded_on;
-    uint64_t recorded_as; /* task number there */
     int users;
-    ipc_event *shared; /* set: another process can see it */
     bool imported;
 };
 
@@ -72,20 +77,24 @@ static void wait_until(int64_t deadline_ns) {
 
 static void drop(event *e) {
     if (--e->users) return;
-    if (e->shared) ipc_event_close(e->shared);
+    if (e->last.shared) ipc_event_close(e->last.shared);
     free(e);
 }
 
-static uint64_t generation_of(event *e) { return e->shared ? ipc_event_submitted(e->shared) : e->submitted; }
-
-static bool has_completed(event *e, uint64_t generation) {
-    return (e->shared ? ipc_event_completed(e->shared) : e->completed) >= generation;
+static moment last_record(event *e) {
+    moment last = e->last;
+    if (last.shared) last.generation = ipc_event_submitted(last.shared); /* another process may record it */
+    return last;
 }
 
-static void complete(event *e, uint64_t generation) {
-    e->completed = generation;
+static bool has_passed(moment m) {
+    if (m.shared) return ipc_event_completed(m.shared) >= m.generation;
+    return !m.on || m.on->completed >= m.number;
+}
+
+static void complete(event *e, moment m) {
     e->time_ns = now_ns();
-    if (e->shared) ipc_event_complete(e->shared, generation);
+    if (m.shared) ipc_event_complete(m.shared, m.generation);
 }
 
 /* ---- demand: waives delays; the lock is held ----------------------------------------------------------------- */
@@ -94,14 +103,14 @@ static void demand(stream *s, uint64_t number) {
     if (!s || s->demanded >= number) return;
     s->demanded = number;
     for (task *t = s->first; t && t->number <= number; t = t->next)
-        if (t->waits_for && t->waits_for->recorded_on) demand(t->waits_for->recorded_on, t->waits_for->recorded_as);
+        if (t->waits_for) demand(t->moment.on, t->moment.number);
     pthread_cond_broadcast(&changed);
 }
 
 /* Another process tells nobody when its event completes: such a wait looks every 50 µs. */
-static void wait_for_event(event *e, uint64_t generation) {
-    while (!has_completed(e, generation))
-        if (e->shared)
+static void wait_for(moment m) {
+    while (!has_passed(m))
+        if (m.shared)
             wait_until(now_ns() + 50000);
         else
             pthread_cond_wait(&changed, &lock);
@@ -128,9 +137,9 @@ static int wait_for_stream(stream *s, uint64_t number, int32_t milliseconds) {
 /* After a failure a stream runs no more work, but its events complete: nobody waits for ever. */
 static void perform(stream *s, task *t) {
     if (t->waits_for)
-        wait_for_event(t->waits_for, t->generation);
+        wait_for(t->moment);
     else if (t->records)
-        complete(t->records, t->generation);
+        complete(t->records, t->moment);
     else if (!s->failure) {
         pthread_mutex_unlock(&lock);
         int failure = t->run(t->arguments);
@@ -308,7 +317,7 @@ aclError aclrtCreateEventExWithFlag(event **out, uint32_t flags) {
     ENTER();
     event *e = calloc(1, sizeof *e);
     e->users = 1;
-    if (flags & FLAG_IPC && !(e->shared = ipc_event_create())) return MEMORY_ALLOCATION;
+    if (flags & FLAG_IPC && !(e->last.shared = ipc_event_create())) return MEMORY_ALLOCATION;
     *out = e;
     return OK;
 }
@@ -328,11 +337,11 @@ aclError aclrtRecordEvent(event *e, stream *s) {
     ENTER();
     if (e->imported) return FEATURE_NOT_SUPPORTED;
     pthread_mutex_lock(&lock);
-    uint64_t generation = e->shared ? ipc_event_submit(e->shared) : ++e->submitted;
+    if (e->last.shared) e->last.generation = ipc_event_submit(e->last.shared);
     e->users++;
-    aclError error = submit(s, (task){.records = e, .generation = generation});
-    e->recorded_on = resolve(s);
-    e->recorded_as = e->recorded_on ? e->recorded_on->submitted : 0;
+    aclError error = submit(s, (task){.records = e, .moment = e->last});
+    e->last.on = resolve(s);
+    e->last.number = e->last.on ? e->last.on->submitted : 0;
     pthread_mutex_unlock(&lock);
     return error;
 }
@@ -341,7 +350,7 @@ aclError aclrtStreamWaitEvent(stream *s, event *e) {
     ENTER();
     pthread_mutex_lock(&lock);
     e->users++;
-    aclError error = submit(s, (task){.waits_for = e, .generation = generation_of(e)});
+    aclError error = submit(s, (task){.waits_for = e, .moment = last_record(e)});
     pthread_mutex_unlock(&lock);
     return error;
 }
@@ -351,16 +360,17 @@ aclError aclrtResetEvent(event *e, stream *s) { return OK; }
 aclError aclrtSynchronizeEvent(event *e) {
     ENTER();
     pthread_mutex_lock(&lock);
-    demand(e->recorded_on, e->recorded_as);
-    wait_for_event(e, generation_of(e));
-    int failure = e->recorded_on ? e->recorded_on->failure : OK;
+    moment last = last_record(e);
+    demand(last.on, last.number);
+    wait_for(last);
+    int failure = last.on ? last.on->failure : OK;
     pthread_mutex_unlock(&lock);
     return failure;
 }
 
 static int status(event *e) {
     pthread_mutex_lock(&lock);
-    bool done = has_completed(e, generation_of(e));
+    bool done = has_passed(last_record(e));
     pthread_mutex_unlock(&lock);
     return done;
 }
@@ -386,7 +396,7 @@ aclError aclrtEventElapsedTime(float *milliseconds, event *start, event *end) {
 
 aclError aclrtIpcGetEventHandle(event *e, ipc_event_handle *handle) {
     ENTER();
-    return e->shared && ipc_event_export(e->shared, handle) ? OK : PARAM_INVALID;
+    return e->last.shared && ipc_event_export(e->last.shared, handle) ? OK : PARAM_INVALID;
 }
 
 aclError aclrtIpcOpenEventHandle(ipc_event_handle handle, event **out) {
@@ -394,7 +404,7 @@ aclError aclrtIpcOpenEventHandle(ipc_event_handle handle, event **out) {
     ipc_event *shared = ipc_event_open(&handle);
     if (!shared) return PARAM_INVALID;
     event *e = calloc(1, sizeof *e);
-    *e = (event){.users = 1, .shared = shared, .imported = true};
+    *e = (event){.users = 1, .last.shared = shared, .imported = true};
     *out = e;
     return OK;
 }
