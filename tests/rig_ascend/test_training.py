@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,13 +29,10 @@ DRAFTS = {
         "draft__mask_token_id": 96,
     },
 }
+TWO_AND_TWO = {**Lab.one_and_two, "engine__replicas": 2}
 TOPOLOGIES = {
     "one card": {"placement__kind": "inline"},
-    "two ranks and two engines on four cards, over HCCL": {
-        "placement__kind": "disaggregated",
-        "train__ranks": 2,
-        "engine__replicas": 2,
-    },
+    "two ranks and two engines on four cards, over HCCL": TWO_AND_TWO,
     "one card shared, in its memory": {"placement__kind": "colocated", "backend__ipc": "required"},
     "one card shared, through the host": {"placement__kind": "colocated", "backend__ipc": "never"},
 }
@@ -81,6 +79,19 @@ def test_the_loss_curve_is_the_cpu_backends(lab, cpu_curve, draft, topology):
     lab.train(output, **ASCEND, **DRAFTS[draft], **TOPOLOGIES[topology])
     assert len(losses(output)) == STEPS
     assert losses(output) == pytest.approx(cpu_curve(draft), rel=1e-4)
+
+
+@pytest.mark.xdist_group("eagle3")
+def test_ranks_are_connected_before_engines_connect_to_them(lab, monkeypatch):
+    """HCCL refuses to connect two groups of a process at once, and torch connects its own in the first collective."""
+    monkeypatch.setenv("FAKE_CANN_TRACE", "1")
+    output = lab.folder / "traced"
+    lab.train(output, **ASCEND, **DRAFTS["eagle3"], **TWO_AND_TWO, train__steps=1)
+    for rank in range(2):
+        log = (output / f"logs/trainer-{rank}.log").read_text()
+        calls = re.findall(r"HcclCommInitRootInfo|HcclAllReduce", log)
+        assert calls[:2] == ["HcclCommInitRootInfo", "HcclAllReduce"]
+        assert calls.count("HcclCommInitRootInfo") == 1 + TWO_AND_TWO["engine__replicas"]
 
 
 @pytest.mark.parametrize(("draft", "victim"), EACH_VICTIM)

@@ -121,7 +121,7 @@ def train_state(
     from spec_trainer.push.live_pushes import LivePushes
 
     with ExitStack() as stack:
-        stack.enter_context(_default_group(spec, rank, links.store))
+        stack.enter_context(_default_group(spec, rank, device, links.store))
         strategy = stack.enter_context(spec.strategy_type(spec.config.strategy, spec.config.train, device))
         trainer = _build_trainer(spec, rank, strategy)
         checkpoints = CheckpointStore(spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD)
@@ -161,8 +161,9 @@ def _build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer
 
 
 @contextmanager
-def _default_group(spec: RunSpec, rank: int, store: Store) -> Iterator[None]:
+def _default_group(spec: RunSpec, rank: int, device: torch.device, store: Store) -> Iterator[None]:
     """Join torch's default group, which holds the trainer's ranks and no engine."""
+    import torch
     import torch.distributed as dist
 
     from spec_core.collectives.gloo_members import closed_afterwards, prove_default_group
@@ -178,6 +179,10 @@ def _default_group(spec: RunSpec, rank: int, store: Store) -> Iterator[None]:
         )
         prove_default_group(store, spec.config.timeouts.start_s)
     try:
+        if spec.config.train.ranks > 1:
+            # torch connects devices in a group's first call, and HCCL connects one group of a process at a time:
+            # do it now, before engines connect to this rank.
+            dist.all_reduce(torch.zeros(1, device=device))
         yield
     finally:
         dist.destroy_process_group()
