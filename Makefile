@@ -28,7 +28,7 @@ test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on
 	$(ENGINES)/bin/pytest tests/engines -n 2 --dist loadfile
 
 test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
-	$(RIG) -m pytest tests/rig_ascend -n 2 --dist loadgroup
+	$(RIG) -m pytest tests/rig_ascend -n 3 --dist loadgroup
 
 check: install ## lint, format, types, layers, public names
 	$(BIN)/ruff check .
