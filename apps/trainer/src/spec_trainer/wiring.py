@@ -139,7 +139,7 @@ def train_state(
             log=stack.enter_context(RunLog(spec, rank, done_steps, links.show)),
             should_stop=links.should_stop,
             profiler=StepProfiler(spec.config.profile.steps if rank == 0 else (), spec.directory.root),
-            pushes=stack.enter_context(LivePushes(spec, rank, device)),
+            pushes=stack.enter_context(LivePushes(spec, rank, device, dist.group.WORLD)),
             done_steps=done_steps,
             best=(read_meta(best).acceptance_length or 0.0) if best else 0.0,
         )

@@ -56,6 +56,25 @@ class Snapshots:
         return {"weight": torch.zeros(2)}
 
 
+class Group:
+    """One rank's view of a group whose ranks are all in this process."""
+
+    def __init__(self, rank=0, size=1):
+        self.rank, self.size = lambda: rank, lambda: size
+
+
+@pytest.fixture
+def broadcasts(monkeypatch):
+    """What rank 0 of such a group has broadcast, in order; another rank that calls after it takes the last."""
+    sent = []
+
+    def broadcast(tensor, source, group):
+        sent.append(tensor.item()) if group.rank() == source else tensor.fill_(sent[-1])
+
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    return sent
+
+
 @pytest.fixture
 def publisher(monkeypatch):
     made = SlowPublisher()
@@ -71,20 +90,20 @@ def spec(resolved):
 
 
 def test_every_nth_step_and_the_last_is_due(spec, publisher, resolved):
-    with LivePushes(spec, 0, torch.device("cpu")) as pushes:
+    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
         assert [step for step in range(1, 6) if pushes.is_due(step)] == [2, 4, 5]
-    with LivePushes(resolved(), 0, torch.device("cpu")) as pushes:
+    with LivePushes(resolved(), 0, torch.device("cpu"), Group()) as pushes:
         assert not any(map(pushes.is_due, range(1, 6)))
         assert (pushes.news(), pushes.finish()) == ({}, [])
 
 
 def test_a_push_is_left_out_while_one_is_under_way_but_for_the_last(spec, publisher):
     trainer = Snapshots()
-    with LivePushes(spec, 0, torch.device("cpu")) as pushes:
+    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
         for step in (2, 4, 5):
             pushes.begin(step, trainer)
         assert publisher.begun.acquire(timeout=30)
-        assert (trainer.asked, list(publisher.under_way), pushes.news()) == (3, [2], {})
+        assert (trainer.asked, list(publisher.under_way), pushes.news()) == (2, [2], {})
         publisher.finish(2, committed=False)
         assert publisher.begun.acquire(timeout=30)
         assert list(publisher.under_way) == [2, 5]
@@ -97,16 +116,23 @@ def test_a_push_is_left_out_while_one_is_under_way_but_for_the_last(spec, publis
         assert pushes.news() == {"serving_version": 5}
 
 
-def test_other_ranks_take_part_in_the_snapshot_alone(spec, publisher):
-    trainer = Snapshots()
-    with LivePushes(spec, 1, torch.device("cpu")) as pushes:
-        pushes.begin(2, trainer)
-        assert (trainer.asked, pushes.news(), pushes.finish()) == (1, {}, [])
-    assert not publisher.under_way
+def test_other_ranks_take_part_in_the_snapshots_alone_and_in_no_more_than_rank_0(spec, publisher, broadcasts):
+    trainers = Snapshots(), Snapshots()
+    device = torch.device("cpu")
+    with (
+        LivePushes(spec, 0, device, Group(0, 2)) as first,
+        LivePushes(spec, 1, device, Group(1, 2)) as second,
+    ):
+        for step in (2, 4, 5):  # the second is left out, the last is not
+            for pushes, trainer in zip((first, second), trainers, strict=True):
+                pushes.begin(step, trainer)
+        assert [trainer.asked for trainer in trainers] == [2, 2]
+        assert broadcasts == [1, 0]
+        assert (second.news(), second.finish()) == ({}, [])
 
 
 def test_a_push_that_fails_is_a_line_in_the_log(spec, publisher, caplog):
-    with LivePushes(spec, 0, torch.device("cpu")) as pushes:
+    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
         pushes.begin(2, Snapshots())
         assert publisher.begun.acquire(timeout=30)
         publisher.under_way[2].set_exception(RunError("no room"))
@@ -132,7 +158,7 @@ def test_closing_cuts_the_connections_to_a_server_that_does_not_answer(spec, pub
     monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {"http://a:1": server})
     publisher.add = lambda name, replica: None
     publisher.close = lambda: server.is_cut.wait(30) and SlowPublisher.close(publisher)
-    with LivePushes(spec, 0, torch.device("cpu")) as pushes:
+    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
         pushes.begin(2, Snapshots())
         assert publisher.begun.acquire(timeout=30)
     assert publisher.under_way[2].cancelled()
@@ -154,7 +180,7 @@ def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatc
     publisher.add, publisher.revert = lambda name, replica: None, revert
     words = "train.push_every=2", "push.to=[http://a:1]", "train.steps=5"
     spec = resolved(*words, "push.canary_margin=0.1", "push.canary_rounds=100")
-    with LivePushes(spec, 0, torch.device("cpu")) as pushes:
+    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
         pushes.begin(2, Snapshots())
         assert publisher.begun.acquire(timeout=30)
         publisher.finish(2, replicas={"http://a:1": ReplicaOutcome(state="committed")})
@@ -163,7 +189,7 @@ def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatc
 
 
 def test_closing_gives_up_what_is_under_way(spec, publisher):
-    with LivePushes(spec, 0, torch.device("cpu")) as pushes:
+    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
         pushes.begin(2, Snapshots())
         assert publisher.begun.acquire(timeout=30)
     assert publisher.under_way[2].cancelled()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
     from spec_core.weight_sync import PublishReport, ReplicaOutcome
     from spec_trainer.draft_trainer import DraftTrainer
@@ -34,9 +35,9 @@ _LEAVING_S = 5.0
 class LivePushes(Resource):
     """Decides when the draft is pushed, and hands each copy to the pusher of rank 0."""
 
-    def __init__(self, spec: RunSpec, rank: int, device: torch.device) -> None:
-        """Connect rank 0 to the servers of ``push.to``; without ``train.push_every`` nothing is ever due."""
-        self._target = spec.target
+    def __init__(self, spec: RunSpec, rank: int, device: torch.device, group: ProcessGroup) -> None:
+        """Connect rank 0 of ``group`` to the servers of ``push.to``; without ``train.push_every`` none is due."""
+        self._target, self._device, self._group = spec.target, device, group
         self._every, self._last_step = spec.config.train.push_every, spec.schedule.total_steps
         self._pusher = _Pusher(spec, device) if self._every and rank == 0 else None
 
@@ -49,13 +50,13 @@ class LivePushes(Resource):
 
         Where the push before is not over, this one is left out, but for the last one of the run.
         """
+        if not self._goes_ahead(done_steps):
+            if self._pusher is not None:
+                log.info("no push after step %d: the one before is not over", done_steps)
+            return
         weights = trainer.snapshot(self._target)
-        if self._pusher is None:
-            return
-        if self._pusher.is_busy and done_steps != self._last_step:
-            log.info("no push after step %d: the one before is not over", done_steps)
-            return
-        self._pusher.begin(done_steps, weights)
+        if self._pusher is not None:
+            self._pusher.begin(done_steps, weights)
 
     def news(self) -> dict[str, Any]:
         """Return fields of a step's record: what came of a push, where that was not said yet, and what is served."""
@@ -72,6 +73,20 @@ class LivePushes(Resource):
         """Give up a push under way; servers serve on what they serve."""
         if self._pusher is not None:
             self._pusher.close()
+
+    def _goes_ahead(self, done_steps: int) -> bool:
+        """Return rank 0's answer on every rank: it alone knows whether the push before is over."""
+        if done_steps == self._last_step:
+            return True
+        import torch
+        import torch.distributed as dist
+
+        is_free = torch.tensor(
+            self._pusher is not None and not self._pusher.is_busy, dtype=torch.int32, device=self._device
+        )
+        if self._group.size() > 1:
+            dist.broadcast(is_free, 0, group=self._group)
+        return bool(is_free)
 
 
 class _Pusher(Resource):
