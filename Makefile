@@ -24,8 +24,9 @@ quickstart: install ## train a tiny target and a draft for it, end to end, with 
 test: install ## all tests
 	$(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder
 
+# Two groups: the tests of drafts share those that one of them has trained, and every vLLM that serves them.
 test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own
-	$(ENGINES)/bin/pytest tests/engines -n 2 --dist loadfile
+	$(ENGINES)/bin/pytest tests/engines -n 2 --dist loadgroup
 
 test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
 	$(RIG) -m pytest tests/rig_ascend -n 3 --dist loadgroup

@@ -15,7 +15,7 @@ from spec_core.targets.target_reader import read_target
 from spec_engine_vllm.engine import VllmEngine
 from spec_trainer.evaluation.command import export_untrained
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("states")]
 
 VLLM = """
 import json, sys

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from spec_core import FeatureReceiver
 
-pytestmark = needs_vllm
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 
 LIMIT_S = 120.0
 LAYERS = (0, 2, 4, 5, 8)

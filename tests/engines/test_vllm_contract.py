@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spec_core.engine import EngineContext
     from spec_core.testing.engine_suite import ReferenceTarget
 
-pytestmark = needs_vllm
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 
 
 class TestVllmEngine(EngineSuite):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .conftest import Trained
 
-pytestmark = needs_vllm
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts")]
 
 DRAFTED = SamplingParams(max_new_tokens=NEW_TOKENS, num_draft_tokens=NUM_DRAFT_TOKENS, stop_at_eos=False)
 PLAIN = SamplingParams(max_new_tokens=NEW_TOKENS, stop_at_eos=False)

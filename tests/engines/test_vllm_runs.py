@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..integration.launching import Run
 
-pytestmark = needs_vllm
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 
 STEPS = 40
 VLLM = {
