@@ -48,6 +48,8 @@ pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts")]
 DRAFTED = SamplingParams(max_new_tokens=60, num_draft_tokens=NUM_DRAFT_TOKENS, stop_at_eos=False)
 LIMIT_S = 120.0
 PROMPTS = slice(3)
+NUM_PUSHES = 4
+"""Of each of two drafts, one a second."""
 VERSIONS = itertools.count(1)
 
 Drafts = list[list[list[int]]]
@@ -155,25 +157,34 @@ def generating(engine: Engine, prompts: list[list[int]]) -> Iterator[list[list[t
         thread.join()
 
 
-def test_a_pushed_draft_drafts_as_one_that_vllm_was_started_with(
+def test_pushes_every_second_change_what_is_drafted_and_no_answer(
     llama, trained, worse, serving, sharing_engine, publisher, notes
 ) -> None:
+    """What is drafted afterwards equals what a vLLM drafts that was started with the same folder."""
     prompts = trained.prompts[PROMPTS]
     fresh = sharing_engine(llama)
     fresh.load_draft(trained.folder)
-    fresh_texts, fresh_drafts = notes.drafted(fresh, prompts)
-    texts, drafts = notes.drafted(serving, prompts)
+    fresh_texts, better = notes.drafted(fresh, prompts)
+    texts, with_noise = notes.drafted(serving, prompts)
     assert texts == fresh_texts
-    assert drafts != fresh_drafts
+    assert with_noise != better
     with generating(serving, prompts) as rounds:
-        for _ in range(3):
-            report = push(publisher, trained.folder)
+        for folder in (trained.folder, worse) * NUM_PUSHES:
+            begun = time.monotonic()
+            report = push(publisher, folder)
             assert report.committed, report
-    assert rounds
+            status = publisher.serving()[trained.name]
+            assert (status.state, status.version, status.digest) == (
+                "committed",
+                report.version,
+                report.digest,
+            )
+            time.sleep(max(0.0, begun + 1.0 - time.monotonic()))
+    assert len(rounds) > 1
     assert all(texts == fresh_texts for texts in rounds)
-    assert notes.drafted(serving, prompts) == (fresh_texts, fresh_drafts)
-    status = publisher.serving()[trained.name]
-    assert (status.state, status.version, status.digest) == ("committed", report.version, report.digest)
+    assert notes.drafted(serving, prompts) == (fresh_texts, with_noise)
+    assert push(publisher, trained.folder).committed
+    assert notes.drafted(serving, prompts) == (fresh_texts, better)
     assert len(notes.target_digests()) == 1
 
 
