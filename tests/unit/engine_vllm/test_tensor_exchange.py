@@ -118,7 +118,9 @@ class Planted(Exception):
     pass
 
 
-def plant(monkeypatch, fails: Callable[[int], bool], is_after: bool) -> itertools.count[int]:
+def plant(
+    monkeypatch, fails: Callable[[int], bool], is_after: bool, error: type[BaseException] = Planted
+) -> itertools.count[int]:
     calls = itertools.count()
     for name in ("_copy", "_assign", "_packed_fields"):
         function = getattr(tensor_exchange, name)
@@ -127,7 +129,7 @@ def plant(monkeypatch, fails: Callable[[int], bool], is_after: bool) -> itertool
             number = next(calls)
             result = function(*args) if is_after or not fails(number) else None
             if fails(number):
-                raise Planted(f"at {number}")
+                raise error(f"at {number}")
             return result
 
         monkeypatch.setattr(tensor_exchange, name, faulty)
@@ -142,16 +144,19 @@ def steps_of(exchange: Exchange) -> int:
     return next(calls) // 2
 
 
+@pytest.mark.parametrize("error", [Planted, torch.OutOfMemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
-def test_a_fault_at_any_statement_leaves_both_models_as_they_were(target, live, spare, is_after) -> None:
+def test_a_fault_at_any_statement_leaves_both_models_as_they_were(
+    target, live, spare, is_after, error
+) -> None:
     first, second = owned(live), owned(spare)
     exchange = Exchange(live, spare, target)
     count = steps_of(exchange)
     assert count > 50
     for index in range(count):
         with pytest.MonkeyPatch.context() as patch:
-            plant(patch, lambda number, index=index: number == index, is_after)
-            with pytest.raises(Planted, match=f"at {index}"):
+            plant(patch, lambda number, index=index: number == index, is_after, error)
+            with pytest.raises(error, match=f"at {index}"):
                 exchange.run()
         assert same(owned(live), first), index
         assert same(owned(spare), second), index
