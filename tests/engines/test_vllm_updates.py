@@ -183,8 +183,11 @@ def test_pushes_every_second_change_what_is_drafted_and_no_answer(
     assert len(rounds) > 1
     assert all(texts == fresh_texts for texts in rounds)
     assert notes.drafted(serving, prompts) == (fresh_texts, with_noise)
-    assert push(publisher, trained.folder).committed
+    report = push(publisher, trained.folder)
+    assert report.committed
     assert notes.drafted(serving, prompts) == (fresh_texts, better)
+    (answer,) = serving.generate(prompts[:1], DRAFTED)
+    assert (answer.draft_version, answer.draft_digest) == (report.version, report.digest)
     assert len(notes.target_digests()) == 1
 
 

@@ -295,6 +295,10 @@ class Generation:
     top2_margin: tuple[float, ...] = ()
     """Per token, the gap between the target's two largest logits, if the engine gives it; a tie explains a difference
     between two greedy runs."""
+    draft_version: int | None = None
+    """Version of the draft that served, the last one where it changed meanwhile; None where none was pushed."""
+    draft_digest: str = ""
+    """Digest of that draft (``Manifest.digest``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

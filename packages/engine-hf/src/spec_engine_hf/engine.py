@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
 from spec_core import Engine, EngineConfig
@@ -86,7 +87,7 @@ class HfEngine(Engine):
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
         """Decode on the engine's thread, each prompt with the draft that is served when its turn comes (E4, E10)."""
         return self._submit(
-            lambda: [self._decoder.generate(prompt, sampling, index) for index, prompt in enumerate(prompts)]
+            lambda: [self._answer(prompt, sampling, index) for index, prompt in enumerate(prompts)]
         ).result()
 
     def load_draft(self, folder: Path) -> None:
@@ -146,6 +147,14 @@ class HfEngine(Engine):
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
+
+    def _answer(self, prompt: Sequence[int], sampling: SamplingParams, index: int) -> Generation:
+        if self._updates is None:
+            return self._decoder.generate(prompt, sampling, index)
+        with self._updates.unchanged() as served:
+            decoder = self._decoder
+        answer = decoder.generate(prompt, sampling, index)
+        return replace(answer, draft_version=served.version, draft_digest=served.digest)
 
     def _serve(self, source: DraftSource) -> None:
         """Draft with ``source`` from the next prompt on, and count acceptance anew."""

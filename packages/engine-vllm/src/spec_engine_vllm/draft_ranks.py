@@ -26,6 +26,8 @@ class DraftRanks:
         self._llm = llm
         self._order = asyncio.Lock()
         self._counted: Fields = {}
+        self.served = ServingStatus()
+        """Status of the replica when its ranks were last asked."""
 
     async def call(self, name: str, argument: str = "") -> Fields:
         """Return the ``status`` after a call, how many ``ranks`` there are, and ``acceptance`` since the last commit.
@@ -38,8 +40,9 @@ class DraftRanks:
             statuses = await (self._commit(argument) if name == "commit" else self._each(name, argument))
         if name in ("commit", "revert"):
             self._counted = speculation_counters()
+        self.served = combined(statuses)
         return {
-            "status": combined(statuses).model_dump(mode="json"),
+            "status": self.served.model_dump(mode="json"),
             "ranks": len(statuses),
             "acceptance": self.acceptance(),
         }

@@ -1,7 +1,7 @@
 """The process that vLLM's frontend lives in; its engine core is a child of it.
 
-It answers ``run``, a batch of requests, with the ``ids`` and ``gaps`` of each, ``counters``, and ``draft``, a call
-about fresh weights of the draft.
+It answers ``run``, a batch of requests, with the ``ids`` and ``gaps`` of each and the ``draft`` that served,
+``counters``, and ``draft``, a call about fresh weights of the draft.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ class Requests:
         return {
             "ids": list(answer.token_ids),
             "gaps": [_gap(position) for position in answer.logprobs or ()],
+            "draft": [self._ranks.served.version, self._ranks.served.digest],
         }
 
     async def _check_sampler(self) -> None:

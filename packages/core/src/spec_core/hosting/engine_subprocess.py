@@ -127,7 +127,11 @@ class EngineSubprocess(Resource):
     def decode(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the answers in order: new token ``ids``, and ``gaps`` of the two largest logits or nothing."""
+        """Return the answers in order.
+
+        Each has new token ``ids``, ``gaps`` of the two largest logits or nothing, and version and digest of the
+        ``draft`` where a pushed one may serve.
+        """
 
     @abstractmethod
     def acceptance(self) -> AcceptanceCounters:
@@ -161,12 +165,7 @@ class EngineSubprocess(Resource):
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
         """Return the answers in the prompts' order."""
-        return [
-            Generation(
-                token_ids=tuple(answer["ids"])[: sampling.max_new_tokens], top2_margin=tuple(answer["gaps"])
-            )
-            for answer in self.decode(prompts, sampling)
-        ]
+        return [_generation(answer, sampling) for answer in self.decode(prompts, sampling)]
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:
         """Send a request to the process; the future has the fields of its answer, or EngineError."""
@@ -303,6 +302,16 @@ class EngineSubprocess(Resource):
                         log.error("process %d of %s does not die", process.pid, self.program)
                         break
                     time.sleep(0.02)
+
+
+def _generation(answer: Mapping[str, Any], sampling: SamplingParams) -> Generation:
+    version, digest = answer.get("draft", (None, ""))
+    return Generation(
+        token_ids=tuple(answer["ids"])[: sampling.max_new_tokens],
+        top2_margin=tuple(answer["gaps"]),
+        draft_version=version,
+        draft_digest=digest,
+    )
 
 
 def _group(leader: int) -> list[psutil.Process]:

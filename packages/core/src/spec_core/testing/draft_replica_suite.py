@@ -127,14 +127,15 @@ class DraftReplicaSuite(ConformanceSuite):
         drafted: Drafted,
         fresh: Callable[[int], object],
     ) -> None:
-        """U3, U9: after each commit it guesses as after a start; acceptance counts anew."""
-        engine.generate(PROMPTS, SAMPLING)
+        """U3, U9: after each commit it guesses as after a start; acceptance counts anew, answers name the version."""
+        assert _named(engine) == {(None, "")}
         seen = [drafted(engine)]
         for version in (1, 2):
             report = publisher.publish(version, _weights(export(version))).result(LIMIT_S)
             assert report.committed, report
             assert engine.acceptance() == AcceptanceCounters()
             seen.append(drafted(engine))
+            assert _named(engine) == {(version, report.digest)}
         assert seen == [fresh(version) for version in range(3)]
         assert seen[0] != seen[1] != seen[2], "versions draft alike: the test shows nothing"
 
@@ -247,6 +248,10 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 def _without(weights: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {other: tensor for other, tensor in weights.items() if other != name}
+
+
+def _named(engine: Engine) -> set[tuple[int | None, str]]:
+    return {(answer.draft_version, answer.draft_digest) for answer in engine.generate(PROMPTS, SAMPLING)}
 
 
 def _counted(engine: Engine) -> AcceptanceCounters:

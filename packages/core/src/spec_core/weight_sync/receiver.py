@@ -126,6 +126,12 @@ class UpdateReceiver(Resource):
         """Return what this rank serves."""
         return self._status
 
+    @contextlib.contextmanager
+    def unchanged(self) -> Generator[ServingStatus]:
+        """Yield what is served; commits and reverts wait until the block ends."""
+        with self._lock:
+            yield self._status
+
     def forget(self) -> None:
         """Note that nothing that was pushed is served any more; then the draft's memory may be given up.
 
