@@ -13,7 +13,7 @@ from spec_trainer.disk import follow_umask, new_folder, not_written
 from spec_trainer.draft_folder import check_export
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -61,11 +61,13 @@ class DraftTrainer:
         """Let the strategy read the state."""
         self._strategy.load(folder)
 
-    def snapshot(self, target: TargetSpec) -> dict[str, Tensor]:
-        """Return a copy of what an export would hold now, by its exported names; empty on other ranks than 0."""
-        weights = self._strategy.full_weights()
-        exported = self._draft.exported_tensors(weights, target) if self._rank == 0 else ()
-        return {name: tensor.clone() for name, tensor in exported}
+    def gather_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the module's full tensors, each lent until the next; every rank takes all of them."""
+        return self._strategy.gather_weights()
+
+    def exported(self, weights: Mapping[str, Tensor], target: TargetSpec) -> dict[str, Tensor]:
+        """Return what an export of the module's full tensors holds, in memory of its own; any thread may call it."""
+        return {name: tensor.clone() for name, tensor in self._draft.exported_tensors(weights, target)}
 
     def export(self, target: TargetSpec, folder: Path) -> None:
         """Write a draft folder that engines load; rank 0 writes."""

@@ -17,6 +17,9 @@ S7  ``data_parallel`` is a pure function of its arguments, the same before anyth
     data-parallel rank.
 S8  ``read_weights`` returns the model of a saved state in one process, without any group: full CPU tensors, those
     that ``full_weights`` returned when it was saved.
+S9  ``gather_weights`` yields the names and bits of ``full_weights``, in the same order on every process, and every
+    process takes all of them: to gather one may be collective. A tensor is lent, and may be a live one: it is read
+    before the next is asked for, on a device by work that is queued on its current stream by then.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from spec_core.records import Availability
 from spec_core.resource import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
     from torch import Tensor, nn
@@ -130,6 +133,10 @@ class Strategy(Resource):
     @abstractmethod
     def full_weights(self) -> dict[str, Tensor]:
         """Return the model's state, buffers too, as full CPU tensors under the module's names, on every rank (S2)."""
+
+    def gather_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the model's state one full tensor at a time, where it is (S9); by default all is gathered first."""
+        yield from self.full_weights().items()
 
     @abstractmethod
     def save(self, folder: StateFolder) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from spec_core import Strategy, TrainStep, to_device_async
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -112,7 +112,12 @@ class FsdpStrategy(Strategy):
 
     def full_weights(self) -> dict[str, Tensor]:
         """Return the gathered float32 weights and the buffers (S2)."""
-        return {name: _full(value).detach().cpu() for name, value in self._module.state_dict().items()}
+        return {name: tensor.cpu() for name, tensor in self.gather_weights()}
+
+    def gather_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Gather one tensor after the other on every process's device (S9)."""
+        for name, value in self._module.state_dict().items():
+            yield name, _full(value).detach()
 
     def save(self, folder: StateFolder) -> None:
         """Write this process's shards, and on rank 0 their index (S5)."""

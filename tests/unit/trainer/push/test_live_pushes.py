@@ -13,6 +13,7 @@ from spec_core.records import AcceptanceCounters
 from spec_core.weight_sync import PublishReport, ReplicaOutcome
 from spec_trainer.push import live_pushes
 from spec_trainer.push.live_pushes import LivePushes
+from spec_trainer.push.snapshot import WeightSnapshot
 
 
 class SlowPublisher:
@@ -21,10 +22,11 @@ class SlowPublisher:
     def __init__(self, *args, **kwargs):
         self.committed = None
         self.under_way: dict[int, Future[PublishReport]] = {}
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.begun = threading.Semaphore(0)
 
     def publish(self, version, weights, **options):
-        self.under_way[version] = Future()
+        self.under_way[version], self.weights[version] = Future(), weights
         self.begun.release()
         return self.under_way[version]
 
@@ -46,14 +48,20 @@ class SlowPublisher:
             future.cancel()
 
 
-class Snapshots:
-    """A trainer that counts how often it was asked for a snapshot."""
+class Trainer:
+    """A trainer of one weight, which is the number of times that it was gathered."""
 
-    asked = 0
+    asked = gathered = 0
+    size = 2
 
-    def snapshot(self, target):
+    def gather_weights(self):
         self.asked += 1
-        return {"weight": torch.zeros(2)}
+        yield "weight", torch.full((1,), float(self.asked)).expand(self.size)
+        yield "bias", torch.zeros(2)
+        self.gathered += 1
+
+    def exported(self, weights, target):
+        return {f"exported.{name}": tensor.clone() for name, tensor in weights.items()}
 
 
 class Group:
@@ -98,15 +106,16 @@ def test_every_nth_step_and_the_last_is_due(spec, publisher, resolved):
 
 
 def test_a_push_is_left_out_while_one_is_under_way_but_for_the_last(spec, publisher):
-    trainer = Snapshots()
+    trainer = Trainer()
     with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
         for step in (2, 4, 5):
             pushes.begin(step, trainer)
         assert publisher.begun.acquire(timeout=30)
-        assert (trainer.asked, list(publisher.under_way), pushes.news()) == (2, [2], {})
+        assert (trainer.gathered, list(publisher.under_way), pushes.news()) == (2, [2], {})
         publisher.finish(2, committed=False)
         assert publisher.begun.acquire(timeout=30)
         assert list(publisher.under_way) == [2, 5]
+        assert [publisher.weights[step]["exported.weight"].tolist() for step in (2, 5)] == [[1, 1], [2, 2]]
         assert pushes.news() == {
             "push_version": 2, "push_committed": False, "push_bytes": 8, "push_s": 0.5, "push_transfer_s": 0.25,
         }  # fmt: skip
@@ -117,7 +126,7 @@ def test_a_push_is_left_out_while_one_is_under_way_but_for_the_last(spec, publis
 
 
 def test_other_ranks_take_part_in_the_snapshots_alone_and_in_no_more_than_rank_0(spec, publisher, broadcasts):
-    trainers = Snapshots(), Snapshots()
+    trainers = Trainer(), Trainer()
     device = torch.device("cpu")
     with (
         LivePushes(spec, 0, device, Group(0, 2)) as first,
@@ -126,20 +135,43 @@ def test_other_ranks_take_part_in_the_snapshots_alone_and_in_no_more_than_rank_0
         for step in (2, 4, 5):  # the second is left out, the last is not
             for pushes, trainer in zip((first, second), trainers, strict=True):
                 pushes.begin(step, trainer)
-        assert [trainer.asked for trainer in trainers] == [2, 2]
+        assert [trainer.gathered for trainer in trainers] == [2, 2]
         assert broadcasts == [1, 0]
         assert (second.news(), second.finish()) == ({}, [])
 
 
 def test_a_push_that_fails_is_a_line_in_the_log(spec, publisher, caplog):
     with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
-        pushes.begin(2, Snapshots())
+        pushes.begin(2, Trainer())
         assert publisher.begun.acquire(timeout=30)
         publisher.under_way[2].set_exception(RunError("no room"))
         assert pushes.finish() == []
     # Whether it was still waited for is a matter of time; that is another line.
     failures = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
     assert failures == ["push of version 2 failed: RunError: no room"]
+
+
+def test_memory_that_cannot_be_had_ends_a_push_and_no_run(spec, publisher, caplog):
+    trainer = Trainer()
+    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
+        trainer.size = 1 << 50
+        pushes.begin(2, trainer)
+        assert (trainer.gathered, publisher.under_way) == (1, {})
+        trainer.size = 2
+        pushes.begin(4, trainer)
+        assert publisher.begun.acquire(timeout=30)
+    (line,) = (record.getMessage() for record in caplog.records if "version 2" in record.getMessage())
+    assert line.startswith("no push of version 2: no memory for a copy of the draft: RuntimeError: ")
+
+
+def test_a_snapshot_takes_its_memory_once():
+    snapshot = WeightSnapshot()
+    places = []
+    for value in (1.0, 2.0):
+        snapshot.take({"weight": torch.full((3,), value)}.items())
+        assert snapshot.read()["weight"].tolist() == [value] * 3
+        places.append(snapshot.read()["weight"].data_ptr())
+    assert places[0] == places[1]
 
 
 class Hanging:
@@ -159,7 +191,7 @@ def test_closing_cuts_the_connections_to_a_server_that_does_not_answer(spec, pub
     publisher.add = lambda name, replica: None
     publisher.close = lambda: server.is_cut.wait(30) and SlowPublisher.close(publisher)
     with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
-        pushes.begin(2, Snapshots())
+        pushes.begin(2, Trainer())
         assert publisher.begun.acquire(timeout=30)
     assert publisher.under_way[2].cancelled()
 
@@ -181,7 +213,7 @@ def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatc
     words = "train.push_every=2", "push.to=[http://a:1]", "train.steps=5"
     spec = resolved(*words, "push.canary_margin=0.1", "push.canary_rounds=100")
     with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
-        pushes.begin(2, Snapshots())
+        pushes.begin(2, Trainer())
         assert publisher.begun.acquire(timeout=30)
         publisher.finish(2, replicas={"http://a:1": ReplicaOutcome(state="committed")})
         pushes.finish()
@@ -190,6 +222,6 @@ def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatc
 
 def test_closing_gives_up_what_is_under_way(spec, publisher):
     with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
-        pushes.begin(2, Snapshots())
+        pushes.begin(2, Trainer())
         assert publisher.begun.acquire(timeout=30)
     assert publisher.under_way[2].cancelled()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
+from spec_core.errors import RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_core.weight_sync import Publisher, open_weight_transports
 from spec_trainer.push.canary import Canary
 from spec_trainer.push.servers import connect_servers
+from spec_trainer.push.snapshot import WeightSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +40,7 @@ class LivePushes(Resource):
 
     def __init__(self, spec: RunSpec, rank: int, device: torch.device, group: ProcessGroup) -> None:
         """Connect rank 0 of ``group`` to the servers of ``push.to``; without ``train.push_every`` none is due."""
-        self._target, self._device, self._group = spec.target, device, group
+        self._device, self._group = device, group
         self._every, self._last_step = spec.config.train.push_every, spec.schedule.total_steps
         self._pusher = _Pusher(spec, device) if self._every and rank == 0 else None
 
@@ -46,17 +49,19 @@ class LivePushes(Resource):
         return bool(self._every) and (done_steps % self._every == 0 or done_steps == self._last_step)
 
     def begin(self, done_steps: int, trainer: DraftTrainer) -> None:
-        """Push a snapshot of the draft as version ``done_steps``; every rank calls, and waits for the snapshot alone.
+        """Push the draft's weights of now as version ``done_steps``; every rank calls, and helps to gather them.
 
-        Where the push before is not over, this one is left out, but for the last one of the run.
+        Where the push before is not over, this one is left out, but for the last one of the run. On a device, the
+        weights are copied when it comes to that; the next step changes them afterwards, and nobody waits here.
         """
         if not self._goes_ahead(done_steps):
             if self._pusher is not None:
                 log.info("no push after step %d: the one before is not over", done_steps)
             return
-        weights = trainer.snapshot(self._target)
         if self._pusher is not None:
-            self._pusher.begin(done_steps, weights)
+            self._pusher.begin(done_steps, trainer)
+        else:
+            deque(trainer.gather_weights(), maxlen=0)
 
     def news(self) -> dict[str, Any]:
         """Return fields of a step's record: what came of a push, where that was not said yet, and what is served."""
@@ -94,7 +99,8 @@ class _Pusher(Resource):
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         config = spec.config.push
-        self._config = config
+        self._config, self._target = config, spec.target
+        self._snapshot = WeightSnapshot()
         self._servers = connect_servers(config.to)
         self._canary = (
             None
@@ -114,8 +120,15 @@ class _Pusher(Resource):
     def is_busy(self) -> bool:
         return self._newest is not None and not self._newest.done()
 
-    def begin(self, version: int, weights: dict[str, Tensor]) -> None:
-        self._newest = self._thread.submit(self._push, version, weights)
+    def begin(self, version: int, trainer: DraftTrainer) -> None:
+        # The push under way may not have read its copies yet.
+        snapshot = WeightSnapshot() if self.is_busy else self._snapshot
+        try:
+            snapshot.take(trainer.gather_weights())
+        except RunError as error:
+            log.warning("no push of version %d: %s", version, error)
+            return
+        self._newest = self._thread.submit(self._push, version, trainer, snapshot)
 
     def outcome(self) -> dict[str, Any]:
         return {} if self._outcomes.empty() else self._outcomes.get()
@@ -145,8 +158,9 @@ class _Pusher(Resource):
         for server in self._servers.values():
             server.close()
 
-    def _push(self, version: int, weights: dict[str, Tensor]) -> None:
+    def _push(self, version: int, trainer: DraftTrainer, snapshot: WeightSnapshot) -> None:
         try:
+            weights = trainer.exported(snapshot.read(), self._target)
             if self._canary is not None:
                 self._canary.look()
             report = self._publish(version, weights)

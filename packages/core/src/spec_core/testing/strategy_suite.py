@@ -1,4 +1,4 @@
-"""StrategySuite: the contract of spec_core.strategy (S1–S8) as tests, with a toy module and real processes.
+"""StrategySuite: the contract of spec_core.strategy (S1–S9) as tests, with a toy module and real processes.
 
 ::
 
@@ -31,6 +31,7 @@ from spec_core.testing.toy_training import (
     Plan,
     ToyDraft,
     assert_close,
+    assert_gathered,
     compare_vocabulary_ops,
     evaluate_then_step,
     load_into_another_module,
@@ -85,7 +86,7 @@ class StrategySuite(ConformanceSuite):
             assert_close(report, wanted)
 
     def test_s2_masters_are_float32(self, plan: Plan) -> None:
-        """S2: computing in bfloat16, updates far below its resolution still add up; weights come as float32."""
+        """S2, S9: computing in bfloat16, updates far below its resolution still add up; weights are float32."""
         bf16 = replace(plan, optimizer={**OPTIMIZER, "dtype": "bfloat16"}, lr=1e-6)
         ((report,),) = train_all(1, bf16)
         assert report.metrics[0]["itemsize"] == torch.bfloat16.itemsize
@@ -93,11 +94,16 @@ class StrategySuite(ConformanceSuite):
         for name, start in ToyDraft(plan.seed).named_parameters():
             assert weights[name].dtype == torch.float32
             assert 0 < (weights[name] - start).abs().max() < 1e-5
+        assert_gathered(report)
 
     def test_s3_outputs_are_equal_on_every_rank(self, plan: Plan) -> None:
-        """S3: loss, sums, counts and the gradient norm are those of the whole step, the same on all ranks."""
+        """S3, S9: loss, sums, counts and the gradient norm are those of the whole step, the same on all ranks.
+
+        So are the weights, gathered one by one in one order.
+        """
         (first,), (second,) = train_all(2, replace(plan, micro_batches=2))
         assert first == second
+        assert_gathered(first)
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_s4_cut_and_ranks_change_rounding_only(self, plan: Plan, world_size: int) -> None:

@@ -111,6 +111,8 @@ class Report:
     """Random numbers drawn right after the state was saved or loaded."""
     weights: bytes = b""
     """Safetensors: a tensor of a rank that has ended could not be read."""
+    gathered: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
+    """The same one by one, in the order in which the rank has gathered them."""
 
 
 def train_all(world_size: int, *plans: Plan) -> list[list[Report]]:
@@ -159,7 +161,12 @@ def train_toy(strategy: Strategy, plan: Plan) -> Report:
         report.loaded = save(strategy.full_weights())
         _step(strategy, plan, report)
     report.weights = save(strategy.full_weights())
+    report.gathered = [(name, _alone(tensor)) for name, tensor in strategy.gather_weights()]
     return report
+
+
+def _alone(tensor: Tensor) -> bytes:
+    return save({"tensor": tensor.contiguous()})
 
 
 def _step(strategy: Strategy, plan: Plan, report: Report) -> None:
@@ -279,3 +286,9 @@ def assert_close(got: Report, expected: Report) -> None:
     weights = load(got.weights)
     for name, value in load(expected.weights).items():
         torch.testing.assert_close(weights[name].to(value.dtype), value, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def assert_gathered(report: Report) -> None:
+    """Assert that the tensors gathered one by one are those gathered together, to the bit and each once."""
+    assert len(report.gathered) == len(dict(report.gathered))
+    assert dict(report.gathered) == {name: _alone(tensor) for name, tensor in load(report.weights).items()}
