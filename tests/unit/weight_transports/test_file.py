@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 
 import pytest
@@ -91,3 +93,33 @@ def test_own_folder_goes_with_the_transport(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
     del transport
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["in a folder of versions", "in a folder of its own"])
+def test_what_killed_publishers_left_is_removed_and_what_others_use_is_not(tmp_path, monkeypatch, own):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    prefix = "draft-weights-" if own else ".unfinished-"
+    left, used = tmp_path / f"{prefix}left", tmp_path / f"{prefix}used"
+    for folder in (left, used):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"a part")
+    transport = FileTransport(FileConfig(folder=None if own else tmp_path), reference_backend())
+    lock = os.open(used, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write(transport, 1)
+        assert not left.exists()
+        assert used.exists()
+    finally:
+        os.close(lock)
+    write(FileTransport(FileConfig(folder=None if own else tmp_path), reference_backend()), 2)
+    assert not used.exists()
+
+
+def test_folder_in_use_is_not_taken_for_one_that_was_left(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first, second = (FileTransport(FileConfig(), reference_backend()) for _ in range(2))
+    path = write(first, 1)
+    write(second, 1)
+    with first.receiver(manifest_of(1), CPU) as receiver:
+        assert dict(receiver.receive(path, time.monotonic() + 10)).keys() == odd_weights(1).keys()

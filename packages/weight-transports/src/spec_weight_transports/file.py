@@ -1,10 +1,12 @@
 """FileTransport: versions in a folder that both sides see. A version appears whole, or not at all, and never changes.
 
-So a folder that outlives the publisher is also the way back after a crash: ``newest`` reads the highest version.
+So a folder that outlives the publisher is also the way back after a crash: ``newest`` reads the highest version. What
+a killed publisher has left unfinished is removed by the next one: it is locked only while its process lives.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -12,6 +14,7 @@ import tempfile
 import threading
 import time
 import weakref
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -29,7 +32,7 @@ from spec_core import (
 from spec_core.errors import ArtifactError, DeadlineExceeded, PeerLost, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     import torch
     from torch import Tensor
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 _TENSORS, _MANIFEST = "model.safetensors", "manifest.json"
 _VERSION = re.compile(r"v(\d+)-[0-9a-f]{8}")
 _HIDDEN = ".unfinished-"
+_OWN = "draft-weights-"
 
 
 class FileConfig(WeightTransportConfig):
@@ -102,7 +106,8 @@ class FileTransport(WeightTransport):
             folder.mkdir(parents=True, exist_ok=True)
             return folder.resolve()
         if self._own is None:
-            self._own = Path(tempfile.mkdtemp(prefix="draft-weights-"))
+            self._own, lock = _locked_folder(_OWN, Path(tempfile.gettempdir()))
+            weakref.finalize(self, os.close, lock)
             weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
         return self._own
 
@@ -165,7 +170,7 @@ def _write_whole(
     final: Path, manifest: Manifest, weights: Mapping[str, Tensor], check: Callable[[], None]
 ) -> None:
     """Write a version under a hidden name, see it on the disk, and give it its name."""
-    hidden = Path(tempfile.mkdtemp(prefix=_HIDDEN, dir=final.parent))
+    hidden, lock = _locked_folder(_HIDDEN, final.parent)
     try:
         hidden.chmod(0o755)
         state = StateFolder(hidden)
@@ -177,6 +182,42 @@ def _write_whole(
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
         raise
+    finally:
+        os.close(lock)
+
+
+def _locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
+    """Return a new folder and the descriptor that keeps it locked; remove those that nobody has locked any more."""
+    for left in parent.glob(f"{prefix}*"):
+        with suppress(OSError), _opened(left) as descriptor:  # where locks do not work, all of them stay
+            if _take(descriptor):
+                shutil.rmtree(left, ignore_errors=True)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError), _opened(folder) as descriptor:
+            is_ours = True
+            with suppress(OSError):
+                is_ours = _take(descriptor)
+            if is_ours and folder.exists():  # else another process took it for one that was left
+                return folder, os.dup(descriptor)
+
+
+@contextmanager
+def _opened(folder: Path) -> Generator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _take(folder: int) -> bool:
+    """Lock a folder until its last descriptor is closed; return whether nobody else had."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove_old(folder: Path, keep: int, current: Path) -> None:
@@ -200,8 +241,5 @@ def _check(closed: threading.Event, deadline: float) -> None:
 
 
 def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with _opened(folder) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
