@@ -240,6 +240,22 @@ def test_illegal_combination_names_the_remedy(refused, words, remedy):
     assert line.count("configuration: ") <= 1
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["push.address=here"], "servers cannot connect to 'here': ProtocolError: 'here' is not host:port"),
+        (["push.address=127.0.0.1:70000"], "the highest port is 65535"),
+        (["push.transport=[pigeon]"], "no weight_transport plugin is called 'pigeon'"),
+        (["push.transport=[ipc]", "push.folder=x"], "no weight transport among ipc has the option folder"),
+        (["push.bucket_bytes=1"], "push.bucket_bytes=1: Input should be greater than or equal to 4096"),
+        ([], "environment variable SPEC_DRAFT_TOKEN is not set"),
+    ],
+)
+def test_a_plan_of_pushes_that_cannot_work_is_refused(refused, words, line, monkeypatch):
+    monkeypatch.delenv("SPEC_DRAFT_TOKEN", raising=False)
+    assert line in refused("train.push_every=5", "push.to=[http://127.0.0.1:1]", *words, command="plan")
+
+
 @pytest.mark.parametrize("tracker", ["tensorboard=true", "wandb=project"])
 def test_tracker_that_is_not_installed(refused, tracker, monkeypatch):
     name = tracker.split("=")[0]

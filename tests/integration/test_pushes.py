@@ -55,20 +55,24 @@ def served(command_line, url: str) -> dict:
     return json.loads(outcome.out)[url]
 
 
-def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server):
+def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, tmp_path):
     with draft_server.serving(lab.keys["target"], drafts["fresh"]) as other:
         both = ["--to", fresh_server, "--to", other]
         push = ["push", "--target", lab.keys["target"], *both, "--draft-model"]
         before = served(command_line, fresh_server)
         assert (before["version"], before["digest"]) == (None, "")
 
-        outcome = command_line(*push, drafts["trained"])
+        outcome = command_line(
+            *push, drafts["trained"], "--bucket-bytes", 4096
+        )  # the servers' own are larger
         assert outcome.code == 0, outcome.err
         assert [line.split()[:4] for line in outcome.out.splitlines()] == [
             [url, "committed", "version", "1"] for url in (fresh_server, other)
         ]
-        document = json.loads(command_line(*push, drafts["trained"], "--json").out)
+        by_file = ["--transport", "file", "--folder", tmp_path]
+        document = json.loads(command_line(*push, drafts["trained"], *by_file, "--json").out)
         assert (document["version"], document["committed"]) == (2, True)
+        assert [path.name[:3] for path in tmp_path.iterdir()] == ["v2-"]
 
         for url in (fresh_server, other):
             until(lambda url=url: (served(command_line, url)["rounds"] or 0) > 20)

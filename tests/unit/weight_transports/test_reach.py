@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spec_core import WeightTransportConfig
+from spec_core.errors import ConfigError
 from spec_core.testing.reference import reference_backend
 from spec_core.weight_sync import open_weight_transports
 from spec_weight_transports.collective import CollectiveTransport
@@ -43,3 +44,23 @@ def test_collective_refuses_the_senders_own_device(monkeypatch):
 def test_named_transports_come_in_that_order():
     names = ["ipc", "file"]
     assert list(open_weight_transports(reference_backend(), names)) == names
+
+
+def test_each_transport_takes_the_options_that_it_has(tmp_path):
+    transports = open_weight_transports(
+        reference_backend(), ["ipc", "file"], {"bucket_bytes": 8192, "folder": tmp_path}
+    )
+    assert [transport.config.bucket_bytes for transport in transports.values()] == [8192, 8192]
+    assert transports["file"].config.folder == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"folder": "a"}, "no weight transport among ipc has the option folder"),
+        ({"bucket_bytes": 1}, "options of weight transport 'ipc': bucket_bytes: Input should be greater"),
+    ],
+)
+def test_options_that_no_transport_takes_are_refused(options, line):
+    with pytest.raises(ConfigError, match=line):
+        open_weight_transports(reference_backend(), ["ipc"], options)

@@ -117,8 +117,11 @@ def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) ->
         Configuration keys, such as train.lr=1e-4.
     """
     from spec_trainer.plan_command import describe_run
+    from spec_trainer.push.servers import check_pushes
 
-    _print_document(describe_run(_resolve(overrides, flags)), as_json)
+    run = _resolve(overrides, flags)
+    check_pushes(run)
+    _print_document(describe_run(run), as_json)
 
 
 @app.command

@@ -36,6 +36,7 @@ _PATHS = (
     ("data", "eval_path"),
     ("data", "features"),
     ("draft", "init_from"),
+    ("push", "folder"),
 )
 
 

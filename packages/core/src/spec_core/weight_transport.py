@@ -8,6 +8,7 @@ Contract (``spec_core.testing.WeightTransportSuite`` quotes the numbers):
 W1  The receiver yields every tensor of the manifest once, bit for bit: any dtype, shape and number of bytes, tensors
     without elements too. What it yields is valid until the next one is asked for.
 W2  Bytes travel in buckets of at most ``bucket_bytes``, and never more than the payload has. A larger tensor is cut.
+    Both ends have the sender's ``bucket_bytes``: where a receiver's own is another, a new object is made with it.
 W3  ``receiver``, ``sender`` and ``open`` do not wait for the other end. The sender gets each receiver's ``address``,
     each receiver its entry of what ``open`` has returned; then ``send`` and ``receive`` run at the same time.
 W4  Calls end at their ``deadline`` (``time.monotonic``) with DeadlineExceeded, and with PeerLost when the other end

@@ -87,7 +87,7 @@ def broadcasts(monkeypatch):
 def publisher(monkeypatch):
     made = SlowPublisher()
     monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {})
-    monkeypatch.setattr(live_pushes, "open_weight_transports", lambda backend, names: {})
+    monkeypatch.setattr(live_pushes, "open_transports", lambda backend, options: {})
     monkeypatch.setattr(live_pushes, "Publisher", lambda *args, **kwargs: made)
     return made
 

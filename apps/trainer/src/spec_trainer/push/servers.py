@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError, ProtocolError
@@ -12,42 +13,88 @@ from spec_core.rendezvous import bind, parse_address
 from spec_core.weight_sync import open_weight_transports
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
-    from spec_trainer.run_spec import RunSpec
+    from spec_core import Backend, WeightTransport
+    from spec_trainer.config import PushConfig
+    from spec_trainer.push.request import PushRequest
+    from spec_trainer.run_spec import RunParts, RunSpec
+
+_MAX_PORT = 65535
 
 
 def connect_servers(urls: Sequence[str]) -> dict[str, HttpReplica]:
-    """Return the server at each address. Raise EngineError for one that does not answer, ConfigError for a wrong one.
+    """Return the server at each address. Raise ConfigError for a wrong one, EngineError where none answers."""
+    token = _token()
+    return {url: HttpReplica(url, token) for url in urls}
 
-    The secret that the servers ask for is in the environment, as it is for them: a configuration is kept in the run
-    directory, and a command line is seen by every user of the host.
+
+def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict[str, WeightTransport]:
+    """Return the weight transports that a push may use. Raise UsageError where none is, or one cannot be used."""
+    values: dict[str, object] = {"bucket_bytes": options.bucket_bytes}
+    if options.folder is not None:
+        values["folder"] = options.folder
+    transports = open_weight_transports(backend, options.transport, values)
+    if not transports:
+        raise ConfigError("no weight transport can run here; spec-trainer plugins says what is installed")
+    return transports
+
+
+def check_listening(address: str) -> None:
+    """Raise ConfigError where this host cannot listen at ``host:port`` for the ranks of servers."""
+    host, port = _parsed(address)
+    with _named(address):
+        bind(host, port).close()
+
+
+def check_pushes(parts: RunParts) -> None:
+    """Raise UsageError for pushes that cannot work whatever the servers say; nothing is connected or opened."""
+    push = parts.config.push
+    if parts.config.train.push_every:
+        _parsed(push.address)
+        open_transports(parts.backend, push)
+        _token()
+
+
+def check_servers(spec: RunSpec) -> None:
+    """Raise UsageError or EngineError where a run could push to none of its servers from the start."""
+    check_pushes(spec)
+    if spec.config.train.push_every:
+        check_listening(spec.config.push.address)
+        connect_servers(spec.config.push.to)
+
+
+def _token() -> str:
+    """Return the secret that the servers ask for.
+
+    It is in the environment, as it is for them: a configuration is kept in the run directory, and a command line is
+    seen by every user of the host.
     """
     token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
     if not token:
         raise ConfigError(
             f"environment variable {DRAFT_TOKEN_VARIABLE} is not set; give it the value that the servers have"
         )
-    return {url: HttpReplica(url, token) for url in urls}
+    return token
 
 
-def check_address(address: str) -> None:
-    """Raise ConfigError where this host cannot listen at ``host:port`` for the ranks of servers."""
-    try:
+def _parsed(address: str) -> tuple[str, int]:
+    """Return host and port. Raise ConfigError for what no server could connect to."""
+    with _named(address):
         host, port = parse_address(address)
         if host in ("0.0.0.0", "::"):
             raise ProtocolError("that is every interface; servers need the address of one")
-        bind(host, port).close()
-    except (OSError, OverflowError, UnicodeError, ProtocolError) as error:
+        if port > _MAX_PORT:
+            raise ProtocolError(f"the highest port is {_MAX_PORT}")
+        return host, port
+
+
+@contextmanager
+def _named(address: str) -> Generator[None]:
+    try:
+        yield
+    except (OSError, UnicodeError, ProtocolError) as error:
         raise ConfigError(
             f"servers cannot connect to {address!r}: {cause(error)}; name host:port of this host, with port 0 "
             "for any free one"
         ) from error
-
-
-def check_servers(spec: RunSpec) -> None:
-    """Raise UsageError or EngineError where a run could push to none of its servers from the start."""
-    if spec.config.train.push_every:
-        check_address(spec.config.push.address)
-        open_weight_transports(spec.backend, spec.config.push.transport)
-        connect_servers(spec.config.push.to)

@@ -170,7 +170,10 @@ class Delivery(Resource):
     def _send(self, ends: Sequence[RankEnd]) -> None:
         manifest, transport = self.payload.manifest, self._choose(ends)
         for end in ends:
-            end.post(Offer(manifest=manifest, transport=self.transport), self._deadline)
+            offer = Offer(
+                manifest=manifest, transport=self.transport, bucket_bytes=transport.config.bucket_bytes
+            )
+            end.post(offer, self._deadline)
         addresses = [end.expect(Endpoint, self._deadline).address for end in ends]
         with transport.sender(manifest, self.payload.weights, addresses, self._device) as self._sender:
             try:

@@ -4,7 +4,7 @@
 
     rank                                             publisher
     Greeting: token, place for each transport  ->
-                                               <-    Offer: manifest and transport
+                                               <-    Offer: manifest, transport, size of buckets
     Endpoint: address of the rank's end        ->
                                                <-    Endpoint: address of the sender's end
     ...  the transport moves the tensors  ...
@@ -61,6 +61,8 @@ class Offer(WireRecord):
     kind: Literal["offer"] = "offer"
     manifest: Manifest
     transport: str
+    bucket_bytes: Annotated[int, pydantic.Field(ge=4096)]
+    """The sender's; both ends lay the tensors out by it."""
 
 
 class Endpoint(WireRecord):

@@ -262,12 +262,13 @@ class _Transfer:
 
     def _load(self, channel: UpdateChannel) -> str:
         """Receive the update into the spare copy, and return the digest of that."""
-        slot, transports = self._owner.slot, self._owner.transports
+        slot = self._owner.slot
         channel.post(self._greeting(), self._deadline)
         offer = channel.expect(Offer, self._deadline)
         self.manifest = offer.manifest
         slot.layout().check(self.manifest)
-        with transports[offer.transport].receiver(self.manifest, slot.device) as receiver:
+        transport = _with_buckets(self._owner.transports[offer.transport], offer.bucket_bytes)
+        with transport.receiver(self.manifest, slot.device) as receiver:
             self._register(receiver)
             channel.post(Endpoint(address=receiver.address), self._deadline)
             sender = channel.expect(Endpoint, self._deadline).address
@@ -306,3 +307,11 @@ class _Transfer:
         self._open.append(resource)
         if self._cancelled.is_set():
             self.cancel()
+
+
+def _with_buckets(transport: WeightTransport, bucket_bytes: int) -> WeightTransport:
+    """Return a transport of the same kind whose buckets have the sender's size."""
+    if transport.config.bucket_bytes == bucket_bytes:
+        return transport
+    config = transport.config.model_copy(update={"bucket_bytes": bucket_bytes})
+    return type(transport)(config, transport.backend)
