@@ -40,6 +40,7 @@ ALLOWED = {
     (f"{CORE}/backend.py", "cpu"),
     (f"{CORE}/testing/backend_suite.py", "cpu"),
     (f"{CORE}/testing/transport_suite.py", "cpu"),
+    (f"{CORE}/testing/weight_transport_suite.py", "cpu"),
     # What an engine cannot load, in messages.
     (f"{CORE}/drafting/draft_folder.py", "vllm"),
     (f"{CORE}/drafting/served_draft.py", "sglang"),

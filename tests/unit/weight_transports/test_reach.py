@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import dataclasses
 
 import pytest
 import torch
 
+from spec_backend_cpu.backend import CpuBackend
 from spec_core import WeightTransportConfig
 from spec_core.errors import ConfigError
 from spec_core.testing.reference import reference_backend
@@ -28,17 +29,50 @@ def test_rank_of_this_host_is_reached(transport):
 
 @pytest.mark.parametrize("part", range(4))
 def test_other_boot_namespace_or_user_is_elsewhere(transport, part):
-    host, space, device = transport.place(CPU).partition(" ")
+    host, bar, rest = transport.place(CPU).partition("|")
     parts = host.split("/")
     parts[part] = "another"
-    assert "another host" in transport.obstacle("/".join(parts) + space + device, CPU)
+    assert "another host" in transport.obstacle("/".join(parts) + bar + rest, CPU)
 
 
-def test_collective_refuses_the_senders_own_device(monkeypatch):
-    module = SimpleNamespace(get_device_properties=lambda device: SimpleNamespace(uuid="GPU-1"))
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    transport = CollectiveTransport(WeightTransportConfig(), reference_backend())
-    assert "own device" in transport.obstacle(transport.place(CPU), CPU)
+class OneThread(CpuBackend):
+    """A backend whose devices have names, and whose collectives come from one thread."""
+
+    @classmethod
+    def capabilities(cls):
+        return dataclasses.replace(super().capabilities(), concurrent_collectives=False)
+
+    def device_id(self, device):
+        return "card 1"
+
+
+@pytest.fixture
+def collective():
+    return CollectiveTransport(WeightTransportConfig(), OneThread(OneThread.Config()))
+
+
+def test_collective_refuses_the_senders_own_device(collective):
+    assert "own device" in collective.obstacle(collective.place(CPU), CPU)
+
+
+def test_collective_refuses_a_rank_whose_tensors_are_elsewhere(collective):
+    place = collective.place(torch.device("meta"))
+    assert collective.obstacle(place, CPU) == "it has its tensors on meta; groups of backend 'cpu' take cpu"
+
+
+def test_collective_refuses_a_sender_whose_tensors_are_elsewhere(collective):
+    reason = collective.obstacle(collective.place(CPU), torch.device("meta"))
+    assert reason.startswith("the sender has its tensors on meta")
+
+
+def test_collective_keeps_off_torchs_groups_where_one_thread_must_make_all_calls(collective, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    assert "torch" not in collective.obstacle(collective.place(CPU), CPU)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert collective.obstacle(collective.place(CPU), CPU).startswith("it uses torch's own groups")
+    several = CollectiveTransport(WeightTransportConfig(), reference_backend())
+    assert several.obstacle(several.place(CPU), CPU) == ""
 
 
 def test_named_transports_come_in_that_order():

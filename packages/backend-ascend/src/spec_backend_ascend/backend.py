@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from spec_backend_ascend import host
-from spec_backend_ascend.visible_devices import npus_visible_to_child
+from spec_backend_ascend.visible_devices import card_id, npus_visible_to_child
 from spec_core import Backend, BackendConfig, Placement, Role
 from spec_core.errors import ConfigError, PluginUnavailable
 from spec_core.records import Availability, Capabilities
@@ -74,6 +74,7 @@ class AscendBackend(Backend):
         return Capabilities(
             device_ipc=host.shares_memory(host.versions()),
             memory_limit=True,
+            concurrent_collectives=False,  # HCCL wants the calls of all groups from one thread at a time
             dtypes=frozenset({"float32", "bfloat16"}),
             num_devices=host.num_devices(),
         )
@@ -110,6 +111,10 @@ class AscendBackend(Backend):
         torch = _torch_with_npu()
         torch.npu.set_device(local_rank)
         return torch.device("npu", local_rank)
+
+    def device_id(self, device: torch.device) -> str:
+        """Return the name of host and card (B6)."""
+        return card_id(device)
 
     def limit_memory(self, fraction: float) -> None:
         """Cap what torch's allocator takes; HCCL's buffers come on top, see ``hccl_buffer_mb`` (B7)."""

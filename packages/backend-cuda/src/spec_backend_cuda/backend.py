@@ -182,6 +182,12 @@ class CudaBackend(Backend):
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
 
+    def device_id(self, device: torch.device) -> str:
+        """Return the GPU's UUID (B6)."""
+        from spec_backend_cuda.device_sharing import gpu_id
+
+        return gpu_id(device)
+
     def limit_memory(self, fraction: float) -> None:
         """Cap this process at ``fraction`` of the device's memory (B7)."""
         import torch

@@ -12,7 +12,8 @@ B4  ``child_env`` returns what a child process needs in its environment before i
 B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started. Inside it
     ``check_host`` raises RunError once something that it has started has died; it is cheap and never waits.
 B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process; ``device_type``
-    is torch's word for its kind and ``ray_resource`` Ray's.
+    is torch's word for its kind and ``ray_resource`` Ray's. ``device_id`` is the same in every process of the host,
+    and another one for another device.
 B7  ``limit_memory`` enforces the fraction where ``capabilities.memory_limit`` says so, and raises ConfigError
     where not: a limit is never ignored.
 B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group.
@@ -99,6 +100,10 @@ class Backend(ABC):
     @abstractmethod
     def device(self, local_rank: int) -> torch.device:
         """Return the device of a local rank; bind this process to it where the vendor wants that (B6)."""
+
+    def device_id(self, device: torch.device) -> str:
+        """Return the vendor's name of a device, printable ASCII; empty where processes cannot compare them (B6)."""
+        return ""
 
     @abstractmethod
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:

@@ -47,6 +47,8 @@ class Capabilities:
     memory_limit: bool = False
     """``limit_memory`` is enforced."""
     graph_capture: bool = False
+    concurrent_collectives: bool = True
+    """A process group may be used while another thread of the process uses torch's own groups."""
     dtypes: frozenset[str] = frozenset({"float32"})
     """Training dtypes, by torch name."""
     num_devices: int = 1

@@ -36,6 +36,10 @@ _own_events: dict[bytes, Any] = {}
 """This process's shared events by handle: a process cannot open what it has exported itself."""
 
 
+_spare_streams: defaultdict[torch.device, list[Any]] = defaultdict(list)
+"""Streams of pools that are closed; torch never gives a stream back."""
+
+
 class SharingUnsupported(RunError):
     """The device, its driver or this environment does not let processes share device memory."""
 
@@ -171,7 +175,8 @@ class DevicePool(ReceiverPool):
         self._arena = DeviceArena(memory, layout)
         self._events = EventPool(sharing.device)
         self._device_module = torch.get_device_module(sharing.device)
-        self._stream = self._device_module.Stream(sharing.device)
+        spare = _spare_streams[sharing.device]
+        self._stream = spare.pop() if spare else self._device_module.Stream(sharing.device)
         """It waits for readers and records events; it does nothing else."""
 
     def serves(self, device_id: str) -> bool:
@@ -228,6 +233,7 @@ class DevicePool(ReceiverPool):
         self._close_memory()
         self._events.close()
         self._arena.close()
+        _spare_streams[self._sharing.device].append(self._stream)
 
 
 class DeviceConnector(SenderConnector):

@@ -153,11 +153,13 @@ class BackendSuite(ConformanceSuite):
         assert (self.host_traces(), dict(os.environ)) == before
 
     def test_b6_device_works(self, usable: Backend) -> None:
-        """B6: ``device(0)`` is a torch.device of ``device_type`` that computes."""
+        """B6: ``device(0)`` is a torch.device of ``device_type`` that computes, and has a name."""
         device = usable.device(0)
         assert isinstance(device, torch.device)
         assert device.type == usable.device_type
         assert (torch.ones(1, device=device) + 1).item() == 2
+        assert usable.device_id(device).isascii()
+        assert usable.device_id(device) == usable.device_id(usable.device(0))
 
     def test_b6_ray_counts_devices_by_a_name(self, usable: Backend) -> None:
         """B6: ``ray_resource`` is a word; a backend whose devices are not CPUs does not name them ``CPU``."""

@@ -2,121 +2,102 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
 from spec_core.testing.weight_stage import (
-    TARGET,
+    FENCE,
+    WAIT_S,
     RemoteReplica,
-    ToySlot,
+    StagedReceiver,
     odd_weights,
     raw_bytes,
+    replica_of_other_rank,
     serve_receiver,
 )
-from spec_core.weight_sync.publisher import Publisher
-from spec_core.weight_sync.receiver import UpdateReceiver
-from spec_core.weight_sync.replicas import ReceiverReplica
 from spec_core.weight_transport import WeightReceiver, WeightTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
     from torch import Tensor
 
     from spec_core.testing.processes import Rank
+    from spec_core.testing.weight_stage import WeightStage
     from spec_core.weight_manifest import Manifest
     from spec_core.weight_transport import WeightSender
 
-    Build = Callable[[], WeightTransport]
     Weights = Iterator[tuple[str, Tensor]]
 
-FENCE = 10
 PUSH_S = 2.0
 """Time of a push that a fault lets run out."""
-WAIT_S = 15.0
 
 
-@contextlib.contextmanager
-def replica_of(build: Build, slot: ToySlot) -> Generator[tuple[UpdateReceiver, ReceiverReplica]]:
-    """Yield a receiver of this process, and the replica that it makes."""
-    with UpdateReceiver(slot, {"tested": build()}, group="suite") as receiver:
-        yield receiver, ReceiverReplica(receiver)
-
-
-def publisher_of(build: Build, fence: int = FENCE) -> Publisher:
-    """Return a publisher that uses the transport under test."""
-    return Publisher({"tested": build()}, TARGET, group="suite", fence=fence)
-
-
-def fault_in_replica(me: Rank, build: Build) -> None:
-    """Ranks 1 and 2 are replicas; rank 1 suffers a fault in the second update. Rank 0 publishes."""
+def fault_in_replica(me: Rank, stage: WeightStage) -> None:
+    """Ranks from 1 on are replicas; rank 1 suffers a fault in the second update, rank 3 is late. Rank 0 publishes."""
     if me.rank > 0:
-        slot = ToySlot(odd_weights(0), reach=me.reach)
-        serve_receiver(me, UpdateReceiver(slot, {"tested": build()}, group="suite"))
-        assert slot.serves(odd_weights(4))
+        receiver = StagedReceiver(stage, stage.build(), me.reach)
+        serve_receiver(me, receiver)
+        assert receiver.serves(4)
         return
-    replicas = {rank: RemoteReplica(address) for rank, address in (me.receive() for _ in range(2))}
-    with publisher_of(build) as publisher:
+    replicas = {rank: RemoteReplica(address) for rank, address in (me.receive() for _ in range(3))}
+    with stage.publisher() as publisher:
         for rank in (1, 2):
             publisher.add(f"replica {rank}", replicas[rank]).result(WAIT_S)
-        assert publisher.publish(1, odd_weights(1)).result(WAIT_S).committed
-        report = publisher.publish(2, odd_weights(2), timeout_s=PUSH_S).result(WAIT_S)
+        assert publisher.publish(1, stage.weights(1)).result(WAIT_S).committed
+        report = publisher.publish(2, stage.weights(2), timeout_s=PUSH_S).result(WAIT_S)
         assert not report.committed
         assert report.replicas["replica 1"].reason
         _check_serves(replicas[2], 1)
         # The fault is not held against the others: they go on at once.
-        report = publisher.publish(3, odd_weights(3), timeout_s=PUSH_S).result(WAIT_S)
+        report = publisher.publish(3, stage.weights(3), timeout_s=PUSH_S).result(WAIT_S)
         assert report.committed, report
         assert report.replicas["replica 1"].state == "quarantined"
         _check_serves(replicas[2], 3)
         publisher.remove("replica 1").result(WAIT_S)
-        late = ToySlot(odd_weights(0))
-        with replica_of(build, late) as (_, replica):
-            caught_up = publisher.add("late", replica).result(WAIT_S)
-            assert caught_up is not None
-            assert caught_up.state == "committed", caught_up
-            assert late.serves(odd_weights(3))
-            assert publisher.publish(4, odd_weights(4)).result(WAIT_S).committed
-            assert late.serves(odd_weights(4))
-    replicas[2].end()
+        caught_up = publisher.add("late", replicas[3]).result(WAIT_S)
+        assert caught_up is not None
+        assert caught_up.state == "committed", caught_up
+        _check_serves(replicas[3], 3)
+        assert publisher.publish(4, stage.weights(4)).result(WAIT_S).committed
+    for rank in (2, 3):
+        replicas[rank].end()
 
 
-def fault_in_publisher(me: Rank, build: Build) -> None:
+def fault_in_publisher(me: Rank, stage: WeightStage) -> None:
     """Rank 0 publishes and suffers the fault in its second update; rank 1 takes over. Rank 2 is the replica."""
     if me.rank == 2:
-        slot = ToySlot(odd_weights(0))
-        serve_receiver(me, UpdateReceiver(slot, {"tested": build()}, group="suite"), num_clients=2)
-        assert slot.serves(odd_weights(5))
+        receiver = StagedReceiver(stage, stage.build(), lambda point: None)
+        serve_receiver(me, receiver, num_clients=2)
+        assert receiver.serves(5)
         return
-    address = me.receive()[1]
     if me.rank == 0:
-        _publish_until_killed(me, address, build)
+        _publish_until_killed(me, stage)
         return
-    replica = RemoteReplica(address)
-    deadline = time.monotonic() + WAIT_S
-    while replica.status().result(WAIT_S).state != "aborted" and time.monotonic() < deadline:
-        time.sleep(0.05)
-    _check_serves(replica, 1, state="aborted")
-    with publisher_of(build, FENCE + 1) as publisher:
-        publisher.add("replica", replica).result(WAIT_S)
-        report = publisher.publish(5, odd_weights(5)).result(WAIT_S)
-        assert report.committed, report
-    replica.end()
+    with replica_of_other_rank(me) as replica:
+        deadline = time.monotonic() + WAIT_S
+        while replica.status().result(WAIT_S).state != "aborted" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        _check_serves(replica, 1, state="aborted")
+        with stage.publisher(FENCE + 1) as publisher:
+            publisher.add("replica", replica).result(WAIT_S)
+            report = publisher.publish(5, stage.weights(5)).result(WAIT_S)
+            assert report.committed, report
 
 
-def _publish_until_killed(me: Rank, address: Any, build: Build) -> None:
+def _publish_until_killed(me: Rank, stage: WeightStage) -> None:
     calls: list[str] = []
 
     def before(call: str) -> None:
         calls.append(call)
         me.reach(f"{call} {calls.count(call)}")
 
-    with publisher_of(build) as publisher:
+    address = me.receive()[1]
+    with stage.publisher() as publisher:
         publisher.add("replica", RemoteReplica(address, before)).result(WAIT_S)
-        publisher.publish(1, odd_weights(1)).result(WAIT_S)
-        publisher.publish(2, _Reached(odd_weights(2), lambda: me.reach("send 2"))).result(WAIT_S)
+        publisher.publish(1, stage.weights(1)).result(WAIT_S)
+        publisher.publish(2, _Reached(stage.weights(2), lambda: me.reach("send 2"))).result(WAIT_S)
     raise AssertionError("the publisher has outlived its fault")
 
 
@@ -198,12 +179,11 @@ class _DamagingReceiver(WeightReceiver):
 
 
 class _DamagingTransport(WeightTransport):
-    """The transport under test, but for what ``damage`` does to what arrives."""
+    """The transport under test, but for what arrives of versions of odd numbers: each suffers another damage."""
 
     def __init__(self, transport: WeightTransport) -> None:
         super().__init__(transport.config, transport.backend)
         self._transport = transport
-        self.damage: Callable[[Weights], Weights] = iter
 
     def place(self, device: torch.device) -> str:
         return self._transport.place(device)
@@ -212,7 +192,10 @@ class _DamagingTransport(WeightTransport):
         return self._transport.obstacle(place, device)
 
     def receiver(self, manifest: Manifest, device: torch.device) -> WeightReceiver:
-        return _DamagingReceiver(self._transport.receiver(manifest, device), self.damage)
+        receiver = self._transport.receiver(manifest, device)
+        if manifest.version % 2 == 0:
+            return receiver
+        return _DamagingReceiver(receiver, DAMAGES[manifest.version // 2])
 
     def sender(
         self,
@@ -224,22 +207,19 @@ class _DamagingTransport(WeightTransport):
         return self._transport.sender(manifest, weights, receivers, device)
 
 
-def publish_damaged(build: Build) -> None:
-    """Damage one update after the other, with a whole one after each."""
-    transport, slot = _DamagingTransport(build()), ToySlot(odd_weights(0))
-    with (
-        UpdateReceiver(slot, {"tested": transport}, group="suite") as receiver,
-        publisher_of(build) as publisher,
-    ):
-        publisher.add("replica", ReceiverReplica(receiver)).result(WAIT_S)
-        served = 0
+def publish_damaged(me: Rank, stage: WeightStage) -> None:
+    """Damage one update after the other on its way to rank 1, with a whole one after each."""
+    if me.rank == 1:
+        transport = _DamagingTransport(stage.build())
+        serve_receiver(me, StagedReceiver(stage, transport, lambda point: None))
+        return
+    with replica_of_other_rank(me) as replica, stage.publisher() as publisher:
+        publisher.add("replica", replica).result(WAIT_S)
         for version, damage in zip(range(1, 2 * len(DAMAGES), 2), DAMAGES, strict=True):
-            transport.damage = damage
-            report = publisher.publish(version, odd_weights(version)).result(WAIT_S)
+            report = publisher.publish(version, stage.weights(version)).result(WAIT_S)
             assert not report.committed, damage
-            assert slot.serves(odd_weights(served)), damage
-            assert receiver.status().state == "aborted"
-            transport.damage = iter
-            report = publisher.publish(served := version + 1, odd_weights(version + 1)).result(WAIT_S)
+            assert replica.ask("serves", version - 1), damage
+            assert replica.status().result(WAIT_S).state == "aborted"
+            report = publisher.publish(version + 1, stage.weights(version + 1)).result(WAIT_S)
             assert report.committed, (damage, report)
-            assert slot.serves(odd_weights(served))
+            assert replica.ask("serves", version + 1)

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,18 +14,25 @@ import torch
 
 from spec_core.draft_replica import DraftReplica
 from spec_core.errors import PeerLost
+from spec_core.testing.resources import settled_resources
 from spec_core.weight_sync.digest import tensors_digest
 from spec_core.weight_sync.draft_slot import DraftLayout, DraftSlot
+from spec_core.weight_sync.publisher import Publisher
+from spec_core.weight_sync.receiver import UpdateReceiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from torch import Tensor
 
     from spec_core.draft_replica import ReplicaCall, ServingStatus, UpdateId, UpdateOrder
     from spec_core.testing.processes import Rank
-    from spec_core.weight_sync.receiver import UpdateReceiver
+    from spec_core.testing.resources import Resources
+    from spec_core.weight_transport import WeightTransport
 
+FENCE = 10
+WAIT_S = 15.0
+"""Seconds for what should take none."""
 TARGET = "digest of the suite's target"
 BUCKET_BYTES = 4096
 """Size of the buckets of a transport under test: less than the largest tensor, and that of another one."""
@@ -123,6 +131,68 @@ class ToySlot(DraftSlot):
         return {name: tensor.to(self._device, copy=True).contiguous() for name, tensor in weights.items()}
 
 
+@dataclass(frozen=True)
+class WeightStage:
+    """The transport under test and its tensors, the same for every part; each process of a test has its own."""
+
+    build: Callable[[], WeightTransport]
+    """Makes the transport, and chooses the process's device where there are several."""
+    device_type: str
+
+    @property
+    def device(self) -> torch.device:
+        """Return this process's device, once a transport was made."""
+        return torch.empty(0, device=self.device_type).device
+
+    def weights(self, version: int) -> dict[str, Tensor]:
+        """Return the draft of that version on this process's device."""
+        return {name: tensor.to(self.device) for name, tensor in odd_weights(version).items()}
+
+    def resources(self) -> Resources:
+        """Return what this process holds, without memory of the device that nobody uses."""
+        if not torch.empty(0, device=self.device).is_cpu:
+            torch.get_device_module(self.device).empty_cache()
+        return settled_resources()
+
+    def publisher(self, fence: int = FENCE) -> Publisher:
+        """Return a publisher that uses the transport under test."""
+        transports = {"tested": self.build()}
+        return Publisher(transports, TARGET, group="suite", fence=fence, device=self.device)
+
+
+class StagedReceiver(UpdateReceiver):
+    """A receiver that serves version 0 at first, and answers questions of a test (``RemoteReplica.ask``)."""
+
+    def __init__(
+        self, stage: WeightStage, transport: WeightTransport, reach: Callable[[str], None] | None = None
+    ) -> None:
+        """Call ``reach`` at each named point of an update; by default the first one waits for ``let_go``."""
+        self._stage = stage
+        self._held, self._let_go = threading.Event(), threading.Event()
+        self.staged_slot = ToySlot(odd_weights(0), stage.device, reach or self._hold)
+        super().__init__(self.staged_slot, {"tested": transport}, group="suite")
+
+    def serves(self, version: int) -> bool:
+        """Return whether it serves that version, bit for bit."""
+        return self.staged_slot.serves(odd_weights(version))
+
+    def resources(self) -> Resources:
+        """Return what its process holds."""
+        return self._stage.resources()
+
+    def is_held(self) -> bool:
+        """Return whether an update waits at its first point."""
+        return self._held.is_set()
+
+    def let_go(self) -> None:
+        """Let updates go on from now on."""
+        self._let_go.set()
+
+    def _hold(self, point: str) -> None:
+        self._held.set()
+        self._let_go.wait(WAIT_S)
+
+
 class RemoteReplica(DraftReplica):
     """A replica of one rank, whose receiver is in another process of the test (``serve_receiver``)."""
 
@@ -141,12 +211,18 @@ class RemoteReplica(DraftReplica):
 
     def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
         """Make the receiver's call in the other process."""
-        args = () if argument is None else (argument,)
-        future: Future[ServingStatus] = Future()
+        return self._begin(name, *(() if argument is None else (argument,)))
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """Return the answer to a question of ``StagedReceiver``."""
+        return self._begin(name, *args).result(WAIT_S)
+
+    def _begin(self, name: str, *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
         threading.Thread(target=self._run, args=(future, name, args), daemon=True).start()
         return future
 
-    def _run(self, future: Future[ServingStatus], name: str, args: tuple[Any, ...]) -> None:
+    def _run(self, future: Future[Any], name: str, args: tuple[Any, ...]) -> None:
         self._before(name)
         try:
             with self._lock:
@@ -155,6 +231,16 @@ class RemoteReplica(DraftReplica):
         except (OSError, EOFError) as error:
             value = PeerLost(f"the replica's process has gone: {error!r}")
         future.set_exception(value) if isinstance(value, Exception) else future.set_result(value)
+
+
+@contextlib.contextmanager
+def replica_of_other_rank(me: Rank) -> Generator[RemoteReplica]:
+    """Yield the replica whose receiver another rank serves; it may end afterwards."""
+    replica = RemoteReplica(me.receive()[1])
+    try:
+        yield replica
+    finally:
+        replica.end()
 
 
 def serve_receiver(me: Rank, receiver: UpdateReceiver, num_clients: int = 1) -> None:

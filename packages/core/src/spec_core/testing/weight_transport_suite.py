@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections import defaultdict, deque
@@ -28,16 +27,17 @@ import torch
 from spec_core.errors import RunError
 from spec_core.testing.conformance import ConformanceSuite
 from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
-from spec_core.testing.resources import settled_resources
-from spec_core.testing.weight_faults import (
+from spec_core.testing.weight_faults import fault_in_publisher, fault_in_replica, publish_damaged
+from spec_core.testing.weight_stage import (
     FENCE,
-    fault_in_publisher,
-    fault_in_replica,
-    publish_damaged,
-    publisher_of,
-    replica_of,
+    TARGET,
+    StagedReceiver,
+    WeightStage,
+    odd_weights,
+    replica_of_other_rank,
+    same_bytes,
+    serve_receiver,
 )
-from spec_core.testing.weight_stage import TARGET, ToySlot, odd_weights, same_bytes
 from spec_core.weight_manifest import Manifest
 from spec_core.weight_sync.digest import tensor_entry
 
@@ -53,113 +53,73 @@ ROUNDS = 3
 
 
 class WeightTransportSuite(ConformanceSuite):
-    """Check a weight transport by the fixture ``build``; ranks are on ``device``."""
+    """Check a weight transport by the fixture ``build``; every end is in a process of its own, on ``device``."""
 
     @pytest.fixture
     def build(self) -> Build:
         """A function that returns the transport, with buckets of ``BUCKET_BYTES``."""
         raise pytest.UsageError("a WeightTransportSuite needs a fixture 'build': () -> WeightTransport")
 
-    def test_w1_tensors_arrive_bit_for_bit(self, build: Build) -> None:
+    @pytest.fixture
+    def device(self) -> str:
+        """Return the type of the device that tensors are on; ``build`` makes one the process's current one."""
+        return "cpu"
+
+    @pytest.fixture
+    def stage(self, build: Build, device: str) -> WeightStage:
+        """Return what each process of a test opens its end with."""
+        return WeightStage(build, device)
+
+    def test_w1_tensors_arrive_bit_for_bit(self, stage: WeightStage) -> None:
         """W1, W2, W3: two ranks get every tensor of each round, whatever its dtype, shape and size."""
-        run_ranks(_round_trips, 3, build)
+        run_ranks(_round_trips, 3, stage)
 
-    def test_w4_receiver_to_which_nothing_is_sent_ends_at_its_deadline(self, build: Build) -> None:
+    def test_w4_receiver_to_which_nothing_is_sent_ends_at_its_deadline(self, stage: WeightStage) -> None:
         """W4: it knows the sender's address, but nothing comes from there."""
-        run_ranks(_sender_that_leaves, 2, build)
+        run_ranks(_sender_that_leaves, 2, stage)
 
-    def test_w5_close_from_another_thread_ends_a_transfer(self, build: Build) -> None:
+    def test_w5_close_from_another_thread_ends_a_transfer(self, stage: WeightStage) -> None:
         """W5: an update in which a rank hangs ends when its publisher closes."""
-        slot_entered, let_go = threading.Event(), threading.Event()
+        run_ranks(_close_while_a_rank_hangs, 2, stage)
 
-        def hang(point: str) -> None:
-            if point.startswith("load"):
-                slot_entered.set()
-                let_go.wait(LONG_S)
-
-        slot = ToySlot(odd_weights(0), reach=hang)
-        with replica_of(build, slot) as (_, replica):
-            publisher = publisher_of(build)
-            publisher.add("stuck", replica).result(LONG_S)
-            pushed = publisher.publish(1, odd_weights(1), timeout_s=LONG_S)
-            assert slot_entered.wait(LONG_S)
-            threading.Timer(SHORT_S / 4, let_go.set).start()
-            started = time.monotonic()
-            publisher.close()
-            assert time.monotonic() - started < LONG_S / 2
-            assert pushed.cancelled() or not pushed.result(0).committed
-        assert slot.serves(odd_weights(0))
-
-    def test_w5_thirty_updates_leave_nothing(self, build: Build) -> None:
+    def test_w5_thirty_updates_leave_nothing(self, stage: WeightStage) -> None:
         """W5: no descriptor, no thread, no mapping and no weights of an older version stay."""
-        slot = ToySlot(odd_weights(0))
-        with replica_of(build, slot) as (_, replica), publisher_of(build) as publisher:
-            publisher.add("one", replica).result(LONG_S)
-            first = odd_weights(1)
-            old = weakref.ref(first["cut"])
-            assert publisher.publish(1, first).result(LONG_S).committed
-            del first
-            before = settled_resources()
-            for version in range(2, 32):
-                report = publisher.publish(version, odd_weights(version)).result(LONG_S)
-                assert report.committed, report
-            assert slot.serves(odd_weights(31))
-            assert settled_resources() == before
-            assert old() is None
+        run_ranks(_thirty_updates, 2, stage)
 
-    def test_w6_it_says_whether_it_can_be_used(self, build: Build) -> None:
+    def test_w6_it_says_whether_it_can_be_used(self, stage: WeightStage) -> None:
         """W6: the probe answers, and a rank of this very process is reached or refused with a reason."""
-        transport = build()
+        transport = stage.build()
         assert type(transport).probe().ok
-        place = transport.place(torch.device("cpu"))
+        place = transport.place(stage.device)
         assert place.isascii()
-        assert isinstance(transport.obstacle(place, torch.device("cpu")), str)
+        assert isinstance(transport.obstacle(place, stage.device), str)
 
-    def test_damage_is_never_served(self, build: Build) -> None:
+    def test_damage_is_never_served(self, stage: WeightStage) -> None:
         """Whatever a tensor suffers on its way, the old version serves, and the next update succeeds."""
-        publish_damaged(build)
+        run_ranks(publish_damaged, 2, stage)
 
-    def test_rank_that_is_slow_ends_at_the_deadline(self, build: Build) -> None:
+    def test_rank_that_is_slow_ends_at_the_deadline(self, stage: WeightStage) -> None:
         """W4, U7: the update ends at its deadline on both sides; the old version serves, the next update succeeds."""
-        let_go = threading.Event()
-
-        def wait(point: str) -> None:
-            if point == "load 1":
-                let_go.wait(LONG_S)
-
-        slot = ToySlot(odd_weights(0), reach=wait)
-        with replica_of(build, slot) as (receiver, replica), publisher_of(build) as publisher:
-            publisher.add("slow", replica).result(LONG_S)
-            started = time.monotonic()
-            report = publisher.publish(1, odd_weights(1), timeout_s=SHORT_S).result(LONG_S)
-            assert SHORT_S * 0.9 < time.monotonic() - started < 4 * SHORT_S
-            assert not report.committed
-            assert slot.serves(odd_weights(0))
-            assert receiver.status().state == "aborted"
-            let_go.set()
-            assert publisher.publish(2, odd_weights(2)).result(LONG_S).committed
-            assert slot.serves(odd_weights(2))
+        run_ranks(_deadline_while_a_rank_hangs, 2, stage)
 
     @pytest.mark.parametrize("point", ["load 2", "spare 2", "before swap 2", "after swap 2"])
-    def test_killed_rank_leaves_the_others_of_one_version(self, build: Build, point: str) -> None:
+    def test_killed_rank_leaves_the_others_of_one_version(self, stage: WeightStage, point: str) -> None:
         """U7, U8: one of two replicas dies; the other serves the old version, and what follows goes on without it."""
-        outcomes = watch_ranks(fault_in_replica, 3, build, faults={(1, point): Fault.KILL}, timeout_s=LONG_S)
-        assert [outcome.trace for outcome in outcomes] == ["", "", ""]
+        outcomes = watch_ranks(fault_in_replica, 4, stage, faults={(1, point): Fault.KILL}, timeout_s=LONG_S)
+        assert [outcome.trace for outcome in outcomes] == [""] * 4
 
-    def test_stopped_rank_leaves_the_others_of_one_version(self, build: Build) -> None:
+    def test_stopped_rank_leaves_the_others_of_one_version(self, stage: WeightStage) -> None:
         """W4, U7: as for one that is killed, once the deadline has passed."""
-        outcomes = watch_ranks(
-            fault_in_replica, 3, build, faults={(1, "load 2"): Fault.STOP}, timeout_s=LONG_S
-        )
-        assert [outcome.trace for outcome in outcomes] == ["", "", ""]
+        faults = {(1, "load 2"): Fault.STOP}
+        outcomes = watch_ranks(fault_in_replica, 4, stage, faults=faults, timeout_s=LONG_S)
+        assert [outcome.trace for outcome in outcomes] == [""] * 4
 
     @pytest.mark.parametrize("point", ["send 2", "commit 2"])
-    def test_killed_publisher_leaves_the_old_version(self, build: Build, point: str) -> None:
+    def test_killed_publisher_leaves_the_old_version(self, stage: WeightStage, point: str) -> None:
         """U6, U7: the rank aborts by itself; the next publisher, of a higher fence, succeeds without a restart."""
-        outcomes = watch_ranks(
-            fault_in_publisher, 3, build, faults={(0, point): Fault.KILL}, timeout_s=LONG_S
-        )
-        assert [outcome.trace for outcome in outcomes] == ["", "", ""]
+        faults = {(0, point): Fault.KILL}
+        outcomes = watch_ranks(fault_in_publisher, 3, stage, faults=faults, timeout_s=LONG_S)
+        assert [outcome.trace for outcome in outcomes] == [""] * 3
 
 
 def _manifest(version: int) -> Manifest:
@@ -185,13 +145,14 @@ class _Mail:
         return self._waiting[rank].popleft()
 
 
-def _round_trips(me: Rank, build: Build) -> None:
+def _round_trips(me: Rank, stage: WeightStage) -> None:
     """Rank 0 sends, the others receive; new memory is filled, so that what does not arrive shows."""
     torch.use_deterministic_algorithms(True)
-    transport, device, mail = build(), torch.device("cpu"), _Mail(me)
+    transport, mail = stage.build(), _Mail(me)
+    device = stage.device
     receivers = range(1, me.world_size)
     for version in range(ROUNDS):
-        manifest, weights = _manifest(version), odd_weights(version)
+        manifest, weights = _manifest(version), stage.weights(version)
         deadline = time.monotonic() + LONG_S
         if me.rank == 0:
             addresses = [mail.take(rank) for rank in receivers]
@@ -210,12 +171,13 @@ def _round_trips(me: Rank, build: Build) -> None:
         mail.send("done")
 
 
-def _sender_that_leaves(me: Rank, build: Build) -> None:
+def _sender_that_leaves(me: Rank, stage: WeightStage) -> None:
     """Rank 0 opens its end and sends nothing."""
-    transport, manifest, device, mail = build(), _manifest(1), torch.device("cpu"), _Mail(me)
+    transport, manifest, mail = stage.build(), _manifest(1), _Mail(me)
+    device = stage.device
     if me.rank == 0:
         address = mail.take(1)
-        with transport.sender(manifest, odd_weights(1), [address], device) as sender:
+        with transport.sender(manifest, stage.weights(1), [address], device) as sender:
             mail.send(sender.open(time.monotonic() + LONG_S))
             mail.take(1)
         return
@@ -230,3 +192,59 @@ def _sender_that_leaves(me: Rank, build: Build) -> None:
         else:  # a transport whose sender has written all when it opens
             assert len(arrived) == len(manifest.tensors)
     mail.send("done")
+
+
+def _close_while_a_rank_hangs(me: Rank, stage: WeightStage) -> None:
+    if me.rank == 1:
+        serve_receiver(me, StagedReceiver(stage, stage.build()))
+        return
+    with replica_of_other_rank(me) as replica:
+        publisher = stage.publisher()
+        publisher.add("stuck", replica).result(LONG_S)
+        pushed = publisher.publish(1, stage.weights(1), timeout_s=LONG_S)
+        while not replica.ask("is_held"):
+            assert not pushed.done()
+            time.sleep(0.02)
+        started = time.monotonic()
+        publisher.close()
+        assert time.monotonic() - started < LONG_S / 2
+        assert pushed.cancelled() or not pushed.result(0).committed
+        replica.ask("let_go")
+        assert replica.ask("serves", 0)
+
+
+def _deadline_while_a_rank_hangs(me: Rank, stage: WeightStage) -> None:
+    if me.rank == 1:
+        serve_receiver(me, StagedReceiver(stage, stage.build()))
+        return
+    with replica_of_other_rank(me) as replica, stage.publisher() as publisher:
+        publisher.add("slow", replica).result(LONG_S)
+        started = time.monotonic()
+        report = publisher.publish(1, stage.weights(1), timeout_s=SHORT_S).result(LONG_S)
+        assert SHORT_S * 0.9 < time.monotonic() - started < LONG_S / 2
+        assert not report.committed
+        assert replica.ask("serves", 0)
+        assert replica.status().result(LONG_S).state == "aborted"
+        replica.ask("let_go")
+        assert publisher.publish(2, stage.weights(2)).result(LONG_S).committed
+        assert replica.ask("serves", 2)
+
+
+def _thirty_updates(me: Rank, stage: WeightStage) -> None:
+    if me.rank == 1:
+        serve_receiver(me, StagedReceiver(stage, stage.build(), lambda point: None))
+        return
+    with replica_of_other_rank(me) as replica, stage.publisher() as publisher:
+        publisher.add("one", replica).result(LONG_S)
+        first = stage.weights(1)
+        old = weakref.ref(first["cut"])
+        assert publisher.publish(1, first).result(LONG_S).committed
+        del first
+        before = [stage.resources(), replica.ask("resources")]
+        for version in range(2, 32):
+            report = publisher.publish(version, stage.weights(version)).result(LONG_S)
+            assert report.committed, report
+        assert replica.ask("serves", 31)
+        after = [stage.resources(), replica.ask("resources")]
+        assert after == before, (before, after)
+        assert old() is None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from spec_core.draft_replica import UpdateOrder
 from spec_core.errors import DeadlineExceeded, EngineError, RunError
 from spec_core.resource import Resource
+from spec_core.weight_sync.current_device import use_device
 from spec_core.weight_sync.messages import Confirm, Endpoint, Loaded, Offer, reason_of
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Delivery(Resource):
     def transfer(self) -> None:
         """Bring the update to all ranks; afterwards its state is ``received``, or ``aborted`` with a reason."""
         try:
+            use_device(self._device)
             with self._timed("prepare"):
                 ends = self._prepare()
             self._send(ends)

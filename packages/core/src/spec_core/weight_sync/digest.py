@@ -1,4 +1,4 @@
-"""Digest of a tensor's bytes, on whatever device they lie.
+"""Digest of a tensor's bytes, the same wherever they lie.
 
 It finds damage, not forgery: the connection is authenticated. Let w_i be the bytes as little-endian words of 64 bits,
 the last one filled with zeros, p_i = w_i * c modulo 2**64 for an odd c, and m_i = p_i xor (p_i >> 32). A digest is
@@ -12,6 +12,10 @@ its own. So
 
 odd(i) is the product of two odd numbers, of the word's row and of its column in lines of 2**14 words: two small
 tables do for tensors of any size. Both come from splitmix64 (Steele et al., 2014).
+
+It is computed where the tensor lies if torch's own kernels are used there. A vendor's extension may lack products,
+shifts or sums of 64-bit integers, or fail long after they were asked for: from there the bytes are copied to the
+host, a block at a time.
 """
 
 from __future__ import annotations
@@ -74,19 +78,26 @@ def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _weighted_sums(raw: Tensor) -> list[int]:
+    device = _computing_device(raw.device)
     num_rows = -(-raw.numel() // (COLUMNS * 8))
     factors = [
-        (_column_factors(seed, raw.device), _odd(seed ^ _ROW_SEED, num_rows).to(raw.device))
-        for seed in _SEEDS
+        (_column_factors(seed, device), _odd(seed ^ _ROW_SEED, num_rows).to(device)) for seed in _SEEDS
     ]
-    sums = torch.zeros(len(_SEEDS), dtype=torch.int64, device=raw.device)
+    sums = torch.zeros(len(_SEEDS), dtype=torch.int64, device=device)
     for start in range(0, raw.numel(), _BLOCK_BYTES):
-        words = _words(raw[start : start + _BLOCK_BYTES]) * _signed(_WORD_FACTOR)
+        block = raw[start : start + _BLOCK_BYTES].to(device)
+        words = _words(block) * _signed(_WORD_FACTOR)
         mixed = words ^ _shifted(words, 32)
         first = start // (COLUMNS * 8)
         for index, (column, row) in enumerate(factors):
             sums[index] += ((mixed * column).sum(dim=1) * row[first : first + len(words)]).sum()
     return sums.tolist()
+
+
+def _computing_device(device: torch.device) -> torch.device:
+    """Return ``device`` where torch itself has the kernels, else the CPU."""
+    is_torchs = torch.get_device_module(device).__name__.startswith("torch.")
+    return device if is_torchs else torch.device("cpu")
 
 
 def _words(raw: Tensor) -> Tensor:

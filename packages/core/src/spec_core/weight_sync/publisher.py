@@ -22,6 +22,7 @@ from spec_core.draft_replica import ServingStatus, UpdateId
 from spec_core.errors import ConfigError, RunError
 from spec_core.resource import Resource
 from spec_core.weight_manifest import Manifest
+from spec_core.weight_sync.current_device import use_device
 from spec_core.weight_sync.delivery import Delivery, Payload, ReplicaOutcome, settled
 from spec_core.weight_sync.digest import tensor_entry
 from spec_core.weight_sync.messages import reason_of
@@ -111,7 +112,7 @@ class Publisher(Resource):
         self._under_way: list[Delivery] = []
         self._closed = False
         self._link = PublisherLink(address)
-        self._jobs = ThreadPoolExecutor(1, thread_name_prefix="weight-publisher")
+        self._jobs = ThreadPoolExecutor(1, "weight-publisher", use_device, (self._device,))
         self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="weight-publisher-callbacks")
 
     @property

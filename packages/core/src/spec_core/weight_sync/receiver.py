@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from spec_core.draft_replica import ServingStatus
 from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.resource import Resource
+from spec_core.weight_sync.current_device import use_device
 from spec_core.weight_sync.digest import tensor_entry
 from spec_core.weight_sync.messages import (
     Confirm,
@@ -239,6 +240,7 @@ class _Transfer:
             if self._before is not None:  # it may still write into the spare copy
                 self._before.join()
                 self._before = None
+            use_device(self._owner.slot.device)
             with contextlib.closing(UpdateChannel.connect(self.order.address, self._deadline)) as channel:
                 self._receive(channel)
         except Exception as error:  # noqa: BLE001 (the top of a thread: an engine's loader may raise anything)
