@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import secrets
 import threading
 from concurrent.futures import Future
@@ -151,6 +152,8 @@ class WeightStage:
     def resources(self) -> Resources:
         """Return what this process holds, without memory of the device that nobody uses."""
         if not torch.empty(0, device=self.device).is_cpu:
+            gc.collect()
+            torch.get_device_module(self.device).synchronize()
             torch.get_device_module(self.device).empty_cache()
         return settled_resources()
 

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 LONG_S, SHORT_S = 20.0, 1.0
 ROUNDS = 3
+LATE_EVENTS = 4
+"""Resources of a device that its vendor may destroy long after their last owner has gone, as torch-npu does with
+events of other processes: a few are no leak, one for each of thirty updates is."""
 
 
 class WeightTransportSuite(ConformanceSuite):
@@ -237,7 +240,7 @@ def _thirty_updates(me: Rank, stage: WeightStage) -> None:
     with replica_of_other_rank(me) as replica, stage.publisher() as publisher:
         publisher.add("one", replica).result(LONG_S)
         first = stage.weights(1)
-        old = weakref.ref(first["cut"])
+        old, first_is_on_host = weakref.ref(first["cut"]), first["cut"].is_cpu
         assert publisher.publish(1, first).result(LONG_S).committed
         del first
         before = [stage.resources(), replica.ask("resources")]
@@ -246,5 +249,7 @@ def _thirty_updates(me: Rank, stage: WeightStage) -> None:
             assert report.committed, report
         assert replica.ask("serves", 31)
         after = [stage.resources(), replica.ask("resources")]
-        assert after == before, (before, after)
+        num_late = 0 if first_is_on_host else LATE_EVENTS
+        for then, now in zip(before, after, strict=True):
+            assert all(new <= old + num_late for old, new in zip(then, now, strict=True)), (then, now)
         assert old() is None
