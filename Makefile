@@ -8,6 +8,9 @@ RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/pytho
 MEMBERS := packages/core $(filter-out packages/core,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))) apps/trainer
 EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 
+# Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help install environments quickstart test test-engines test-ascend check bench mutations mutations-ascend clean
 
 help: ## list the targets
