@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     import torch
 
 
+_MAX_PORT = 65535
+
 opening = threading.Lock()
 """Held while a socket begins to listen, so that who looks for the one that a library opens finds no other."""
 
@@ -82,8 +84,10 @@ def _store_file() -> str:
 def parse_address(address: str) -> tuple[str, int]:
     """Return host and port of ``host:port`` or ``[ipv6]:port``. Raise ProtocolError for anything else."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise ProtocolError(f"{address!r} is not host:port")
+    if int(port) > _MAX_PORT:
+        raise ProtocolError(f"{address!r} has port {port}; the highest port is {_MAX_PORT}")
     return host.strip("[]"), int(port)
 
 

@@ -149,9 +149,10 @@ class HfEngine(Engine):
         self._senders.clear()
 
     def _answer(self, prompt: Sequence[int], sampling: SamplingParams, index: int) -> Generation:
-        if self._updates is None:
+        updates = self._updates  # another thread may load another draft
+        if updates is None or sampling.num_draft_tokens == 0:
             return self._decoder.generate(prompt, sampling, index)
-        with self._updates.unchanged() as served:
+        with updates.unchanged() as served:
             decoder = self._decoder
         answer = decoder.generate(prompt, sampling, index)
         return replace(answer, draft_version=served.version, draft_digest=served.digest)

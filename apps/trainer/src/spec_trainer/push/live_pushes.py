@@ -83,15 +83,15 @@ class LivePushes(Resource):
         """Return rank 0's answer on every rank: it alone knows whether the push before is over."""
         if done_steps == self._last_step:
             return True
+        is_free = self._pusher is not None and not self._pusher.is_busy
+        if self._group.size() == 1:
+            return is_free
         import torch
         import torch.distributed as dist
 
-        is_free = torch.tensor(
-            self._pusher is not None and not self._pusher.is_busy, dtype=torch.int32, device=self._device
-        )
-        if self._group.size() > 1:
-            dist.broadcast(is_free, 0, group=self._group)
-        return bool(is_free)
+        answer = torch.tensor(is_free, dtype=torch.int32, device=self._device)
+        dist.broadcast(answer, 0, group=self._group)
+        return bool(answer)
 
 
 class _Pusher(Resource):

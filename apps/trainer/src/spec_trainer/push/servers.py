@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from spec_trainer.push.request import PushRequest
     from spec_trainer.run_spec import RunParts, RunSpec
 
-_MAX_PORT = 65535
-
 
 def connect_servers(urls: Sequence[str]) -> dict[str, HttpReplica]:
     """Return the server at each address. Raise ConfigError for a wrong one, EngineError where none answers."""
@@ -84,8 +82,6 @@ def _parsed(address: str) -> tuple[str, int]:
         host, port = parse_address(address)
         if host in ("0.0.0.0", "::"):
             raise ProtocolError("that is every interface; servers need the address of one")
-        if port > _MAX_PORT:
-            raise ProtocolError(f"the highest port is {_MAX_PORT}")
         return host, port
 
 

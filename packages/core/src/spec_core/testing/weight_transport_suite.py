@@ -251,5 +251,5 @@ def _thirty_updates(me: Rank, stage: WeightStage) -> None:
         after = [stage.resources(), replica.ask("resources")]
         num_late = 0 if first_is_on_host else LATE_EVENTS
         for then, now in zip(before, after, strict=True):
-            assert all(new <= old + num_late for old, new in zip(then, now, strict=True)), (then, now)
+            assert all(left <= had + num_late for had, left in zip(then, now, strict=True)), (then, now)
         assert old() is None
