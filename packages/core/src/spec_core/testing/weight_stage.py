@@ -139,6 +139,8 @@ class WeightStage:
     build: Callable[[], WeightTransport]
     """Makes the transport, and chooses the process's device where there are several."""
     device_type: str
+    build_sender: Callable[[], WeightTransport] | None = None
+    """Makes the publisher's, where it needs a device of its own; None means ``build``."""
 
     @property
     def device(self) -> torch.device:
@@ -157,9 +159,13 @@ class WeightStage:
             torch.get_device_module(self.device).empty_cache()
         return settled_resources()
 
+    def build_publishers(self) -> WeightTransport:
+        """Return a new transport for the process that publishes."""
+        return (self.build_sender or self.build)()
+
     def publisher(self, fence: int = FENCE) -> Publisher:
         """Return a publisher that uses the transport under test."""
-        transports = {"tested": self.build()}
+        transports = {"tested": self.build_publishers()}
         return Publisher(transports, TARGET, group="suite", fence=fence, device=self.device)
 
 

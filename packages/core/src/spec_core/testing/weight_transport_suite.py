@@ -69,13 +69,23 @@ class WeightTransportSuite(ConformanceSuite):
         return "cpu"
 
     @pytest.fixture
-    def stage(self, build: Build, device: str) -> WeightStage:
-        """Return what each process of a test opens its end with."""
-        return WeightStage(build, device)
+    def build_sender(self, build: Build) -> Build:
+        """A function that returns the publisher's transport; here that of everybody."""
+        return build
 
-    def test_w1_tensors_arrive_bit_for_bit(self, stage: WeightStage) -> None:
-        """W1, W2, W3: two ranks get every tensor of each round, whatever its dtype, shape and size."""
-        run_ranks(_round_trips, 3, stage)
+    @pytest.fixture
+    def num_receivers(self) -> int:
+        """Return how many ranks a replica has where it has several; one where there are too few devices."""
+        return 2
+
+    @pytest.fixture
+    def stage(self, build: Build, device: str, build_sender: Build) -> WeightStage:
+        """Return what each process of a test opens its end with."""
+        return WeightStage(build, device, build_sender)
+
+    def test_w1_tensors_arrive_bit_for_bit(self, stage: WeightStage, num_receivers: int) -> None:
+        """W1, W2, W3: every rank gets every tensor of each round, whatever its dtype, shape and size."""
+        run_ranks(_round_trips, 1 + num_receivers, stage)
 
     def test_w4_receiver_to_which_nothing_is_sent_ends_at_its_deadline(self, stage: WeightStage) -> None:
         """W4: it knows the sender's address, but nothing comes from there."""
@@ -151,7 +161,7 @@ class _Mail:
 def _round_trips(me: Rank, stage: WeightStage) -> None:
     """Rank 0 sends, the others receive; new memory is filled, so that what does not arrive shows."""
     torch.use_deterministic_algorithms(True)
-    transport, mail = stage.build(), _Mail(me)
+    transport, mail = stage.build() if me.rank else stage.build_publishers(), _Mail(me)
     device = stage.device
     receivers = range(1, me.world_size)
     for version in range(ROUNDS):
@@ -176,8 +186,8 @@ def _round_trips(me: Rank, stage: WeightStage) -> None:
 
 def _sender_that_leaves(me: Rank, stage: WeightStage) -> None:
     """Rank 0 opens its end and sends nothing."""
-    transport, manifest, mail = stage.build(), _manifest(1), _Mail(me)
-    device = stage.device
+    transport = stage.build() if me.rank else stage.build_publishers()
+    manifest, mail, device = _manifest(1), _Mail(me), stage.device
     if me.rank == 0:
         address = mail.take(1)
         with transport.sender(manifest, stage.weights(1), [address], device) as sender:
