@@ -1,10 +1,22 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
 from spec_core.processes import collect_rarely
+
+ENDS_WITH_A_CYCLE = """
+from spec_core.processes import collect_rarely
+{call}
+class Noticed:
+    def __del__(self):
+        print("walked through")
+cycle = [Noticed()]
+cycle.append(cycle)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +40,10 @@ def test_the_collector_runs_less_often_and_still_runs():
     usual = walks_while_making(200_000)
     collect_rarely()
     assert 0 < walks_while_making(200_000) < usual / 10
+
+
+@pytest.mark.parametrize("call", ["", "collect_rarely()"])
+def test_the_collector_walks_through_nothing_at_the_end_of_a_process(call: str):
+    program = ENDS_WITH_A_CYCLE.format(call=call)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == ("" if call else "walked through\n")
