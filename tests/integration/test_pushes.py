@@ -166,6 +166,7 @@ def test_a_server_that_is_lost_ends_no_run(lab, drafts):
     run.train_on(20)
     assert "serving_version" in launching.metrics(run.output)[-1]
     assert f"{url} does not answer" in log.read_text()
+    run.kill_everything()  # it would train beside every test that follows
 
 
 def test_a_server_that_hangs_keeps_no_run_from_ending(lab, drafts):
