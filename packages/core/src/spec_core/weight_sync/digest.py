@@ -36,6 +36,8 @@ COLUMNS = 1 << 14
 """Words of a line."""
 _BLOCK_BYTES = 8 << 20
 """Bytes that are worked on at a time; three times as much memory is needed beside the tensor."""
+_DEVICE_BLOCK_BYTES = 32 << 20
+"""The same on a device: in smaller blocks it would wait for the host, which asks for a dozen kernels in each."""
 _SEEDS = (0x9AE16A3B2F90404F, 0xC949C7DEFE7F8C1D)
 _ROW_SEED, _LENGTH_SEED = 0xA0761D6478BD642F, 0xE7037ED1A0B428DB
 _WORD_FACTOR = 0xD6E8FEB86659FD93
@@ -81,16 +83,15 @@ def _weighted_sums(raw: Tensor) -> list[int]:
     device = _computing_device(raw.device)
     num_rows = -(-raw.numel() // (COLUMNS * 8))
     factors = [
-        (_column_factors(seed, device), _odd(seed ^ _ROW_SEED, num_rows).to(device)) for seed in _SEEDS
+        (_factors(seed, COLUMNS, device), _factors(seed ^ _ROW_SEED, num_rows, device)) for seed in _SEEDS
     ]
     sums = torch.zeros(len(_SEEDS), dtype=torch.int64, device=device)
-    for start in range(0, raw.numel(), _BLOCK_BYTES):
-        block = raw[start : start + _BLOCK_BYTES].to(device)
-        words = _words(block) * _signed(_WORD_FACTOR)
-        mixed = words ^ _shifted(words, 32)
+    block_bytes = _BLOCK_BYTES if sums.is_cpu else _DEVICE_BLOCK_BYTES
+    for start in range(0, raw.numel(), block_bytes):
+        mixed = _mixed(_words(raw[start : start + block_bytes].to(device)))
         first = start // (COLUMNS * 8)
         for index, (column, row) in enumerate(factors):
-            sums[index] += ((mixed * column).sum(dim=1) * row[first : first + len(words)]).sum()
+            sums[index] += ((mixed * column).sum(dim=1) * row[first : first + len(mixed)]).sum()
     return sums.tolist()
 
 
@@ -110,9 +111,22 @@ def _words(raw: Tensor) -> Tensor:
     return raw.view(torch.int64).view(-1, COLUMNS)
 
 
+def _mixed(words: Tensor) -> Tensor:
+    """Return m of each word."""
+    products = words * _signed(_WORD_FACTOR)
+    halves = products.view(torch.int32)  # the lower one of each word comes first
+    halves[:, ::2] ^= halves[:, 1::2]
+    return products
+
+
+def _factors(seed: int, count: int, device: torch.device) -> Tensor:
+    """Return the first ``count`` odd numbers of a seed; the beginning of a table that is kept."""
+    return _table(seed, max(COLUMNS, 1 << (count - 1).bit_length()), device)[:count]
+
+
 @functools.cache
-def _column_factors(seed: int, device: torch.device) -> Tensor:
-    return _odd(seed, COLUMNS).to(device)
+def _table(seed: int, count: int, device: torch.device) -> Tensor:
+    return _odd(seed, count).to(device)
 
 
 def _odd(seed: int, count: int) -> Tensor:
