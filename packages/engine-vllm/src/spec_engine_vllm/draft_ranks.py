@@ -26,6 +26,8 @@ class DraftRanks:
         self._llm = llm
         self._order = asyncio.Lock()
         self._counted: Fields = {}
+        self._num_ranks = 0
+        """Ranks that hold the draft; 0 before they were asked."""
         self.served = ServingStatus()
         """Status of the replica when its ranks were last asked."""
 
@@ -40,7 +42,7 @@ class DraftRanks:
             statuses = await (self._commit(argument) if name == "commit" else self._each(name, argument))
         if name in ("commit", "revert"):
             self._counted = speculation_counters()
-        self.served = combined(statuses)
+        self.served, self._num_ranks = combined(statuses), len(statuses)
         return {
             "status": self.served.model_dump(mode="json"),
             "ranks": len(statuses),
@@ -52,9 +54,12 @@ class DraftRanks:
         return _difference(speculation_counters(), self._counted)
 
     async def _commit(self, argument: str) -> list[ServingStatus]:
-        """Commit on all ranks or on none: each one could, when it was asked first, and one that fails undoes all."""
+        """Commit on all ranks or on none: each one could, when it was asked first, and one that fails undoes all.
+
+        One alone checks it by itself; each question waits for a step of the engine.
+        """
         update = UpdateId.decode(argument)
-        for rank, status in enumerate(await self._each("status")):
+        for rank, status in enumerate([] if self._num_ranks == 1 else await self._each("status")):
             if status.update != update or status.state not in ("received", "committed"):
                 reason = f" ({status.reason})" if status.reason else ""
                 raise EngineError(

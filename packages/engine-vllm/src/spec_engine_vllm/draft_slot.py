@@ -11,7 +11,6 @@ import copy
 import hashlib
 import logging
 import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -31,7 +30,7 @@ from spec_engine_vllm.tensor_exchange import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor, nn
 
@@ -85,13 +84,13 @@ class VllmDraftSlot(DraftSlot):
             self._blank = self._new_model()
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Load the spare by the model's own loader, one tensor at a time, on a stream of its own."""
+        """Load the spare by the model's own loader, one tensor at a time."""
         self._exchange = None
         if self._blank is not None:
             self._spare, self._blank = self._blank, None
         assert self._spare is not None, "make_blank was not called"
         made = _outline(self._spare)
-        with _beside_the_engine(self._device):
+        with torch.no_grad():
             for name, tensor in weights:
                 if (shared := self._shared_with_target(name)) is not None:
                     self._check_unchanged(name, tensor, shared)
@@ -107,7 +106,7 @@ class VllmDraftSlot(DraftSlot):
         model = self._live if copy == "live" else self._spare
         if model is None:
             raise EngineError("there is no spare: no update was ever prepared")
-        with _beside_the_engine(self._device):
+        with torch.no_grad():
             digest = hashlib.sha256(tensors_digest(owned_tensors(model, self._target).items()).encode())
         for path, layer in packed_layers(model, self._target).items():
             digest.update(f"{path} {layer.__dict__.get(PACKED_DIGEST)}".encode())
@@ -191,17 +190,3 @@ def _note_digests(spare: nn.Module) -> None:
         weight = module._parameters.get("weight")
         if weight is not None and weight.is_cpu:
             module.__dict__[PACKED_DIGEST] = tensors_digest([("weight", weight)])
-
-
-@contextmanager
-def _beside_the_engine(device: torch.device) -> Generator[None]:
-    """Work on a stream that the engine's does not wait for, and wait for it at the end."""
-    with torch.no_grad():
-        if torch.empty(0, device=device).is_cpu:
-            yield
-            return
-        torch.accelerator.set_device_index(device)  # current devices are per thread
-        stream = torch.Stream(device)
-        with stream:
-            yield
-        stream.synchronize()

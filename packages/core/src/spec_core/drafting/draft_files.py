@@ -141,10 +141,10 @@ def served_dtype(target: TargetSpec) -> str:
 
 
 def as_served(tensor: Tensor, target: TargetSpec) -> Tensor:
-    """Return a floating tensor in the dtype that it is served in, any other as it is, on the CPU."""
+    """Return a floating tensor in the dtype that it is served in, any other as it is."""
     import torch
 
-    tensor = tensor.detach().cpu()
+    tensor = tensor.detach()
     return tensor.to(getattr(torch, served_dtype(target))) if tensor.is_floating_point() else tensor
 
 
@@ -154,7 +154,7 @@ def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec,
 
     # A copy of its own: safetensors refuses tensors that share memory.
     exported = draft.exported_tensors(weights, target)
-    stored = {name: tensor.clone().contiguous() for name, tensor in exported}
+    stored = {name: tensor.cpu().clone().contiguous() for name, tensor in exported}
     save_file(stored, folder / _TENSORS, metadata={"format": "pt"})
     config = json.dumps(draft.exported_config(target), indent=2) + "\n"
     (folder / _CONFIG).write_text(config, encoding="utf-8")

@@ -6,6 +6,7 @@ from spec_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_core.weight_sync.buckets import BucketPlan, bucket_size
+    from spec_core.weight_sync.current_device import beside, queued_before
     from spec_core.weight_sync.delivery import ReplicaOutcome
     from spec_core.weight_sync.digest import tensor_digest, tensors_digest
     from spec_core.weight_sync.draft_slot import DraftLayout, DraftSlot
@@ -17,6 +18,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         buckets="BucketPlan bucket_size",
+        current_device="beside queued_before",
         delivery="ReplicaOutcome",
         digest="tensor_digest tensors_digest",
         draft_slot="DraftLayout DraftSlot",
@@ -35,9 +37,11 @@ __all__ = [
     "ReceiverReplica",
     "ReplicaOutcome",
     "UpdateReceiver",
+    "beside",
     "bucket_size",
     "combined",
     "open_weight_transports",
+    "queued_before",
     "tensor_digest",
     "tensors_digest",
 ]

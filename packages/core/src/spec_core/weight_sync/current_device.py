@@ -1,11 +1,21 @@
-"""The current device of a thread: a new thread begins with the first device, or, on some hardware, with none."""
+"""Device and stream of a thread: a new one begins with the first device, or, on some hardware, with none."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     import torch
+
+_spare_streams: defaultdict[torch.device, list[Any]] = defaultdict(list)
+"""Streams that nobody uses now. torch never takes one back, and what its allocator has cached for one is for no
+other: an update on a new stream each time would take new memory each time."""
+_taking = threading.Lock()
 
 
 def use_device(device: torch.device) -> None:
@@ -14,3 +24,35 @@ def use_device(device: torch.device) -> None:
 
     if str(device) != device.type:  # it has a number
         torch.get_device_module(device).set_device(device)
+
+
+@contextmanager
+def beside(device: torch.device) -> Generator[None]:
+    """Make ``device`` current, queue work on a stream that nobody else uses meanwhile, and wait for it at the end.
+
+    So the work waits for nothing that the process trains or serves, nor that for it.
+    """
+    import torch
+
+    use_device(device)
+    if torch.empty(0, device=device).is_cpu:
+        yield
+        return
+    module = torch.get_device_module(device)
+    with _taking:
+        spare = _spare_streams[device]
+        stream = spare.pop() if spare else module.Stream(device)
+    with module.stream(stream):
+        yield
+    stream.synchronize()
+    _spare_streams[device].append(stream)  # one on which something has failed is used no more
+
+
+def queued_before(device: torch.device) -> Any:
+    """Return an event behind what is queued on the device's current stream; a thread that waits for it sleeps."""
+    import torch
+
+    module = torch.get_device_module(device)
+    event = module.Event(blocking=True)
+    event.record(module.current_stream(device))
+    return event

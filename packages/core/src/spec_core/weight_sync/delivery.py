@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from spec_core.draft_replica import UpdateOrder
 from spec_core.errors import DeadlineExceeded, EngineError, RunError
 from spec_core.resource import Resource
-from spec_core.weight_sync.current_device import use_device
+from spec_core.weight_sync.current_device import beside
 from spec_core.weight_sync.messages import Confirm, Endpoint, Loaded, Offer, reason_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class ReplicaOutcome:
     reason: str = ""
     """Why the update was not committed there."""
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Time of each part: ``prepare``, ``send``, ``load``, ``commit`` and ``confirm``."""
+    """Time of each part: ``prepare``, ``send``, ``load``, ``commit`` and ``confirm``; of these the slowest rank has
+    taken ``receive`` (into the spare copy, while it was sent), ``digest`` (of that), ``swap`` and ``digest_live``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +96,14 @@ class Delivery(Resource):
     def transfer(self) -> None:
         """Bring the update to all ranks; afterwards its state is ``received``, or ``aborted`` with a reason."""
         try:
-            use_device(self._device)
-            with self._timed("prepare"):
-                ends = self._prepare()
-            self._send(ends)
+            with beside(self._device):
+                with self._timed("prepare"):
+                    ends = self._prepare()
+                self._send(ends)
             self.state = "received"
         except Exception as error:  # noqa: BLE001 (a transport or a replica may raise anything)
             self.has_failed = True
+            self._close_sender()
             self.abort(reason_of(error))
 
     def commit(self) -> None:
@@ -141,11 +143,11 @@ class Delivery(Resource):
         self._cancelled = True
         if self._expected is not None and self.state == "pending":
             self._expected.cancel()
-        if (sender := self._sender) is not None:
-            sender.close()
+        self._close_sender()
 
     def close(self) -> None:
         """End the connections to the ranks."""
+        self._close_sender()
         if self._expected is not None:
             self._expected.close()
 
@@ -177,17 +179,21 @@ class Delivery(Resource):
             )
             end.post(offer, self._deadline)
         addresses = [end.expect(Endpoint, self._deadline).address for end in ends]
-        with transport.sender(manifest, self.payload.weights, addresses, self._device) as self._sender:
-            try:
-                with self._timed("send"):
-                    for end, address in zip(ends, self._sender.open(self._deadline), strict=True):
-                        end.post(Endpoint(address=address), self._deadline)
-                    self._sender.send(self._deadline)
-            except RunError:
-                self._raise_reason_of(ends)
-                raise
-            with self._timed("load"):
-                self._digests = [end.expect(Loaded, self._deadline).digest for end in ends]
+        self._sender = transport.sender(manifest, self.payload.weights, addresses, self._device)
+        try:
+            with self._timed("send"):
+                for end, address in zip(ends, self._sender.open(self._deadline), strict=True):
+                    end.post(Endpoint(address=address), self._deadline)
+                self._sender.send(self._deadline)
+        except RunError:
+            self._raise_reason_of(ends)
+            raise
+        with self._timed("load"):
+            self._digests = [self._digest_from(end) for end in ends]
+
+    def _close_sender(self) -> None:
+        if (sender := self._sender) is not None:
+            sender.close()
 
     def _choose(self, ends: Sequence[RankEnd]) -> WeightTransport:
         """Return the first transport that reaches every rank."""
@@ -221,8 +227,15 @@ class Delivery(Resource):
         for end in ends:
             end.post(Confirm(), self._deadline)
         for end, digest in zip(ends, self._digests, strict=True):
-            if (live := end.expect(Loaded, self._deadline).digest) != digest:
+            if (live := self._digest_from(end)) != digest:
                 raise EngineError(f"rank {end.rank} serves digest {live} after the commit, expected {digest}")
+
+    def _digest_from(self, end: RankEnd) -> str:
+        """Return the digest that a rank reports next, and note its times."""
+        loaded = end.expect(Loaded, self._deadline)
+        for part, seconds in loaded.seconds.items():
+            self.seconds[part] = max(seconds, self.seconds.get(part, 0.0))
+        return loaded.digest
 
     @contextlib.contextmanager
     def _timed(self, part: str) -> Generator[None]:

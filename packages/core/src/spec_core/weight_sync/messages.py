@@ -77,6 +77,8 @@ class Loaded(WireRecord):
 
     kind: Literal["loaded"] = "loaded"
     digest: str
+    seconds: Mapping[str, float] = {}
+    """Time that this rank has taken for each of its parts since the message before."""
 
 
 class Confirm(WireRecord):

@@ -22,7 +22,7 @@ from spec_core.draft_replica import ServingStatus, UpdateId
 from spec_core.errors import ConfigError, RunError
 from spec_core.resource import Resource
 from spec_core.weight_manifest import Manifest
-from spec_core.weight_sync.current_device import use_device
+from spec_core.weight_sync.current_device import beside, queued_before
 from spec_core.weight_sync.delivery import Delivery, Payload, ReplicaOutcome, settled
 from spec_core.weight_sync.digest import tensor_entry
 from spec_core.weight_sync.messages import reason_of
@@ -112,7 +112,7 @@ class Publisher(Resource):
         self._under_way: list[Delivery] = []
         self._closed = False
         self._link = PublisherLink(address)
-        self._jobs = ThreadPoolExecutor(1, "weight-publisher", use_device, (self._device,))
+        self._jobs = ThreadPoolExecutor(1, thread_name_prefix="weight-publisher")
         self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="weight-publisher-callbacks")
 
     @property
@@ -141,11 +141,20 @@ class Publisher(Resource):
     ) -> Future[PublishReport]:
         """Push exported tensors as ``version``, which must be higher than the last one.
 
-        The tensors are given away: nobody may change them any more. ``timeout_s`` is for the whole push, from when
-        its turn has come. The future ends with a report, also where nothing was committed; its callbacks run one
-        after the other on a thread of their own, while the next push goes on.
+        The tensors are given away: nobody may change them any more, but for what is queued on the current stream of
+        their device. ``timeout_s`` is for the whole push, from when its turn has come. The future ends with a report,
+        also where nothing was committed; its callbacks run one after the other on a thread of their own, while the
+        next push goes on.
         """
-        return self._submit(lambda: self._publish(version, weights, policy, timeout_s), then=self._repair)
+        devices = {tensor.device for tensor in weights.values() if not tensor.is_cpu}
+        made = [queued_before(device) for device in devices]
+
+        def publish() -> PublishReport:
+            for event in made:
+                event.synchronize()
+            return self._publish(version, weights, policy, timeout_s)
+
+        return self._submit(publish, then=self._repair)
 
     def revert(self, timeout_s: float = 60.0) -> Future[Mapping[str, ReplicaOutcome]]:
         """Undo the newest commit on every replica; one that cannot swap back gets the version before anew, if any."""
@@ -173,7 +182,8 @@ class Publisher(Resource):
 
         def run() -> None:
             try:
-                value = job()
+                with beside(self._device):
+                    value = job()
             except BaseException as error:  # noqa: BLE001 (the top of a thread: the caller gets every error)
                 self._callbacks.submit(result.set_exception, error)
                 return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from spec_core.draft_replica import ServingStatus
 from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.resource import Resource
-from spec_core.weight_sync.current_device import use_device
+from spec_core.weight_sync.current_device import beside
 from spec_core.weight_sync.digest import tensor_entry
 from spec_core.weight_sync.messages import (
     Confirm,
@@ -90,7 +90,8 @@ class UpdateReceiver(Resource):
             served = self._transfer.manifest
             replaced = self._status
             try:
-                self.slot.swap()
+                with self._transfer.timed("swap"):
+                    self.slot.swap()
             except Exception as error:
                 self._quarantine(f"the swap failed: {reason_of(error)}")
                 raise EngineError(f"update {update.number}: {self._status.reason}") from error
@@ -218,6 +219,7 @@ class _Transfer:
         self._deadline = time.monotonic() + order.seconds
         self._cancelled = threading.Event()
         self._open: list[UpdateChannel | WeightReceiver] = []
+        self._seconds: dict[str, float] = {}
         self._thread = threading.Thread(
             target=self._run, name=f"draft update {order.update.number}", daemon=True
         )
@@ -234,14 +236,27 @@ class _Transfer:
         for resource in list(self._open):
             resource.shutdown() if isinstance(resource, UpdateChannel) else resource.close()
 
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Generator[None]:
+        """Note the time of a part, for the next message to the publisher."""
+        started = time.monotonic()
+        yield
+        self._seconds[part] = time.monotonic() - started
+
+    def _times(self) -> dict[str, float]:
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
     def _run(self) -> None:
         update = self.order.update
         try:
             if self._before is not None:  # it may still write into the spare copy
                 self._before.join()
                 self._before = None
-            use_device(self._owner.slot.device)
-            with contextlib.closing(UpdateChannel.connect(self.order.address, self._deadline)) as channel:
+            with (
+                contextlib.closing(UpdateChannel.connect(self.order.address, self._deadline)) as channel,
+                beside(self._owner.slot.device),
+            ):
                 self._receive(channel)
         except Exception as error:  # noqa: BLE001 (the top of a thread: an engine's loader may raise anything)
             logger.info("update %d of group %s ended: %s", update.number, update.group, reason_of(error))
@@ -249,36 +264,42 @@ class _Transfer:
 
     def _receive(self, channel: UpdateChannel) -> None:
         self._register(channel)
-        try:
-            digest = self._load(channel)
-        except Exception as error:
-            channel.fail(reason_of(error))
-            raise
-        self._owner.has_received(self.order.update)
-        channel.post(Loaded(digest=digest), self._deadline)
+        with (
+            contextlib.ExitStack() as ends
+        ):  # closing the transport's may take time: the publisher goes on first
+            try:
+                digest = self._load(channel, ends)
+            except Exception as error:
+                channel.fail(reason_of(error))
+                raise
+            self._owner.has_received(self.order.update)
+            channel.post(Loaded(digest=digest, seconds=self._times()), self._deadline)
         channel.expect(Confirm, self._deadline)  # or the end of the connection: nothing is confirmed then
-        live = self._owner.slot.digest("live")
+        with self.timed("digest_live"):
+            live = self._owner.slot.digest("live")
         if live != digest:
             self._owner.quarantine(self.order.update, f"the live copy has digest {live}, expected {digest}")
-        channel.post(Loaded(digest=live), self._deadline)
+        channel.post(Loaded(digest=live, seconds=self._times()), self._deadline)
 
-    def _load(self, channel: UpdateChannel) -> str:
-        """Receive the update into the spare copy, and return the digest of that."""
+    def _load(self, channel: UpdateChannel, ends: contextlib.ExitStack) -> str:
+        """Receive the update into the spare copy, and return the digest of that; ``ends`` gets what to close."""
         slot = self._owner.slot
         channel.post(self._greeting(), self._deadline)
         offer = channel.expect(Offer, self._deadline)
         self.manifest = offer.manifest
         slot.layout().check(self.manifest)
         transport = _with_buckets(self._owner.transports[offer.transport], offer.bucket_bytes)
-        with transport.receiver(self.manifest, slot.device) as receiver:
-            self._register(receiver)
-            channel.post(Endpoint(address=receiver.address), self._deadline)
-            sender = channel.expect(Endpoint, self._deadline).address
-            arriving = self._checked(receiver.receive(sender, self._deadline))
+        receiver = ends.enter_context(transport.receiver(self.manifest, slot.device))
+        self._register(receiver)
+        channel.post(Endpoint(address=receiver.address), self._deadline)
+        sender = channel.expect(Endpoint, self._deadline).address
+        arriving = self._checked(receiver.receive(sender, self._deadline))
+        with self.timed("receive"):
             slot.load(arriving)
             if (left := next(arriving, None)) is not None:
                 raise EngineError(f"the engine did not load {left[0]}")
-        return slot.digest("spare")
+        with self.timed("digest"):
+            return slot.digest("spare")
 
     def _greeting(self) -> Greeting:
         owner, order = self._owner, self.order
