@@ -67,7 +67,11 @@ class DraftTrainer:
 
     def exported(self, weights: Mapping[str, Tensor], target: TargetSpec) -> dict[str, Tensor]:
         """Return what an export of the module's full tensors holds, in memory of its own; any thread may call it."""
-        return {name: tensor.clone() for name, tensor in self._draft.exported_tensors(weights, target)}
+        lent = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
+        return {
+            name: tensor.clone() if tensor.untyped_storage().data_ptr() in lent else tensor
+            for name, tensor in self._draft.exported_tensors(weights, target)
+        }
 
     def export(self, target: TargetSpec, folder: Path) -> None:
         """Write a draft folder that engines load; rank 0 writes."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_core.weight_sync import Publisher
+from spec_core.weight_sync import Publisher, beside
 from spec_trainer.push.canary import Canary
 from spec_trainer.push.servers import connect_servers, open_transports
 from spec_trainer.push.snapshot import WeightSnapshot
@@ -99,7 +99,7 @@ class _Pusher(Resource):
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         config = spec.config.push
-        self._config, self._target = config, spec.target
+        self._config, self._target, self._device = config, spec.target, device
         self._snapshot = WeightSnapshot()
         self._servers = connect_servers(config.to)
         self._canary = (
@@ -160,10 +160,11 @@ class _Pusher(Resource):
 
     def _push(self, version: int, trainer: DraftTrainer, snapshot: WeightSnapshot) -> None:
         try:
-            weights = trainer.exported(snapshot.read(), self._target)
-            if self._canary is not None:
-                self._canary.look()
-            report = self._publish(version, weights)
+            with beside(self._device):
+                weights = trainer.exported(snapshot.read(), self._target)
+                if self._canary is not None:
+                    self._canary.look()
+                report = self._publish(version, weights)
             if report.committed and self._canary is not None:
                 self._judge(self._canary, report)
         except Exception as error:  # noqa: BLE001 (the top of a thread; no failure of a push ends a run)

@@ -1,4 +1,4 @@
-"""WeightSnapshot: the draft's weights of one step, copied to the host while training goes on."""
+"""WeightSnapshot: the draft's weights of one step, copied while training goes on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import RunError
 from spec_core.foreign import cause
+from spec_core.weight_sync import queued_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,16 +15,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class WeightSnapshot:
-    """Host memory for the weights of one step. The first copy allocates it, and each later one uses it again.
+_COPIES = 4
+"""Room for a tensor's copy, and for exports of it: the one under way, the newest and the one before."""
 
-    A device copies in the order of its current stream: what a later step changes comes after, and one gathered tensor
-    at a time is there. Whoever reads the copies waits for the device; whoever takes them does not.
+
+class WeightSnapshot:
+    """Memory for the weights of one step. The first copy allocates it, and each later one uses it again.
+
+    It is on the weights' own device while there is room, else on the host. A device copies in the order of its
+    current stream: what a later step changes comes after, and one gathered tensor at a time is there. Whoever reads
+    the copies waits for the device; whoever takes them does not.
     """
 
     def __init__(self) -> None:
         """Hold nothing yet."""
         self._memory: dict[str, Tensor] = {}
+        self._room: int | None = None
+        """Bytes of the device that are left for this; None before the first copy."""
         self._copied: Any = None
         """Event of the device behind the last copy; None where all tensors were on the CPU."""
 
@@ -44,8 +52,9 @@ class WeightSnapshot:
             del tensor  # before the next one is gathered
         if failure is not None:
             self._memory.clear()
+            self._room = None
             raise RunError(f"no memory for a copy of the draft: {cause(failure)}") from failure
-        self._copied = None if device is None else _recorded(device)
+        self._copied = None if device is None else queued_before(device)
 
     def read(self) -> Mapping[str, Tensor]:
         """Return the copies once the device has made them; they are valid until the next ``take``."""
@@ -54,19 +63,32 @@ class WeightSnapshot:
         return self._memory
 
     def _copy(self, name: str, tensor: Tensor) -> None:
-        import torch
-
         if name not in self._memory:
-            # From a device to memory that is not pinned, the CPU waits for every copy.
-            self._memory[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=not tensor.is_cpu)
+            self._memory[name] = self._memory_for(tensor)
         self._memory[name].copy_(tensor, non_blocking=True)
 
+    def _memory_for(self, tensor: Tensor) -> Tensor:
+        import torch
 
-def _recorded(device: torch.device) -> Any:
-    """Return an event behind what is queued on the device's current stream; a thread that waits for it sleeps."""
+        if tensor.is_cpu:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        room = _room(tensor.device) if self._room is None else self._room
+        self._room = room - _COPIES * tensor.nbytes
+        if self._room >= 0:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        # From a device to memory that is not pinned, the CPU waits for every copy.
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+
+def _room(device: torch.device) -> int:
+    """Return the bytes that this process may still take beside what it has taken at its peak."""
     import torch
 
     module = torch.get_device_module(device)
-    event = module.Event(blocking=True)
-    event.record(module.current_stream(device))
-    return event
+    try:
+        free, total = module.mem_get_info(device)
+        limit = int(module.get_per_process_memory_fraction(device) * total)
+        peak, reserved = module.max_memory_allocated(device), module.memory_reserved(device)
+    except AttributeError:  # a vendor's extension may lack some of them
+        return 0
+    return min(limit, free + reserved) - peak
