@@ -138,9 +138,9 @@ def _work(case: Case) -> dict[str, int]:
     return {"tokens_per_s": samples * case.tokens, "samples_per_s": samples}
 
 
-def make_problem(case: Case, device: torch.device) -> Problem:
-    """Return target, draft and batch of ``case``, random but equal for equal cases."""
-    target = make_target(case)
+def make_problem(case: Case, device: torch.device, target: TargetSpec | None = None) -> Problem:
+    """Return target, draft and batch of ``case``, random but equal for equal cases; ``target`` has its shapes."""
+    target = target or make_target(case)
     plugin = plugins.load_available(Draft, case.draft)
     draft = plugin(plugin.Config.model_validate({"name": case.draft, **case.draft_options()}))
     generator = torch.Generator(device).manual_seed(0)

@@ -1,0 +1,87 @@
+"""A steady load on a server that takes token ids: streams of greedy completions, and when each of their tokens came.
+
+python benchmarks/serving_load.py http://127.0.0.1:8000 '{"streams": 16, "new_tokens": 256, "vocab_size": 512}'
+
+runs until its standard input ends, then prints JSON: for each request its status, the draft that the answer named,
+and the time of each of its tokens by the clock that every process of this host shares (``time.monotonic``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+PATH = "/inference/v1/generate"
+PROMPT_TOKENS = 32
+
+
+@dataclass
+class Answer:
+    """What came of one request."""
+
+    begun_s: float
+    status: int = 0
+    draft_version: str = ""
+    times_s: list[float] = field(default_factory=list)
+    complete: bool = False
+
+
+def main() -> None:
+    """Load the server that the command line names."""
+    url, options = sys.argv[1], json.loads(sys.argv[2])
+    print(json.dumps([asdict(answer) for answer in asyncio.run(load(url, **options))]))
+
+
+async def load(url: str, streams: int, new_tokens: int, vocab_size: int) -> list[Answer]:
+    """Keep ``streams`` requests under way until standard input ends; return the answers of those that have ended."""
+    parts = urlsplit(url)
+    over, answers = asyncio.Event(), list[Answer]()
+
+    async def stream(number: int) -> None:
+        draw = random.Random(number)
+        await asyncio.sleep(number * 0.05)  # they do not end together either
+        while not over.is_set():
+            prompt = [draw.randrange(vocab_size) for _ in range(PROMPT_TOKENS)]
+            answers.append(Answer(time.monotonic()))
+            await ask(parts.hostname or "", parts.port or 80, prompt, new_tokens, answers[-1])
+
+    loop = asyncio.get_running_loop()
+    loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: over.set())
+    await asyncio.gather(*(stream(number) for number in range(streams)))
+    return answers
+
+
+async def ask(host: str, port: int, prompt: list[int], new_tokens: int, answer: Answer) -> None:
+    """Send one request and note when its tokens come."""
+    body = json.dumps(request(prompt, new_tokens)).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(head.encode() + body)
+        answer.status = int((await reader.readline()).split()[1])
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                answer.times_s.append(time.monotonic())
+            elif line.startswith(b"data: [DONE]"):
+                answer.complete = True
+            elif line.lower().startswith(b"x-draft-version:"):
+                answer.draft_version = line.split(b":", 1)[1].strip().decode()
+    finally:
+        writer.close()
+
+
+def request(prompt: list[int], new_tokens: int) -> dict[str, Any]:
+    """Return the body of a request."""
+    sampling = {"max_tokens": new_tokens, "temperature": 0.0, "ignore_eos": True}
+    return {"token_ids": prompt, "sampling_params": sampling, "stream": True}
+
+
+if __name__ == "__main__":
+    main()
