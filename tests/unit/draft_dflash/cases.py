@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,26 @@ def random_documents(
     ]
 
 
+def decode(documents: list[Document], seed: int, proposed: int = 3) -> None:
+    """Gives documents the rounds of an engine, the first one behind some known tokens; the last may end outside."""
+    draw = random.Random(seed)
+    for document in documents:
+        document.rounds, document.proposed, last = {}, proposed, draw.randint(0, 3)
+        while last < len(document.ids):
+            document.rounds[last] = draw.randint(0, proposed)
+            last += 1 + document.rounds[last]
+
+
+def guess_place(document: Document) -> torch.Tensor | None:
+    if document.rounds is None:
+        return None
+    place = torch.zeros(len(document.ids), dtype=torch.int64)
+    for last, accepted in document.rounds.items():
+        for k in range(1, min(accepted + 1, document.proposed) + 1):
+            place[last + k : last + k + 1] = k
+    return place
+
+
 def make_batch(
     documents: list[Document], gaps: list[int], padding: int = 0, ids: list[int] | None = None
 ) -> DraftBatch:
@@ -107,20 +128,34 @@ def make_batch(
     dtype = documents[0].states.dtype if documents else torch.float32
     ids_T, hidden_TNH = torch.zeros(total, dtype=torch.int64), torch.zeros(total, *width, dtype=dtype)
     mask_T, spans, start = torch.zeros(total, dtype=torch.bool), [], 0
+    place_T = torch.zeros(total, dtype=torch.int64)
     for index, (document, gap) in enumerate(zip(documents, gaps, strict=True)):
         stop = start + len(document.ids)
         ids_T[start:stop], hidden_TNH[start:stop] = document.ids, document.states
         mask_T[start:stop] = document.mask
+        if document.rounds is not None:
+            place_T[start:stop] = guess_place(document)
         spans.append(Span(sample_id=ids[index] if ids else index, epoch=0, start=start, stop=stop))
         start = stop + gap
     return DraftBatch(
-        input_ids_T=ids_T, hidden_TNH=hidden_TNH, loss_mask_T=mask_T, spans=tuple(spans), seed=SEED
+        input_ids_T=ids_T,
+        hidden_TNH=hidden_TNH,
+        loss_mask_T=mask_T,
+        spans=tuple(spans),
+        guess_place_T=place_T if any(document.rounds is not None for document in documents) else None,
+        seed=SEED,
     )
 
 
 def supervision(documents: list[Document], epoch: int = 0) -> list[Supervision]:
     return [
-        Supervision(sample_id=index, epoch=epoch, loss_mask=document.mask, seed=SEED)
+        Supervision(
+            sample_id=index,
+            epoch=epoch,
+            loss_mask=document.mask,
+            guess_place=guess_place(document),
+            seed=SEED,
+        )
         for index, document in enumerate(documents)
     ]
 

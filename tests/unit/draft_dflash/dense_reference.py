@@ -41,6 +41,8 @@ class Document:
     states: Tensor  # [T, n (+ 1), H]: n captured layers (then, for soft targets, the input of the final norm)
     mask: Tensor  # [T]
     anchors: list[int] = field(default_factory=list)
+    rounds: dict[int, int] | None = None  # on policy: last known token of each round -> accepted guesses
+    proposed: int = 0  # guesses of a round
 
 
 @dataclass
@@ -110,8 +112,10 @@ def block_states(weights: dict[str, Tensor], document: Document, anchor: int, se
 
 def counted_slots(document: Document, anchor: int, block_size: int) -> int:
     """How many slots 1, 2, … are in the document and supervised, up to the first that is not."""
-    count = 0
-    while count + 1 < block_size and anchor + count + 1 < len(document.ids):
+    count, most = 0, block_size - 1
+    if document.rounds is not None:  # the accepted guesses, and the first that was not
+        most = min(most, document.proposed, document.rounds[anchor] + 1)
+    while count < most and anchor + count + 1 < len(document.ids):
         if not document.mask[anchor + count + 1]:
             break
         count += 1

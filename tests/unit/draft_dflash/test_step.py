@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from spec_draft_dflash.config import DFlashConfig
 
 from .cases import (
     LLAMA3,
+    decode,
     denominators,
     give_anchors,
     make_batch,
@@ -21,7 +23,7 @@ from .cases import (
     make_target,
     random_documents,
 )
-from .dense_reference import Document, dense_dflash
+from .dense_reference import Document, counted_slots, dense_dflash
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -69,9 +71,10 @@ def gradients(module):
 
 def run_reference(module, documents, target):
     """Result and gradients in float64."""
-    give_anchors(module.config, documents)
+    if documents[0].rounds is None:
+        give_anchors(module.config, documents)
     weights = {name: p.detach().double().requires_grad_() for name, p in module.named_parameters()}
-    wide = [Document(d.ids, d.states.double(), d.mask, d.anchors) for d in documents]
+    wide = [replace(document, states=document.states.double()) for document in documents]
     result = dense_dflash(weights, wide, make_setting(target, module, torch.float64))
     # Also without a single anchor every weight has its (zero) gradient.
     (result.loss + 0 * sum(weight.sum() for weight in weights.values())).backward()
@@ -106,6 +109,32 @@ def test_loss_and_every_gradient_equal_the_dense_reference(options, changes, dty
     assert max(len(document.anchors) for document in documents) == 6
     assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
     assert_gradients(gradients(module), expected, tolerance)
+
+
+@pytest.mark.parametrize("kind", ["ce", "dpace", "soft"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+@pytest.mark.usefixtures("small_chunks")
+def test_guesses_that_were_judged_equal_the_dense_reference(kind, dtype, tolerance):
+    """Rounds of three guesses: blocks of three train two of them, blocks of six all three."""
+    for block in (3, 6):
+        config = make_config(loss=kind, block_size=block, num_anchors=50)
+        target, documents = (
+            make_target(),
+            random_documents(make_target(), LENGTHS, 5, num_states(config), dtype),
+        )
+        decode(documents, seed=block)
+        for document in documents:
+            document.anchors = [last for last in document.rounds if counted_slots(document, last, block)]
+        module, counts = make_model(target, config, dtype), denominators(config, documents)
+        output = module(make_batch(documents, GAPS), counts, make_ops(target, dtype))
+        output.loss.backward()
+        result, expected = run_reference(module, documents, target)
+        assert result.loss.item() > 0.1
+        assert counts.item() == pytest.approx(result.denominator, rel=1e-12)
+        assert output.counts["accuracy"].tolist() == result.counted
+        assert [count > 0 for count in result.counted] == [slot < 3 for slot in range(block - 1)]
+        assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
+        assert_gradients(gradients(module), expected, tolerance)
 
 
 @pytest.mark.parametrize("seed", range(8))

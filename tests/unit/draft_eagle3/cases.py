@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,26 @@ def random_documents(
     ]
 
 
+def decode(documents: list[Document], seed: int, proposed: int = 3) -> None:
+    """Gives documents the rounds of an engine, the first one behind some known tokens; the last may end outside."""
+    draw = random.Random(seed)
+    for document in documents:
+        document.rounds, document.proposed, last = [], proposed, draw.randint(1, 4)
+        while last < len(document.ids):
+            document.rounds.append((last, draw.randint(0, proposed)))
+            last += 1 + document.rounds[-1][1]
+
+
+def guess_place(document: Document) -> torch.Tensor | None:
+    if document.rounds is None:
+        return None
+    place = torch.zeros(len(document.ids), dtype=torch.int64)
+    for last, accepted in document.rounds:
+        for k in range(1, min(accepted + 1, document.proposed) + 1):
+            place[last + k : last + k + 1] = k
+    return place
+
+
 def make_batch(documents: list[Document], gaps: list[int], padding: int = 0) -> DraftBatch:
     """Lays documents along one axis, ``gaps[i]`` padding tokens behind document i (packed: no gaps), then
     ``padding`` more."""
@@ -114,8 +135,17 @@ def make_batch(documents: list[Document], gaps: list[int], padding: int = 0) -> 
         pieces += [(document.ids, document.states, document.mask), empty]
         cursor = stop + gap
     ids_T, hidden_TNH, mask_T = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    place_T = None
+    if any(document.rounds is not None for document in documents):
+        place_T = torch.zeros(len(ids_T), dtype=torch.int64)
+        for document, span in zip(documents, spans, strict=False):
+            place_T[span.start : span.stop] = guess_place(document)
     return DraftBatch(
-        input_ids_T=ids_T, hidden_TNH=hidden_TNH, loss_mask_T=mask_T, spans=tuple(spans[: len(documents)])
+        input_ids_T=ids_T,
+        hidden_TNH=hidden_TNH,
+        loss_mask_T=mask_T,
+        spans=tuple(spans[: len(documents)]),
+        guess_place_T=place_T,
     )
 
 

@@ -36,6 +36,18 @@ class Document:
     ids: Tensor  # [T]
     states: Tensor  # [T, n + 1, H]: n captured layers, then the input of the target's final norm
     mask: Tensor  # [T]
+    rounds: list[tuple[int, int]] | None = (
+        None  # on policy: (last known token, accepted guesses) of each round
+    )
+    proposed: int = 0  # guesses of a round
+
+    def is_labelled(self, t: int, s: int) -> bool:
+        if t + 2 + s >= len(self.ids) or not self.mask[t + 2 + s]:
+            return False
+        if self.rounds is None:
+            return True
+        # Guess s + 1 of a round that began at token t + 1: accepted, or the first that was not.
+        return any(a == t + 1 and s < min(accepted + 1, self.proposed) for a, accepted in self.rounds)
 
 
 @dataclass
@@ -134,14 +146,13 @@ def dense_eagle3(weights: dict[str, Tensor], documents: list[Document], setting:
     numerators = [torch.zeros((), dtype=setting.embedding.dtype) for _ in range(steps)]
     result = Result(numerators[0], [0] * steps, [0.0] * steps, [0.0] * steps, [0.0] * steps)
     for document in documents:
-        last, mask = len(document.ids), document.mask.tolist()
         states = hidden_states(weights, document, setting)
         teacher = rms(document.states[:, -1], setting.target_norm, setting.eps) @ setting.target_head.T
         teacher = teacher * setting.logit_scale
-        for t in range(last):
+        for t in range(len(document.ids)):
             chain = 1
             for s in range(steps):
-                if t + 2 + s >= last or not mask[t + 2 + s]:
+                if not document.is_labelled(t, s):
                     chain = 0
                     continue
                 logits, z = states[s][t] @ weights["lm_head.weight"].T, teacher[t + 1 + s]

@@ -14,7 +14,16 @@ from spec_draft_eagle3 import attention, loss
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from .cases import make_batch, make_model, make_ops, make_setting, make_target, random_documents
+from .cases import (
+    decode,
+    guess_place,
+    make_batch,
+    make_model,
+    make_ops,
+    make_setting,
+    make_target,
+    random_documents,
+)
 from .dense_reference import dense_eagle3
 
 LLAMA3 = {
@@ -51,7 +60,10 @@ GAPS = [0, 2, 0, 3, 1, 4]
 
 
 def denominators(config, documents):
-    samples = [Supervision(sample_id=0, epoch=0, loss_mask=document.mask) for document in documents]
+    samples = [
+        Supervision(sample_id=0, epoch=0, loss_mask=document.mask, guess_place=guess_place(document))
+        for document in documents
+    ]
     return Eagle3Draft(config).denominators(samples)
 
 
@@ -123,6 +135,29 @@ def test_random_documents_and_layouts_equal_the_dense_reference(seed):
     torch.testing.assert_close(output.loss.detach(), result.loss.detach(), rtol=1e-9, atol=1e-12)
     for name, grad in gradients(module).items():
         torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["ce", "lk_alpha", "lk_lambda"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_guesses_that_were_judged_equal_the_dense_reference(kind, dtype, tolerance, monkeypatch):
+    """Rounds of three guesses, of which a draft with two steps trains two, and one with five steps all three."""
+    monkeypatch.setattr(loss, "LOGIT_BYTES", 3 * 4 * (29 + 4 * 29))
+    for steps in (2, 5):
+        target = make_target()
+        config = Eagle3Config(num_steps=steps, loss=kind, vocab_size=17)
+        module, documents = make_model(target, config, dtype), random_documents(target, LENGTHS, seed=5)
+        decode(documents, seed=steps)
+        for document in documents:
+            document.states = document.states.to(dtype)
+        counts = denominators(config, documents)
+        output = module(make_batch(documents, GAPS), counts, make_ops(target, dtype))
+        output.loss.backward()
+        result, expected = run_reference(module, documents, target)
+        assert result.loss.item() > 0.1
+        assert counts.tolist() == result.labelled == output.counts["accuracy"].tolist()
+        assert [count > 0 for count in result.labelled] == [step < 3 for step in range(steps)]
+        assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
+        assert_gradients(gradients(module), expected, tolerance)
 
 
 @pytest.mark.parametrize("vocab_size", [None, 4])

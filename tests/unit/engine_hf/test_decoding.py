@@ -114,6 +114,8 @@ def test_counters_follow_a_script_of_mistakes(plain_engine):
     assert (counters.rounds, counters.drafted, counters.accepted) == (4, 12, 7)
     assert counters.accepted_per_position == (3, 3, 1)
     assert counters.acceptance_per_position == [0.75, 0.75, 0.25]
+    # Mistake, mistake, the token behind three accepted guesses, mistake; the first token is the prefill's.
+    assert found.guess_places == (0, 1, 2, 3, 1, 1, 2, 3, 0, 1, 2, 3)
 
 
 def test_round_that_passes_the_maximum_length_counts_in_full(plain_engine):

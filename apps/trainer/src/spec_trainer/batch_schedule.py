@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from spec_core import Draft, Strategy
     from spec_trainer.config import AnyRunConfig
-    from spec_trainer.data.dataset import Dataset
+    from spec_trainer.data.dataset import Dataset, Sample
 
 
 @dataclass(frozen=True)
@@ -156,17 +156,22 @@ class BatchSchedule:
 
     def denominators(self, items: Sequence[GlobalBatch], draft: Draft) -> Tensor:
         """Return the loss denominators over all samples of ``items``, from masks alone: no rank asks another."""
-        import torch
-
         return draft.denominators(
             [
-                Supervision(
-                    sample_id=sample_id,
-                    epoch=item.epoch,
-                    loss_mask=torch.from_numpy(self.dataset.sample(sample_id).loss_mask),
-                    seed=self.settings.seed,
-                )
+                self._supervision(self.dataset.sample(sample_id), item.epoch)
                 for item in items
                 for sample_id in item.sample_ids
             ]
+        )
+
+    def _supervision(self, sample: Sample, epoch: int) -> Supervision:
+        import torch
+
+        place = sample.guess_place
+        return Supervision(
+            sample_id=sample.sample_id,
+            epoch=epoch,
+            loss_mask=torch.from_numpy(sample.loss_mask),
+            guess_place=None if place is None else torch.from_numpy(place).long(),
+            seed=self.settings.seed,
         )

@@ -23,6 +23,8 @@ D10 ``kernels`` declares every kernel that the module may use, with an example f
     With a backend's kernels a step differs from the plain one by rounding only.
 D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. What stays as the target
     has it becomes a buffer that is not persistent: neither a parameter nor in the state dict, and never exported.
+D12 A draft that ``learns_from_guesses`` trains a sample with guess places on these alone: a token at place k is the
+    label of guess k of the round that began k tokens before it, and of no other. Optional: others ignore the places.
 """
 
 from __future__ import annotations
@@ -89,6 +91,8 @@ class Draft(ABC):
     """Name of an engine plugin -> that engine's own name of the method that serves this draft's exports, such as the
     value of vLLM's ``speculative_config.method``. An engine that is not named does not serve them, unless it finds a
     method by itself."""
+    learns_from_guesses: ClassVar[bool] = False
+    """Whether the loss is over the guesses that a target has judged, where a sample names them (D12)."""
 
     def __init__(self, config: DraftConfig) -> None:
         """Keep the validated section ``draft`` of the configuration."""

@@ -21,6 +21,8 @@ E9  ``start`` returns when the engine is ready to capture for a schema, and rais
     target does not have. Calls without ``start`` are served too: they start what they need.
 E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica`` has its
     contract). Optional: by default EngineError.
+E11 Where ``names_guesses``, answers with a draft have ``Generation.guess_places``, which agree with the counters of
+    ``acceptance``. Optional: by default they have none.
 """
 
 from __future__ import annotations
@@ -92,6 +94,8 @@ class Engine(Resource):
     in_process: ClassVar[bool] = True
     """Whether the target runs in the process that creates the engine, which may then train as well (placement
     ``inline``)."""
+    names_guesses: ClassVar[bool] = False
+    """Whether answers say which token was judged as which guess (E11)."""
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         """Keep the configuration, the target and the context; nothing starts."""

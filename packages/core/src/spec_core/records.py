@@ -132,6 +132,8 @@ class Supervision:
     epoch: int
     loss_mask: Tensor
     """bool [T]: token i is supervised."""
+    guess_place: Tensor | None = None
+    """int64 [T]: ``Generation.guess_places`` of a sample that an engine has decoded, 0 in its prompt."""
     seed: int = 0
     """``DraftBatch.seed`` of the batches that hold this sample."""
 
@@ -162,6 +164,8 @@ class DraftBatch:
     loss_mask_T: Tensor
     """bool [T], always on the CPU: supervised rows are selected there to avoid a wait for the device."""
     spans: tuple[Span, ...]
+    guess_place_T: Tensor | None = None
+    """int64 [T], on the CPU: ``Supervision.guess_place``; None where no sample has one."""
     seed: int = 0
     """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
 
@@ -297,6 +301,10 @@ class Generation:
     top2_margin: tuple[float, ...] = ()
     """Per token, the gap between the target's two largest logits, if the engine gives it; a tie explains a difference
     between two greedy runs."""
+    guess_places: tuple[int, ...] = ()
+    """Per token, k ≥ 1 where it stands at guess k of a round that had all guesses before it accepted: the target
+    accepted this guess, or put the token in its place. 0 for a token that none was judged for. Empty where the engine
+    does not name them."""
     draft_version: int | None = None
     """Version of the draft that served, the last one where it changed meanwhile; None where none was pushed."""
     draft_digest: str = ""

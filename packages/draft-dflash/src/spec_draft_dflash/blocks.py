@@ -1,8 +1,10 @@
 """Blocks: where a document is cut for training, drawn from its mask alone.
 
 An anchor a is the last known token of a block, whose slot k guesses token a + k. Slot k counts iff tokens a + 1 to
-a + k are all in the document and supervised. Everything here happens on the CPU: the draw needs no features, so the
-denominators of a step are known before its first forward pass, at any number of ranks.
+a + k are all in the document and supervised. Where a sample has guess places, its blocks are the engine's rounds: one
+began at a iff token a + 1 has place 1, and slot k counts iff tokens a + 1 to a + k have the places 1 to k, too.
+Everything here happens on the CPU: the draw needs no features, so the denominators of a step are known before its
+first forward pass, at any number of ranks.
 
 Shapes: A anchors, R counted slots.
 """
@@ -37,12 +39,16 @@ class BlockRule:
 
         The draw is uniform without replacement, a function of (seed, epoch, sample id, mask).
         """
-        mask_T = sample.loss_mask
-        anchor_A = (mask_T[:-1] & mask_T[1:]).nonzero().squeeze(1)
+        mask_T, place_T = sample.loss_mask, sample.guess_place
+        if place_T is not None:
+            starts_T, counted_T = _rounds(torch.where(mask_T, place_T, 0))
+        else:
+            starts_T, counted_T = mask_T[:-1] & mask_T[1:], _run_lengths(mask_T)
+        anchor_A = starts_T.nonzero().squeeze(1)
         if len(anchor_A) > self.num_anchors:
             chosen = torch.randperm(len(anchor_A), generator=_generator(sample))[: self.num_anchors]
             anchor_A = anchor_A[chosen].sort().values
-        return anchor_A, (_run_lengths(mask_T)[anchor_A + 1]).clamp(max=self.block_size - 1)
+        return anchor_A, counted_T[anchor_A + 1].clamp(max=self.block_size - 1)
 
 
 @dataclass(frozen=True)
@@ -57,13 +63,14 @@ class Blocks:
     @classmethod
     def of(cls, batch: DraftBatch, rule: BlockRule) -> Self:
         """Draw the blocks of every document of a batch."""
-        mask_T = batch.loss_mask_T.cpu()
+        mask_T, place_T = batch.loss_mask_T.cpu(), batch.guess_place_T
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for span in batch.spans:
             sample = Supervision(
                 sample_id=span.sample_id,
                 epoch=span.epoch,
                 loss_mask=mask_T[span.start : span.stop],
+                guess_place=None if place_T is None else place_T[span.start : span.stop],
                 seed=batch.seed,
             )
             anchor_A, counted_A = rule.draw(sample)
@@ -83,6 +90,14 @@ def _run_lengths(mask_T: Tensor) -> Tensor:
     index_T = torch.arange(len(mask_T))
     end_T = torch.where(mask_T, len(mask_T), index_T).flip(0).cummin(0).values.flip(0)
     return end_T - index_T
+
+
+def _rounds(place_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Return bool [T − 1], where a round began, and int64 [T]: how many tokens from each on have ascending places."""
+    goes_on_T = torch.zeros(len(place_T), dtype=torch.bool)
+    goes_on_T[1:] = (place_T[1:] > 1) & (place_T[1:] == place_T[:-1] + 1)
+    following_T = torch.cat([_run_lengths(goes_on_T)[1:], torch.zeros(1, dtype=torch.int64)])
+    return place_T[1:] == 1, 1 + following_T
 
 
 def _generator(sample: Supervision) -> torch.Generator:

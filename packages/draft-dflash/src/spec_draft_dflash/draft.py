@@ -43,6 +43,7 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
         "loss": "soft",  # where tokens are few, the target's distribution says more than one token
         "gamma": 2.0,  # a small draft accepts few
     }
+    learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
 
     @classmethod

@@ -39,6 +39,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     Shape = Eagle3Shape
     architecture: ClassVar[str] = ARCHITECTURE
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 4}
+    learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}
 
     @classmethod
@@ -98,13 +99,21 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [S]: supervised tokens with at least s + 2 tokens before them in their document."""
+        """Return float64 [S]: supervised tokens with at least s + 2 tokens before them in their document.
+
+        Of a sample with guess places, only those at place s + 1 count.
+        """
         import torch
 
         steps = self.options.num_steps
-        counts = [
-            torch.stack([sample.loss_mask[s + 2 :].sum() for s in range(steps)]) for sample in supervision
-        ]
+
+        def labels(sample: Supervision, step: int) -> Tensor:
+            labelled_T = sample.loss_mask[step + 2 :]
+            if sample.guess_place is not None:
+                labelled_T = labelled_T & (sample.guess_place[step + 2 :] == step + 1)
+            return labelled_T.sum()
+
+        counts = [torch.stack([labels(sample, s) for s in range(steps)]) for sample in supervision]
         return sum(counts, torch.zeros(steps, dtype=torch.int64)).to("cpu", torch.float64)
 
     @classmethod

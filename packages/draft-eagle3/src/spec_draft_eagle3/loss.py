@@ -43,17 +43,29 @@ class SupervisedRows:
 
     teacher_R: Tensor
     """int64 [R]: u, an index into the flat batch."""
+    first_R: Tensor
     depth_R: Tensor
-    """int64 [R]: u counted within its document, at least 1. Row u − 1 − s lies in the document iff s < depth."""
+    """int64 [R]: steps ``first`` ≤ s < ``depth`` are labelled. Row u − 1 − s lies in the document iff s < u, counted
+    within the document."""
 
     @classmethod
     def of(cls, batch: DraftBatch) -> SupervisedRows:
-        """Return a batch's labelled pairs, worked out on the CPU: no device is waited for."""
+        """Return a batch's labelled pairs, worked out on the CPU: no device is waited for.
+
+        With guess places, a token at place k is the label of step k − 1 alone.
+        """
         mask_T = batch.loss_mask_T.cpu()
-        columns = [torch.zeros(2, 0, dtype=torch.int64)]
+        place_T = batch.guess_place_T
+        columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for span in batch.spans:
             depth_R = 1 + mask_T[span.start + 2 : span.stop].nonzero().squeeze(1)
-            columns.append(torch.stack([span.start + depth_R, depth_R]))
+            teacher_R, first_R = span.start + depth_R, torch.zeros_like(depth_R)
+            if place_T is not None:
+                place_R = place_T[teacher_R + 1]
+                guessed_R = (place_R > 0) & (place_R <= depth_R)
+                teacher_R, depth_R = teacher_R[guessed_R], place_R[guessed_R]
+                first_R = depth_R - 1
+            columns.append(torch.stack([teacher_R, first_R, depth_R]))
         return cls(*to_device_async(torch.cat(columns, dim=1), batch.input_ids_T.device))
 
     def chunks(self, most: int) -> list[SupervisedRows]:
@@ -61,8 +73,10 @@ class SupervisedRows:
         if not len(self.teacher_R):
             return []
         size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))
-        pairs = zip(self.teacher_R.split(size), self.depth_R.split(size), strict=True)
-        return [SupervisedRows(teacher, depth) for teacher, depth in pairs]
+        columns = (self.teacher_R, self.first_R, self.depth_R)
+        return [
+            SupervisedRows(*chunk) for chunk in zip(*(column.split(size) for column in columns), strict=True)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +139,7 @@ class _StepSums:
     def add(self, chunk: SupervisedRows, hidden_RH: Tensor) -> None:
         """Scores the S rows of every position of a chunk."""
         head, step_S = self.head, torch.arange(len(self.states), device=self.weight_S.device)
-        labelled_RS = step_S < chunk.depth_R[:, None]
+        labelled_RS = (step_S >= chunk.first_R[:, None]) & (step_S < chunk.depth_R[:, None])
         # A row before the document's start is some other row, with weight 0.
         row_RS = (chunk.teacher_R[:, None] - 1 - step_S).clamp(min=0)
         input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)

@@ -87,7 +87,7 @@ class Decoder:
         self._check_prompt(prompt, sampling)
         session = self._model.session(drafting.layers if drafting else ())
         proposer = drafting.new_proposer() if drafting else None
-        answer = _Answer(sampling, frozenset(self._model.target.eos_token_ids))
+        answer = _Answer(sampling, frozenset(self._model.target.eos_token_ids), drafted=proposer is not None)
 
         logits_RV, hidden_TNH = session.forward(prompt, last_only=True)
         verdict = verify(logits_RV, _NO_GUESS, sampling.temperature, generator, sampling.top_p)
@@ -103,7 +103,7 @@ class Decoder:
             session.rewind(len(proposal.token_ids) - verdict.accepted)
             next_ids = [*proposal.token_ids[: verdict.accepted], verdict.next_token]
             hidden_TNH = hidden_TNH[: len(next_ids)]
-            answer.take(next_ids, logits_RV)
+            answer.take(next_ids, logits_RV, len(proposal.token_ids))
             if proposer is not None:
                 self._counted += AcceptanceCounters.of_rounds(len(proposal.token_ids), verdict.accepted)
         return answer.generation()
@@ -134,25 +134,35 @@ class Decoder:
 class _Answer:
     """The emitted text, cut at ``max_new_tokens`` and after the first end-of-sequence token (which stays)."""
 
-    def __init__(self, sampling: SamplingParams, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, sampling: SamplingParams, eos_token_ids: frozenset[int], drafted: bool) -> None:
+        self._drafted = drafted
         self._room = sampling.max_new_tokens
         self._stops = eos_token_ids if sampling.stop_at_eos else frozenset[int]()
         self._token_ids: list[int] = []
         self._gaps: list[float] = []
+        self._places: list[int] = []
 
     @property
     def complete(self) -> bool:
         stopped = bool(self._token_ids) and self._token_ids[-1] in self._stops
         return stopped or len(self._token_ids) >= self._room
 
-    def take(self, token_ids: Sequence[int], logits_RV: Tensor) -> None:
-        """Append ``token_ids``, given the rows of logits that they follow from; further rows are ignored."""
+    def take(self, token_ids: Sequence[int], logits_RV: Tensor, num_guesses: int = 0) -> None:
+        """Append the ``token_ids`` of a round, given the rows of logits that they follow from.
+
+        Further rows are ignored. The first ``num_guesses`` tokens are what became of guesses.
+        """
         top_R2 = logits_RV[: len(token_ids)].topk(2, dim=-1).values
         gaps: list[float] = (top_R2[:, 0] - top_R2[:, 1]).tolist()
-        for token_id, gap in zip(token_ids, gaps, strict=True):
+        for place, (token_id, gap) in enumerate(zip(token_ids, gaps, strict=True), start=1):
             if not self.complete:
                 self._token_ids.append(token_id)
                 self._gaps.append(gap)
+                self._places.append(place if place <= num_guesses else 0)
 
     def generation(self) -> Generation:
-        return Generation(token_ids=tuple(self._token_ids), top2_margin=tuple(self._gaps))
+        return Generation(
+            token_ids=tuple(self._token_ids),
+            top2_margin=tuple(self._gaps),
+            guess_places=tuple(self._places) if self._drafted else (),
+        )

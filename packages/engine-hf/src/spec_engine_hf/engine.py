@@ -52,6 +52,7 @@ class HfEngine(Engine):
     name: ClassVar[str] = "hf"
     api_version: ClassVar[int] = 2
     Config: ClassVar[type[EngineConfig]] = HfConfig
+    names_guesses: ClassVar[bool] = True
 
     @classmethod
     def probe(cls) -> Availability:

@@ -39,6 +39,8 @@ class Sample:
     """bool [T]: token i is supervised."""
     where: str = ""
     """Origin, as ``file:line``."""
+    guess_place: np.ndarray | None = None
+    """int32 [T] of an answer that the run's engine has decoded: ``Supervision.guess_place``."""
 
     def __len__(self) -> int:
         """Return the number of tokens."""

@@ -1,4 +1,4 @@
-"""DraftSuite: the contract of spec_core.draft (D1–D11) as tests, on a small random target in memory.
+"""DraftSuite: the contract of spec_core.draft (D1–D12) as tests, on a small random target in memory.
 
 ::
 
@@ -274,6 +274,12 @@ class DraftSuite(ConformanceSuite):
             optimizer.step()
         assert outputs[-1].loss < 0.5 * outputs[0].loss
         assert _acceptance_length(outputs[-1]) > _acceptance_length(outputs[0]) + 0.5
+
+    def test_d12_only_judged_guesses_count(self, bench: Workbench) -> None:
+        """D12: rounds of two guesses and of one count at their positions; other drafts ignore the places."""
+        plain, judged = bench.counts_of_rounds()
+        expected = [2, 1, *[0] * len(plain)][: len(plain)]
+        assert judged == (expected if bench.draft.learns_from_guesses else plain)
 
     def test_d8_export_comes_back(self, lively: Workbench, tmp_path: Path) -> None:
         """D8: exported, recognised and built again: the same weights as stored, proposals and bytes."""

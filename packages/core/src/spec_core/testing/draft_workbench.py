@@ -117,6 +117,21 @@ class Workbench:
         with torch.no_grad():
             return self.module(toy_batch([sample], self.schema), self.denominators([sample]), self.ops)
 
+    def counts_of_rounds(self) -> tuple[list[int], list[int]]:
+        """Return how often each position is counted in a supervised document, and in the same one with guess places.
+
+        The second has a round with two judged guesses and one with one.
+        """
+        (sample,) = self.samples([19])
+        sample = replace(sample, loss_mask=torch.ones(19, dtype=torch.bool))
+        place_T = torch.zeros(19, dtype=torch.int64)
+        place_T[6], place_T[7], place_T[9] = 1, 2, 1
+        plain, judged = (
+            self.forward_backward([toy_batch([one], self.schema)], self.denominators([one]))
+            for one in (sample, replace(sample, guess_place=place_T))
+        )
+        return plain.counts["accuracy"].tolist(), judged.counts["accuracy"].tolist()
+
     def export(self, folder: Path) -> Draft:
         """Write the draft to ``folder``, and return what ``from_folder`` finds there."""
         folder.mkdir()

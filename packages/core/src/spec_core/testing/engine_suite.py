@@ -233,11 +233,12 @@ class EngineSuite(ConformanceSuite):
         assert engine.acceptance() == before
 
     def test_e5_acceptance_counts_from_the_last_load(self, engine: Engine, draft_folder: Path) -> None:
-        """E5: counters agree with each other, and start anew with a draft."""
+        """E5, E11: counters agree with each other and with the places of guesses, and start anew with a draft."""
         assert engine.acceptance() == AcceptanceCounters()
         engine.load_draft(draft_folder)
-        engine.generate(_prompts(engine), SPECULATING)
+        answers = engine.generate(_prompts(engine), SPECULATING)
         counted = engine.acceptance()
+        _assert_places(engine, answers, counted)
         positions = list(counted.accepted_per_position)
         assert 0 < counted.rounds < counted.drafted
         assert counted.accepted == sum(positions) <= counted.drafted
@@ -341,6 +342,19 @@ def _greedy(reference: ReferenceTarget, prompt: Sequence[int]) -> list[int]:
 def _assert_close(got_TNH: Tensor, expected_TNH: Tensor) -> None:
     scale = float(expected_TNH.abs().max())
     torch.testing.assert_close(got_TNH.cpu(), expected_TNH.cpu(), rtol=0, atol=TOLERANCE * scale)
+
+
+def _assert_places(engine: Engine, answers: Sequence[Generation], counted: AcceptanceCounters) -> None:
+    """Guess 1 of each round was judged, and guess k + 1 where guess k was accepted and the answer went on."""
+    if not engine.names_guesses:
+        assert not any(answer.guess_places for answer in answers)
+        return
+    for answer in answers:
+        assert len(answer.guess_places) == len(answer.token_ids)
+    places = [place for answer in answers for place in answer.guess_places]
+    assert places.count(1) == counted.rounds
+    for place, accepted in enumerate(counted.accepted_per_position[:-1], start=2):
+        assert accepted - len(answers) <= places.count(place) <= accepted
 
 
 def _assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_draft_tokens: int) -> None:

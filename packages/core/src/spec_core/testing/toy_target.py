@@ -36,11 +36,15 @@ class ToySample:
     hidden_TNH: Tensor
     loss_mask: Tensor
     """bool [T]"""
+    guess_place: Tensor | None = None
+    """int64 [T], as in Supervision."""
 
     @property
     def supervision(self) -> Supervision:
         """The part of the sample that denominators depend on."""
-        return Supervision(sample_id=self.sample_id, epoch=0, loss_mask=self.loss_mask)
+        return Supervision(
+            sample_id=self.sample_id, epoch=0, loss_mask=self.loss_mask, guess_place=self.guess_place
+        )
 
 
 def toy_target(folder: Path, **changes: object) -> TargetSpec:
@@ -129,6 +133,7 @@ def toy_batch(samples: Sequence[ToySample], schema: FeatureSchema, width: int = 
     input_ids_T = torch.zeros(total, dtype=torch.int64)
     hidden_TNH = torch.full(schema.shape(total), PAD_FEATURE)
     loss_mask_T = torch.zeros(total, dtype=torch.bool)
+    place_T = torch.zeros(total, dtype=torch.int64)
     spans: list[Span] = []
     start = 0
     for sample, room in zip(samples, rooms, strict=True):
@@ -136,8 +141,15 @@ def toy_batch(samples: Sequence[ToySample], schema: FeatureSchema, width: int = 
         input_ids_T[start:stop] = sample.input_ids
         hidden_TNH[start:stop] = sample.hidden_TNH
         loss_mask_T[start:stop] = sample.loss_mask
+        if sample.guess_place is not None:
+            place_T[start:stop] = sample.guess_place
         spans.append(Span(sample_id=sample.sample_id, epoch=0, start=start, stop=stop))
         start += room
+    guessed = any(sample.guess_place is not None for sample in samples)
     return DraftBatch(
-        input_ids_T=input_ids_T, hidden_TNH=hidden_TNH, loss_mask_T=loss_mask_T, spans=tuple(spans)
+        input_ids_T=input_ids_T,
+        hidden_TNH=hidden_TNH,
+        loss_mask_T=loss_mask_T,
+        spans=tuple(spans),
+        guess_place_T=place_T if guessed else None,
     )
