@@ -25,7 +25,7 @@ def manifest_of(version):
 
 
 def write(transport, version, left_s=10.0):
-    with transport.sender(manifest_of(version), odd_weights(version), [""], CPU) as sender:
+    with transport.sender(manifest_of(version), odd_weights(version), [""], CPU, "one") as sender:
         (path,) = sender.open(time.monotonic() + left_s)
         return path
 
@@ -70,7 +70,7 @@ def test_damaged_version_is_refused(transport, tmp_path):
         newest(tmp_path / "versions")
     file.write_bytes(content[:-1])
     with (
-        transport.receiver(manifest_of(1), CPU) as receiver,
+        transport.receiver(manifest_of(1), CPU, 4096) as receiver,
         pytest.raises(ArtifactError, match="cannot be read"),
     ):
         dict(receiver.receive(path, time.monotonic() + 1))
@@ -78,7 +78,7 @@ def test_damaged_version_is_refused(transport, tmp_path):
 
 @pytest.mark.parametrize(("left_s", "close", "error"), [(-1, False, DeadlineExceeded), (9, True, PeerLost)])
 def test_unfinished_version_leaves_nothing(transport, tmp_path, left_s, close, error):
-    sender = transport.sender(manifest_of(1), odd_weights(1), [""], CPU)
+    sender = transport.sender(manifest_of(1), odd_weights(1), [""], CPU, "one")
     if close:
         sender.close()
     with pytest.raises(error):
@@ -121,5 +121,5 @@ def test_folder_in_use_is_not_taken_for_one_that_was_left(tmp_path, monkeypatch)
     first, second = (FileTransport(FileConfig(), reference_backend()) for _ in range(2))
     path = write(first, 1)
     write(second, 1)
-    with first.receiver(manifest_of(1), CPU) as receiver:
+    with first.receiver(manifest_of(1), CPU, 4096) as receiver:
         assert dict(receiver.receive(path, time.monotonic() + 10)).keys() == odd_weights(1).keys()

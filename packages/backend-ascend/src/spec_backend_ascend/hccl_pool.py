@@ -20,6 +20,7 @@ import torch
 
 from spec_backend_ascend.hccl import HcclCommunicator, root_info
 from spec_backend_ascend.visible_devices import card_id
+from spec_core import OwnStream
 from spec_core.errors import PeerLost, RunError
 from spec_core.streams import (
     Block,
@@ -46,9 +47,6 @@ POLL_S = 1e-3
 
 COUNTER_BYTES = 8
 """Size of what the two ends share on the host: how many samples the receiver has asked for."""
-
-_spare_streams: list[torch.npu.Stream] = []
-"""One per open sender, so that none waits for another's receiver; torch never gives a stream back."""
 
 
 class HcclPoolFactory(BufferPoolFactory):
@@ -159,7 +157,9 @@ class HcclBuffer(DeferredBuffer):
         self._taken = _counter(descriptor)
         self.num_enqueued = 0
         """Number of samples that were given to HCCL."""
-        self._stream = _spare_streams.pop() if _spare_streams else torch.npu.Stream(device)
+        self._own_stream = OwnStream(device)
+        """None waits for another sender's receiver."""
+        self._stream: torch.npu.Stream = self._own_stream.stream
         self._pending: list[_Transfer] = []
         self._abandoned = threading.Event()
 
@@ -213,7 +213,7 @@ class HcclBuffer(DeferredBuffer):
         if not self._abandoned.is_set():
             with contextlib.suppress(RuntimeError):  # a stream on which a call has failed is of no use
                 self._stream.synchronize()
-                _spare_streams.append(self._stream)
+                self._own_stream.close()
 
 
 class HcclConnector(SenderConnector):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import time
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
 
 from spec_backend_cuda.nccl import NcclCommunicator, unique_id
 from spec_backend_cuda.p2p_link import P2PLink
+from spec_core import OwnStream
 from spec_core.errors import PeerLost
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ MAX_BLOCKS = 8
 more than features need (a block moves some 20 GB/s over NVLink; an engine makes 2 GB/s)."""
 OPEN_S, POST_S = 60.0, 20.0
 """Seconds for NCCL's setup of a communicator, and for the host's part of a transfer, on a busy host."""
-
-_spare_streams: defaultdict[int, list[torch.cuda.Stream]] = defaultdict(list)
-"""Unused streams by device. torch has 32 streams of a priority and assigns them in turn: a link must give its own
-back."""
 
 
 def new_link_name() -> str:
@@ -45,10 +41,9 @@ class NcclLink(P2PLink):
         """Make one end of the link ``name``; it receives or sends."""
         self._name, self._device, self._receives = base64.b64decode(name), device, receives
         self._communicator = NcclCommunicator()
-        spare = _spare_streams[device.index]
-        self._stream = spare.pop() if spare else torch.cuda.Stream(device, priority=-1)
+        self._own_stream = OwnStream(device, priority=-1)
+        self._stream: torch.cuda.Stream = self._own_stream.stream
         self._through = self.new_event()
-        self._closed = False
 
     def open(self) -> None:
         """Connect the two GPUs by a first transfer, which neither end queues before the other does."""
@@ -83,9 +78,7 @@ class NcclLink(P2PLink):
     def close(self) -> None:
         """Abort, and keep the stream for another link."""
         self.abort()
-        if not self._closed:
-            self._closed = True
-            _spare_streams[self._device.index].append(self._stream)
+        self._own_stream.close()
 
     def new_event(self) -> torch.cuda.Event:
         """Return an event for which a thread can wait without using a core."""

@@ -28,6 +28,7 @@ from spec_core.launcher import (
     WorkerSpec,
 )
 from spec_core.ops import VocabularyOps
+from spec_core.own_stream import OwnStream
 from spec_core.process_group import ProcessGroup
 from spec_core.rendezvous import Rendezvous, parse_address
 from spec_core.state_folder import StateFolder
@@ -60,6 +61,7 @@ __all__ = [
     "Manifest",
     "Message",
     "OptimizerConfig",
+    "OwnStream",
     "Placement",
     "ProcessGroup",
     "Proposal",

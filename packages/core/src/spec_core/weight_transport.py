@@ -8,19 +8,23 @@ Contract (``spec_core.testing.WeightTransportSuite`` quotes the numbers):
 W1  The receiver yields every tensor of the manifest once, bit for bit: any dtype, shape and number of bytes, tensors
     without elements too. What it yields is valid until the next one is asked for.
 W2  Bytes travel in buckets of at most ``bucket_bytes``, and never more than the payload has. A larger tensor is cut.
-    Both ends have the sender's ``bucket_bytes``: where a receiver's own is another, a new object is made with it.
+    Both ends have the sender's ``bucket_bytes``; ``receiver`` is given it.
 W3  ``receiver``, ``sender`` and ``open`` do not wait for the other end. The sender gets each receiver's ``address``,
     each receiver its entry of what ``open`` has returned; then ``send`` and ``receive`` run at the same time.
 W4  Calls end at their ``deadline`` (``time.monotonic``) with DeadlineExceeded, and with PeerLost when the other end
     has died or closed.
-W5  ``close`` may come from another thread: what runs then ends with PeerLost within a second. It is idempotent and
-    leaves nothing: no thread, no descriptor, no memory, no unfinished file.
+W5  ``close`` of an end may come from another thread: what runs then ends with PeerLost within a second. It is
+    idempotent and leaves nothing but what W7 keeps: no thread, no descriptor, no memory, no unfinished file.
 W6  ``probe`` and ``obstacle`` say why a transport cannot be used, here or towards a certain rank.
+W7  A transport may keep what it has built for an update until the next one of the same update group and replica. It
+    uses that again only where every end has come through the update before and has kept it too; else all build anew
+    in the same update: after a failure, for other ranks, for a process that was started anew. ``forget`` releases
+    what is kept towards a replica, ``close`` all of it; an update that is under way keeps what it uses.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from spec_core.config import WeightTransportConfig
@@ -60,7 +64,7 @@ class WeightSender(Resource):
         """Send every tensor to every rank; the second call on this end, and the last."""
 
 
-class WeightTransport(ABC):
+class WeightTransport(Resource):
     """A way for weights; the module has the contract. One object serves any number of updates, several at once."""
 
     name: ClassVar[str]
@@ -86,8 +90,11 @@ class WeightTransport(ABC):
         """Return why a sender on ``device`` of this process cannot reach a rank at ``place``; empty if it can."""
 
     @abstractmethod
-    def receiver(self, manifest: Manifest, device: torch.device) -> WeightReceiver:
-        """Return a rank's end; tensors arrive on ``device``, or on the CPU where that costs nothing more (W3)."""
+    def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
+        """Return a rank's end for buckets of the sender's size (W2, W3).
+
+        Tensors arrive on ``device``, or on the CPU where that costs nothing more.
+        """
 
     @abstractmethod
     def sender(
@@ -96,8 +103,15 @@ class WeightTransport(ABC):
         weights: Mapping[str, Tensor],
         receivers: Sequence[str],
         device: torch.device,
+        replica: str,
     ) -> WeightSender:
-        """Return the publisher's end towards the ranks with these addresses (W3).
+        """Return the publisher's end towards the ranks of ``replica``, which have these addresses (W3).
 
         ``weights`` are the manifest's tensors, on any device; nobody changes them. Buckets are made on ``device``.
         """
+
+    def forget(self, replica: str) -> None:
+        """Release what is kept for the next update of a replica, which will not come (W7)."""
+
+    def close(self) -> None:
+        """Release what is kept for later updates, which may come all the same (W7)."""

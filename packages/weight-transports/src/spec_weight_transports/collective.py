@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
-import threading
-import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from spec_core import Rendezvous, WeightReceiver, WeightSender, WeightTransport
-from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError
+from spec_core import WeightReceiver, WeightSender, WeightTransport
+from spec_core.errors import ProtocolError
 from spec_core.weight_sync import BucketPlan, bucket_size
 from spec_weight_transports.host import elsewhere, host_name
+from spec_weight_transports.kept_groups import KeptGroups, Membership, Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     import torch
     from torch import Tensor
 
-    from spec_core import Backend, Manifest, ProcessGroup, WeightTransportConfig
+    from spec_core import Backend, Manifest, WeightTransportConfig
+    from spec_weight_transports.kept_groups import WeightGroup
 
 _LOOPBACK = "127.0.0.1:0"
 """A process group needs its members on one host (R7)."""
 
 
 class CollectiveTransport(WeightTransport):
-    """The weight transport ``collective``: each update of each replica has a group of its own."""
+    """The weight transport ``collective``: each replica has a group with the publisher, which they keep (W7)."""
 
     name: ClassVar[str] = "collective"
     api_version: ClassVar[int] = 2
 
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:
-        """Keep the options; streams come with the first update."""
+        """Keep the options; groups come with updates."""
         super().__init__(config, backend)
-        self._streams: list[_OwnStream] = []
-        """Those of updates that are over; torch never gives a stream back."""
+        self._kept = KeptGroups()
 
     def place(self, device: torch.device) -> str:
         """Return this host, why its rank can be in no group, and the device where it has a name of its own."""
@@ -56,9 +54,10 @@ class CollectiveTransport(WeightTransport):
             return "it is on the sender's own device, and a group takes each device once"
         return ""
 
-    def receiver(self, manifest: Manifest, device: torch.device) -> WeightReceiver:
+    def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
         """Return an end that joins the sender's group."""
-        return _CollectiveReceiver(self._membership(device), self._plan(manifest), device)
+        membership = self._membership(Route(manifest.group, "", device))
+        return _CollectiveReceiver(membership, BucketPlan.of(manifest, bucket_bytes), device)
 
     def sender(
         self,
@@ -66,11 +65,20 @@ class CollectiveTransport(WeightTransport):
         weights: Mapping[str, Tensor],
         receivers: Sequence[str],
         device: torch.device,
+        replica: str,
     ) -> WeightSender:
-        """Return an end that makes a group with all receivers."""
-        return _CollectiveSender(
-            self._membership(device), self._plan(manifest), weights, len(receivers), device
-        )
+        """Return an end that is in one group with all receivers."""
+        membership = self._membership(Route(manifest.group, replica, device))
+        plan = BucketPlan.of(manifest, self.config.bucket_bytes)
+        return _CollectiveSender(membership, plan, weights, receivers, device)
+
+    def forget(self, replica: str) -> None:
+        """Close the groups with the ranks of a replica."""
+        self._kept.forget(replica)
+
+    def close(self) -> None:
+        """Close the groups that are kept."""
+        self._kept.close()
 
     def _hindrance(self, device: torch.device) -> str:
         """Return why this process can be in no group with ``device``; empty if it can."""
@@ -81,173 +89,71 @@ class CollectiveTransport(WeightTransport):
             return f"uses torch's own groups; backend {backend.name!r} takes collectives from one thread at a time"
         return ""
 
-    def _membership(self, device: torch.device) -> _Membership:
-        return _Membership(self.backend, device, self._streams)
-
-    def _plan(self, manifest: Manifest) -> BucketPlan:
-        return BucketPlan.of(manifest, self.config.bucket_bytes)
-
-
-class _OwnStream:
-    """A stream of one update: no other work of the device waits for its peers, or fails with them."""
-
-    def __init__(self, device: torch.device) -> None:
-        import torch
-
-        self.device = device
-        self._module: Any = torch.get_device_module(device)
-        on_host = torch.empty(0, device=device).is_cpu
-        self._stream: Any = None if on_host else self._module.Stream(device)
-
-    @contextlib.contextmanager
-    def entered(self) -> Generator[None]:
-        """Queue work here, after what the thread's own stream has to do now."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(self._module.current_stream(self.device))
-        with self._module.stream(self._stream):
-            yield
-
-    def finish(self) -> None:
-        """Return when all that was queued is done. Raise PeerLost where something has failed."""
-        if self._stream is not None:
-            try:
-                self._stream.synchronize()
-            except RuntimeError as error:  # torch's, for all that fails on a device
-                raise PeerLost(f"a broadcast has failed on {self.device}: {error}") from error
-
-
-class _Membership:
-    """One end's part in the group of one update; any thread may end it."""
-
-    def __init__(self, backend: Backend, device: torch.device, streams: list[_OwnStream]) -> None:
-        self._backend, self._device, self._streams = backend, device, streams
-        self._lock = threading.Lock()
-        self._ends: list[Callable[[], None]] = []
-        self._closed = False
-
-    def meet(self, address: str, rank: int, world_size: int, token: str, deadline: float) -> Rendezvous:
-        """Return this end's rendezvous, which nobody has joined yet."""
-        left_s = max(1e-3, deadline - time.monotonic())
-        rendezvous = Rendezvous(address, rank, world_size, token, left_s)
-        self._end_with(rendezvous.close)
-        return rendezvous
-
-    @contextlib.contextmanager
-    def group(self, rendezvous: Rendezvous, deadline: float) -> Generator[tuple[ProcessGroup, _OwnStream]]:
-        """Yield the group of all who join, and a stream for its calls.
-
-        It ends at the deadline; all members leave it together.
-        """
-        timer = threading.Timer(max(0.0, deadline - time.monotonic()), self.close)
-        timer.start()
-        try:
-            rendezvous.join()
-            stream = self._own_stream()
-            with stream.entered():
-                group = self._backend.process_group(rendezvous, self._device)
-            self._end_with(group.abort)
-            yield group, stream
-            stream.finish()
-            rendezvous.barrier()  # a group ends for all when one leaves it
-            self._streams.append(stream)
-        except RunError as error:
-            if time.monotonic() >= deadline:
-                raise DeadlineExceeded("the update was not over at its deadline") from error
-            raise
-        finally:
-            timer.cancel()
-            self.close()
-
-    def close(self) -> None:
-        """Leave the group; who waits in it gets PeerLost."""
-        with self._lock:
-            self._closed = True
-            ends, self._ends = self._ends, []
-        for end in reversed(ends):
-            end()
-
-    def _own_stream(self) -> _OwnStream:
-        """Return a stream on which nothing has failed."""
-        for stream in list(self._streams):
-            if stream.device == self._device:
-                with contextlib.suppress(ValueError):  # another update was faster
-                    self._streams.remove(stream)
-                    return stream
-        return _OwnStream(self._device)
-
-    def _end_with(self, end: Callable[[], None]) -> None:
-        """Have ``close`` call ``end``, also where it came first."""
-        with self._lock:
-            if not self._closed:
-                self._ends.append(end)
-                return
-        end()
-        raise PeerLost("this end of the update was closed")
+    def _membership(self, route: Route) -> Membership:
+        return Membership(self._kept, route, self.backend)
 
 
 class _CollectiveReceiver(WeightReceiver):
-    """Ranks of the group from 1 on."""
+    """Ranks of the group from 1 on. Its address is its seat in the group of the update before."""
 
-    def __init__(self, membership: _Membership, plan: BucketPlan, device: torch.device) -> None:
+    def __init__(self, membership: Membership, plan: BucketPlan, device: torch.device) -> None:
         self._membership, self._plan, self._device = membership, plan, device
+        self.address = membership.seat
 
     def receive(self, sender: str, deadline: float) -> Iterator[tuple[str, Tensor]]:
-        address, rank, world_size, token = json.loads(sender)
-        rendezvous = self._membership.meet(address, rank, world_size, token, deadline)
-        with self._membership.group(rendezvous, deadline) as (group, stream):
-            yield from self._plan.unpack(self._buckets(group, stream))
+        if sender:
+            self._membership.meet(*json.loads(sender), deadline=deadline)
+        with self._membership.group(deadline) as group:
+            yield from self._plan.unpack(self._buckets(group))
 
     def close(self) -> None:
         self._membership.close()
 
-    def _buckets(self, group: ProcessGroup, stream: _OwnStream) -> Generator[Tensor]:
+    def _buckets(self, group: WeightGroup) -> Generator[Tensor]:
         """Yield buckets that have arrived, so that the stream of whoever reads them never waits for a peer."""
         import torch
 
         memory = torch.empty(self._plan.bucket_bytes, dtype=torch.uint8, device=self._device)
         for pieces in self._plan.pieces:
             bucket = memory[: bucket_size(pieces)]
-            with stream.entered():
-                group.broadcast(bucket, src=0)
-            stream.finish()
+            with group.stream():
+                group.broadcast(bucket)
+            group.finish()
             yield bucket
 
 
 class _CollectiveSender(WeightSender):
-    """Rank 0 of the group."""
+    """Rank 0 of the group. It names a new group to its ranks, or nothing where they have kept the one before."""
 
     def __init__(
         self,
-        membership: _Membership,
+        membership: Membership,
         plan: BucketPlan,
         weights: Mapping[str, Tensor],
-        num_receivers: int,
+        seats: Sequence[str],
         device: torch.device,
     ) -> None:
         self._membership, self._plan, self._weights, self._device = membership, plan, weights, device
-        self._world_size = 1 + num_receivers
-        self._rendezvous: Rendezvous | None = None
+        self._seats = seats
+        self._is_open = False
 
     def open(self, deadline: float) -> Sequence[str]:
-        token = secrets.token_hex(16)
-        rendezvous = self._membership.meet(_LOOPBACK, 0, self._world_size, token, deadline)
-        self._rendezvous = rendezvous
-        return [
-            json.dumps([rendezvous.address, rank, self._world_size, token])
-            for rank in range(1, self._world_size)
-        ]
+        self._is_open = True
+        if self._membership.goes_on_with(self._seats, deadline):
+            return [""] * len(self._seats)
+        world_size, token, name = 1 + len(self._seats), secrets.token_hex(16), secrets.token_hex(8)
+        address = self._membership.meet(_LOOPBACK, 0, world_size, token, name, deadline).address
+        return [json.dumps([address, rank, world_size, token, name]) for rank in range(1, world_size)]
 
     def send(self, deadline: float) -> None:
         import torch
 
-        if self._rendezvous is None:
+        if not self._is_open:
             raise ProtocolError("open the sender first")
-        with self._membership.group(self._rendezvous, deadline) as (group, stream), stream.entered():
+        with self._membership.group(deadline) as group, group.stream():
             memory = torch.empty(self._plan.bucket_bytes, dtype=torch.uint8, device=self._device)
             for bucket in self._plan.pack(self._weights, memory):
-                group.broadcast(bucket, src=0)
+                group.broadcast(bucket)
 
     def close(self) -> None:
         self._membership.close()

@@ -68,6 +68,7 @@ class FileTransport(WeightTransport):
         self._options = cast("FileConfig", config)
         self._writing = threading.Lock()
         self._own: Path | None = None
+        self._remove_own: Callable[[], object] = lambda: None
 
     def place(self, device: torch.device) -> str:
         """Return nothing: whether a rank sees the folder shows when it looks."""
@@ -77,7 +78,7 @@ class FileTransport(WeightTransport):
         """Return nothing: every rank may see the folder."""
         return ""
 
-    def receiver(self, manifest: Manifest, device: torch.device) -> WeightReceiver:
+    def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
         """Return an end that reads; its tensors are on the CPU."""
         return _FileReceiver()
 
@@ -87,9 +88,16 @@ class FileTransport(WeightTransport):
         weights: Mapping[str, Tensor],
         receivers: Sequence[str],
         device: torch.device,
+        replica: str,
     ) -> WeightSender:
         """Return an end that writes the version, unless it is there already."""
         return _FileSender(self, manifest, weights, len(receivers))
+
+    def close(self) -> None:
+        """Remove the folder, where it is this process's own."""
+        with self._writing:
+            self._own = None
+            self._remove_own()
 
     def write(self, manifest: Manifest, weights: Mapping[str, Tensor], check: Callable[[], None]) -> Path:
         """Return the folder of a version, which is whole; ``check`` is called now and then, and may raise."""
@@ -107,8 +115,7 @@ class FileTransport(WeightTransport):
             return folder.resolve()
         if self._own is None:
             self._own, lock = _locked_folder(_OWN, Path(tempfile.gettempdir()))
-            weakref.finalize(self, os.close, lock)
-            weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
+            self._remove_own = weakref.finalize(self, _remove, self._own, lock)
         return self._own
 
 
@@ -200,6 +207,11 @@ def _locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
                 is_ours = _take(descriptor)
             if is_ours and folder.exists():  # else another process took it for one that was left
                 return folder, os.dup(descriptor)
+
+
+def _remove(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
 
 
 @contextmanager

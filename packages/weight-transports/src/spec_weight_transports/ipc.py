@@ -49,9 +49,9 @@ class IpcWeightTransport(WeightTransport):
         """Return that a rank is on another host, where it is."""
         return elsewhere(place)
 
-    def receiver(self, manifest: Manifest, device: torch.device) -> WeightReceiver:
+    def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
         """Return an end that takes buckets as they come."""
-        return _IpcReceiver(self.backend.transport("colocated"), self._plan(manifest))
+        return _IpcReceiver(self.backend.transport("colocated"), BucketPlan.of(manifest, bucket_bytes))
 
     def sender(
         self,
@@ -59,13 +59,14 @@ class IpcWeightTransport(WeightTransport):
         weights: Mapping[str, Tensor],
         receivers: Sequence[str],
         device: torch.device,
+        replica: str,
     ) -> WeightSender:
         """Return an end that writes each bucket into the memory of each receiver."""
-        transport = self.backend.transport("colocated")
-        return _IpcSender(transport, self._plan(manifest), weights, receivers, device)
-
-    def _plan(self, manifest: Manifest) -> BucketPlan:
-        return BucketPlan.of(manifest, self.config.bucket_bytes)
+        transport, plan = (
+            self.backend.transport("colocated"),
+            BucketPlan.of(manifest, self.config.bucket_bytes),
+        )
+        return _IpcSender(transport, plan, weights, receivers, device)
 
 
 class _Closable:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 
 from spec_core.errors import PeerLost, RunError
+from spec_core.own_stream import OwnStream
 from spec_core.streams.buffer_pool import Block, ReceiverPool, SenderBuffer, SenderConnector
 from spec_core.streams.device_arena import (
     DeviceArena,
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
 
 _own_events: dict[bytes, Any] = {}
 """This process's shared events by handle: a process cannot open what it has exported itself."""
-
-
-_spare_streams: defaultdict[torch.device, list[Any]] = defaultdict(list)
-"""Streams of pools that are closed; torch never gives a stream back."""
 
 
 class SharingUnsupported(RunError):
@@ -175,8 +172,8 @@ class DevicePool(ReceiverPool):
         self._arena = DeviceArena(memory, layout)
         self._events = EventPool(sharing.device)
         self._device_module = torch.get_device_module(sharing.device)
-        spare = _spare_streams[sharing.device]
-        self._stream = spare.pop() if spare else self._device_module.Stream(sharing.device)
+        self._own_stream = OwnStream(sharing.device)
+        self._stream = self._own_stream.stream
         """It waits for readers and records events; it does nothing else."""
 
     def serves(self, device_id: str) -> bool:
@@ -233,7 +230,7 @@ class DevicePool(ReceiverPool):
         self._close_memory()
         self._events.close()
         self._arena.close()
-        _spare_streams[self._sharing.device].append(self._stream)
+        self._own_stream.close()
 
 
 class DeviceConnector(SenderConnector):

@@ -191,8 +191,8 @@ class _DamagingTransport(WeightTransport):
     def obstacle(self, place: str, device: torch.device) -> str:
         return self._transport.obstacle(place, device)
 
-    def receiver(self, manifest: Manifest, device: torch.device) -> WeightReceiver:
-        receiver = self._transport.receiver(manifest, device)
+    def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
+        receiver = self._transport.receiver(manifest, device, bucket_bytes)
         if manifest.version % 2 == 0:
             return receiver
         return _DamagingReceiver(receiver, DAMAGES[manifest.version // 2])
@@ -203,8 +203,12 @@ class _DamagingTransport(WeightTransport):
         weights: Mapping[str, Tensor],
         receivers: Sequence[str],
         device: torch.device,
+        replica: str,
     ) -> WeightSender:
-        return self._transport.sender(manifest, weights, receivers, device)
+        return self._transport.sender(manifest, weights, receivers, device, replica)
+
+    def close(self) -> None:
+        self._transport.close()
 
 
 def publish_damaged(me: Rank, stage: WeightStage) -> None:

@@ -1,4 +1,4 @@
-"""WeightTransportSuite: the contract of spec_core.weight_transport (W1–W6) as tests, alone and in whole updates.
+"""WeightTransportSuite: the contract of spec_core.weight_transport (W1–W7) as tests, alone and in whole updates.
 
 ::
 
@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from spec_core.errors import RunError
+from spec_core.errors import EngineError, RunError
 from spec_core.testing.conformance import ConformanceSuite
 from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
 from spec_core.testing.weight_faults import fault_in_publisher, fault_in_replica, publish_damaged
 from spec_core.testing.weight_stage import (
+    BUCKET_BYTES,
     FENCE,
     TARGET,
     StagedReceiver,
@@ -42,14 +43,16 @@ from spec_core.weight_manifest import Manifest
 from spec_core.weight_sync.digest import tensor_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from spec_core.testing.resources import Resources
     from spec_core.weight_transport import WeightTransport
 
     Build = Callable[[], WeightTransport]
 
 LONG_S, SHORT_S = 20.0, 1.0
 ROUNDS = 3
+BROKEN_UPDATE = 15
 LATE_EVENTS = 4
 """Resources of a device that its vendor may destroy long after their last owner has gone, as torch-npu does with
 events of other processes: a few are no leak, one for each of thirty updates is."""
@@ -95,8 +98,11 @@ class WeightTransportSuite(ConformanceSuite):
         """W5: an update in which a rank hangs ends when its publisher closes."""
         run_ranks(_close_while_a_rank_hangs, 2, stage)
 
-    def test_w5_thirty_updates_leave_nothing(self, stage: WeightStage) -> None:
-        """W5: no descriptor, no thread, no mapping and no weights of an older version stay."""
+    def test_w5_w7_thirty_updates_leave_nothing(self, stage: WeightStage) -> None:
+        """W5, W7: no descriptor, thread, mapping or older weights stay, and nothing of a publisher that has closed.
+
+        One of the updates fails in the midst, and the next succeeds.
+        """
         run_ranks(_thirty_updates, 2, stage)
 
     def test_w6_it_says_whether_it_can_be_used(self, stage: WeightStage) -> None:
@@ -169,12 +175,12 @@ def _round_trips(me: Rank, stage: WeightStage) -> None:
         deadline = time.monotonic() + LONG_S
         if me.rank == 0:
             addresses = [mail.take(rank) for rank in receivers]
-            with transport.sender(manifest, weights, addresses, device) as sender:
+            with transport.sender(manifest, weights, addresses, device, "replica") as sender:
                 mail.send(sender.open(deadline))
                 sender.send(deadline)
                 assert [mail.take(rank) for rank in receivers] == ["done"] * len(receivers)
             continue
-        with transport.receiver(manifest, device) as receiver:
+        with transport.receiver(manifest, device, BUCKET_BYTES) as receiver:
             mail.send(receiver.address)
             arrived = {
                 name: tensor.clone() for name, tensor in receiver.receive(mail.take(0)[me.rank - 1], deadline)
@@ -190,11 +196,11 @@ def _sender_that_leaves(me: Rank, stage: WeightStage) -> None:
     manifest, mail, device = _manifest(1), _Mail(me), stage.device
     if me.rank == 0:
         address = mail.take(1)
-        with transport.sender(manifest, stage.weights(1), [address], device) as sender:
+        with transport.sender(manifest, stage.weights(1), [address], device, "replica") as sender:
             mail.send(sender.open(time.monotonic() + LONG_S))
             mail.take(1)
         return
-    with transport.receiver(manifest, device) as receiver:
+    with transport.receiver(manifest, device, BUCKET_BYTES) as receiver:
         mail.send(receiver.address)
         sender_address = mail.take(0)[0]
         started = time.monotonic()
@@ -245,21 +251,34 @@ def _deadline_while_a_rank_hangs(me: Rank, stage: WeightStage) -> None:
 
 def _thirty_updates(me: Rank, stage: WeightStage) -> None:
     if me.rank == 1:
-        serve_receiver(me, StagedReceiver(stage, stage.build(), lambda point: None))
+        serve_receiver(me, StagedReceiver(stage, stage.build(), _fail_once))
         return
-    with replica_of_other_rank(me) as replica, stage.publisher() as publisher:
-        publisher.add("one", replica).result(LONG_S)
-        first = stage.weights(1)
-        old, first_is_on_host = weakref.ref(first["cut"]), first["cut"].is_cpu
-        assert publisher.publish(1, first).result(LONG_S).committed
-        del first
-        before = [stage.resources(), replica.ask("resources")]
-        for version in range(2, 32):
-            report = publisher.publish(version, stage.weights(version)).result(LONG_S)
-            assert report.committed, report
-        assert replica.ask("serves", 31)
-        after = [stage.resources(), replica.ask("resources")]
-        num_late = 0 if first_is_on_host else LATE_EVENTS
-        for then, now in zip(before, after, strict=True):
-            assert all(left <= had + num_late for had, left in zip(then, now, strict=True)), (then, now)
-        assert old() is None
+    with replica_of_other_rank(me) as replica:
+        with stage.publisher() as publisher:
+            publisher.add("one", replica).result(LONG_S)
+            first = stage.weights(1)
+            old, first_is_on_host = weakref.ref(first["cut"]), first["cut"].is_cpu
+            assert publisher.publish(1, first).result(LONG_S).committed
+            del first
+            before = [stage.resources(), replica.ask("resources")]
+            for version in range(2, 32):
+                report = publisher.publish(version, stage.weights(version)).result(LONG_S)
+                assert report.committed == (version != BROKEN_UPDATE), report
+            assert replica.ask("serves", 31)
+            num_late = 0 if first_is_on_host else LATE_EVENTS
+            _check_no_more([stage.resources(), replica.ask("resources")], before, num_late)
+            assert old() is None
+        with stage.publisher(FENCE + 1) as later:
+            later.add("one", replica).result(LONG_S)
+            assert later.publish(32, stage.weights(32)).result(LONG_S).committed
+            _check_no_more([stage.resources(), replica.ask("resources")], before, num_late)
+
+
+def _fail_once(point: str) -> None:
+    if point == f"load {BROKEN_UPDATE}":
+        raise EngineError("planted")
+
+
+def _check_no_more(after: Sequence[Resources], before: Sequence[Resources], num_late: int) -> None:
+    for then, now in zip(before, after, strict=True):
+        assert all(left <= had + num_late for had, left in zip(then, now, strict=True)), (then, now)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from spec_core.own_stream import OwnStream
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     import torch
-
-_spare_streams: defaultdict[torch.device, list[Any]] = defaultdict(list)
-"""Streams that nobody uses now. torch never takes one back, and what its allocator has cached for one is for no
-other: an update on a new stream each time would take new memory each time."""
-_taking = threading.Lock()
 
 
 def use_device(device: torch.device) -> None:
@@ -30,7 +25,8 @@ def use_device(device: torch.device) -> None:
 def beside(device: torch.device) -> Generator[None]:
     """Make ``device`` current, queue work on a stream that nobody else uses meanwhile, and wait for it at the end.
 
-    So the work waits for nothing that the process trains or serves, nor that for it.
+    So the work waits for nothing that the process trains or serves, nor that for it. What torch's allocator has
+    cached for one stream is for no other: an update on a new one each time would take new memory each time.
     """
     import torch
 
@@ -38,14 +34,11 @@ def beside(device: torch.device) -> Generator[None]:
     if torch.empty(0, device=device).is_cpu:
         yield
         return
-    module = torch.get_device_module(device)
-    with _taking:
-        spare = _spare_streams[device]
-        stream = spare.pop() if spare else module.Stream(device)
-    with module.stream(stream):
+    own = OwnStream(device)
+    with torch.get_device_module(device).stream(own.stream):
         yield
-    stream.synchronize()
-    _spare_streams[device].append(stream)  # one on which something has failed is used no more
+    own.stream.synchronize()
+    own.close()
 
 
 def queued_before(device: torch.device) -> Any:

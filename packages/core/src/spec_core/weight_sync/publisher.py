@@ -97,7 +97,8 @@ class Publisher(Resource):
         """Publish drafts for the target with the digest ``target``, by the first transport that reaches a replica.
 
         Ranks connect to ``address``. A replica that has seen a higher ``fence`` refuses this publisher; by default it
-        is the time, so that the trainer that was started last wins. Buckets are made on ``device``.
+        is the time, so that the trainer that was started last wins. Buckets are made on ``device``. ``close`` closes
+        the transports.
         """
         self.group, self.fence = group, time.time_ns() if fence is None else fence
         self._target, self._transports = target, transports
@@ -175,6 +176,8 @@ class Publisher(Resource):
         self._jobs.shutdown(wait=True, cancel_futures=True)
         self._callbacks.shutdown(wait=True)
         self._link.close()
+        for transport in self._transports.values():
+            transport.close()
 
     def _submit(self, job: Callable[[], R], then: Callable[[], None] | None = None) -> Future[R]:
         """Run a job in its turn, and ``then`` after its result was given out."""
@@ -205,6 +208,8 @@ class Publisher(Resource):
 
     def _remove(self, name: str) -> None:
         self._members.pop(name, None)
+        for transport in self._transports.values():
+            transport.forget(name)
 
     def _publish(
         self, version: int, weights: Mapping[str, Tensor], policy: Policy, timeout_s: float

@@ -53,7 +53,7 @@ class UpdateReceiver(Resource):
         group: str = "default",
         rank: int = 0,
     ) -> None:
-        """Update what ``slot`` holds; ``transports`` are those of this process, by name."""
+        """Update what ``slot`` holds; ``transports``, which it closes, are those of this process, by name."""
         self.slot, self.transports, self.group, self.rank = slot, transports, group, rank
         self._lock = threading.RLock()
         self._status = ServingStatus()
@@ -147,7 +147,7 @@ class UpdateReceiver(Resource):
             transfer.join()
 
     def close(self) -> None:
-        """End an update under way; what is served stays."""
+        """End an update under way, and what the transports keep for later ones; what is served stays."""
         with self._lock:
             self._closed, self._replaced = True, None
             transfer = self._transfer
@@ -156,6 +156,8 @@ class UpdateReceiver(Resource):
         if transfer is not None:
             transfer.cancel()  # also where the update is committed, and its publisher is silent
             transfer.join()
+        for transport in self.transports.values():
+            transport.close()
 
     def has_received(self, update: UpdateId) -> None:
         """Note that the spare copy holds the whole update; called by its thread."""
@@ -288,8 +290,8 @@ class _Transfer:
         offer = channel.expect(Offer, self._deadline)
         self.manifest = offer.manifest
         slot.layout().check(self.manifest)
-        transport = _with_buckets(self._owner.transports[offer.transport], offer.bucket_bytes)
-        receiver = ends.enter_context(transport.receiver(self.manifest, slot.device))
+        transport = self._owner.transports[offer.transport]
+        receiver = ends.enter_context(transport.receiver(self.manifest, slot.device, offer.bucket_bytes))
         self._register(receiver)
         channel.post(Endpoint(address=receiver.address), self._deadline)
         sender = channel.expect(Endpoint, self._deadline).address
@@ -330,11 +332,3 @@ class _Transfer:
         self._open.append(resource)
         if self._cancelled.is_set():
             self.cancel()
-
-
-def _with_buckets(transport: WeightTransport, bucket_bytes: int) -> WeightTransport:
-    """Return a transport of the same kind whose buckets have the sender's size."""
-    if transport.config.bucket_bytes == bucket_bytes:
-        return transport
-    config = transport.config.model_copy(update={"bucket_bytes": bucket_bytes})
-    return type(transport)(config, transport.backend)
