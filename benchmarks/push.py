@@ -128,9 +128,9 @@ def measured(options: argparse.Namespace, draft: str) -> Iterator[dict[str, Any]
     with ExitStack() as stack:
 
         def trainer(device: int) -> Program:
-            argument = json.dumps([case, str(options.target), device])
-            command = [sys.executable, str(HERE / "push_trainer.py"), argument]
-            return stack.enter_context(program(command, options.output / f"{draft}-trainer-{device}.log"))
+            command = [sys.executable, str(HERE / "push_trainer.py"), json.dumps([case, str(options.target)])]
+            file = options.output / f"{draft}-trainer-{device}.log"
+            return stack.enter_context(program(command, file, _device(device)))
 
         first = trainer(0)
         yield first.ask(do="export", folder=str(folder))
@@ -268,7 +268,7 @@ def serving(options: argparse.Namespace, method: str, draft: Path) -> Iterator[s
         "port": port,
         "dtype": options.dtype,
         "max-model-len": 512,
-        "max-num-seqs": 2 * options.streams,
+        "max-num-seqs": options.streams,
         "speculative-config": json.dumps(speculation),
         "worker-extension-cls": "spec_engine_vllm.worker_extension.WorkerExtension",
         "middleware": "spec_engine_vllm.draft_routes.DraftRoutes",
@@ -282,9 +282,8 @@ def serving(options: argparse.Namespace, method: str, draft: Path) -> Iterator[s
     # What `vllm serve` runs; that asks for a distribution called vllm, which a build for CPUs is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
     file = options.output / f"{method}-server.log"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    env = {"CUDA_VISIBLE_DEVICES": visible, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    with program(command, file, env) as server:
+    env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    with program(command, file, _device(0) | env) as server:
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + options.limit_s
         while not _answers(url):
             server.check()
@@ -292,6 +291,12 @@ def serving(options: argparse.Namespace, method: str, draft: Path) -> Iterator[s
                 raise SystemExit(f"the server was not ready within {options.limit_s:.0f} s; see {file}")
             time.sleep(0.5)
         yield url
+
+
+def _device(number: int) -> dict[str, str]:
+    """Return the variable that leaves a process one of the devices."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[number] if visible else str(number)}
 
 
 def _answers(url: str) -> bool:

@@ -36,11 +36,11 @@ TIMEOUT_S = 60.0
 class PushTrainer:
     """A draft under the ``fsdp`` strategy on one device, and its pushes."""
 
-    def __init__(self, case: Case, target: Path, local_rank: int) -> None:
+    def __init__(self, case: Case, target: Path) -> None:
         """Build the draft with random weights."""
         plugin = plugins.load_available(Backend, case.backend)
         self._backend = plugin(plugin.Config(name=case.backend))
-        self._device = self._backend.device(local_rank)
+        self._device = self._backend.device(0)
         self._target = read_target(target)
         problem = make_problem(case, self._device, self._target)
         strategy_type = plugins.load_available(Strategy, "fsdp")
@@ -170,7 +170,7 @@ def _parts(report: PublishReport) -> dict[str, Any]:
 
 def main() -> None:
     """Serve commands until standard input ends."""
-    case, target, local_rank = json.loads(sys.argv[1])
+    case, target = json.loads(sys.argv[1])
     torch.set_num_threads(case["threads"])
     answers, sys.stdout = sys.stdout, sys.stderr
     with TemporaryDirectory() as folder:
@@ -178,7 +178,7 @@ def main() -> None:
         dist.init_process_group(
             backend.dist_backend, init_method=f"file://{folder}/group", rank=0, world_size=1
         )
-        trainer = PushTrainer(Case(**case), Path(target), local_rank)
+        trainer = PushTrainer(Case(**case), Path(target))
         for line in sys.stdin:
             command = json.loads(line)
             answer = getattr(trainer, command.pop("do"))(**command)
