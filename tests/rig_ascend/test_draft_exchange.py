@@ -6,11 +6,10 @@ import fake_cann
 import pytest
 import torch
 
-from spec_engine_vllm.tensor_exchange import Exchange
-
 from ..unit.engine_vllm.test_tensor_exchange import (  # noqa: F401 (fixtures, and a test that runs here too)
     Planted,
     _small_spans,
+    exchange_of,
     live,
     owned,
     plant,
@@ -34,7 +33,7 @@ def _on_a_card():
 def test_a_fault_leaves_both_models_as_they_were_while_the_stream_is_late(target, live, spare):  # noqa: F811
     assert live.odd.device == torch.device("npu", 1)
     first, second = owned(live), owned(spare)
-    exchange = Exchange(live, spare, target)
+    exchange = exchange_of(live, spare, target)
     count = steps_of(exchange)
     for number in (0, count // 2, count - 1):
         fake_cann.stall(torch.npu.current_stream(), 0.05)

@@ -55,33 +55,32 @@ def _normalise_each_layer_by_its_own_weights() -> None:
 
 
 def _watch_exchanges(notes: Path) -> None:
-    from spec_engine_vllm import tensor_exchange
-    from spec_engine_vllm.tensor_exchange import Exchange
+    from spec_core.weight_sync import ExchangedSlot, tensor_exchange
+    from spec_engine_vllm import packed_weights
 
-    make, run = Exchange.__init__, Exchange.run
-    plain = {name: getattr(tensor_exchange, name) for name in ("_copy", "_assign")}
-
-    def keeping(self, live, spare, foreign) -> None:
-        make(self, live, spare, foreign)
-        self.target = foreign
+    swap = ExchangedSlot.swap
+    plain = [
+        (tensor_exchange, "_copy", tensor_exchange._copy),
+        (packed_weights, "_assign", packed_weights._assign),
+    ]
 
     def watched(self) -> None:
-        before = _digest(self.target)
+        before = _digest(self._target)
         with contextlib.suppress(FileNotFoundError):  # one rank gets it
             fault = notes.with_suffix(".fault").rename(notes.with_suffix(f".{os.getpid()}"))
-            _plant(tensor_exchange, plain, *json.loads(fault.read_text()))
+            _plant(plain, *json.loads(fault.read_text()))
         try:
-            run(self)
+            swap(self)
         finally:
-            for name, function in plain.items():
-                setattr(tensor_exchange, name, function)
+            for module, name, function in plain:
+                setattr(module, name, function)
             with notes.open("a") as lines:
-                lines.write(json.dumps([before, _digest(self.target)]) + "\n")
+                lines.write(json.dumps([before, _digest(self._target)]) + "\n")
 
-    Exchange.__init__, Exchange.run = keeping, watched
+    ExchangedSlot.swap = watched
 
 
-def _plant(module, plain, at: int, is_after: bool, stays: bool = False) -> None:
+def _plant(plain, at: int, is_after: bool, stays: bool = False) -> None:
     calls = itertools.count(1)
 
     def faulty(function):
@@ -96,7 +95,7 @@ def _plant(module, plain, at: int, is_after: bool, stays: bool = False) -> None:
 
         return call
 
-    for name, function in plain.items():
+    for module, name, function in plain:
         setattr(module, name, faulty(function))
 
 

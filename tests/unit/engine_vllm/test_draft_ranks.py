@@ -12,7 +12,7 @@ import pytest
 from spec_core import ServingStatus, UpdateId
 from spec_core.errors import EngineError, ProtocolError
 from spec_engine_vllm import draft_ranks
-from spec_engine_vllm.draft_ranks import DraftRanks
+from spec_engine_vllm.draft_ranks import VllmRanks
 from spec_engine_vllm.draft_routes import DraftRoutes
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def counted(monkeypatch) -> dict[str, Any]:
 
 
 def call(llm: object, name: str, argument: str = "") -> dict[str, Any]:
-    return asyncio.run(DraftRanks(llm).call(name, argument))
+    return asyncio.run(VllmRanks(llm).call(name, argument))
 
 
 def test_a_commit_asks_every_rank_first() -> None:
@@ -105,7 +105,7 @@ def test_ranks_that_differ_are_quarantined() -> None:
 
 
 def test_acceptance_counts_anew_from_a_commit(counted) -> None:
-    ranks = DraftRanks(Ranks("received"))
+    ranks = VllmRanks(Ranks("received"))
     assert ranks.acceptance() == COUNTED
     asyncio.run(ranks.call("commit", NAME))
     assert ranks.acceptance()["rounds"] == 0

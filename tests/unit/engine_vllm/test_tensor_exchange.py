@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from spec_core.errors import EngineError
-from spec_engine_vllm import tensor_exchange
-from spec_engine_vllm.tensor_exchange import PACKED, Exchange, TornDraftError, owned_tensors
+from spec_core.weight_sync import Exchange, tensor_exchange
+from spec_core.weight_sync.tensor_exchange import TornDraftError
+from spec_engine_vllm import packed_weights
+from spec_engine_vllm.packed_weights import PACKED, packed_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +75,15 @@ def spare(target) -> Draft:
     return draft
 
 
+def owned_tensors(model: nn.Module, foreign: nn.Module) -> dict[str, torch.Tensor]:
+    return tensor_exchange.owned_tensors(model, foreign, ("kv_cache",))
+
+
+def exchange_of(live: Draft, spare: Draft, target: Target) -> Exchange:
+    tensors = [owned_tensors(model, target) for model in (live, spare)]
+    return Exchange(*tensors, packed_steps(live, spare, target))
+
+
 def content(model: Draft) -> dict[str, object]:
     tensors = {name: tensor.clone() for name, tensor in owned_tensors(model, Target()).items()}
     return {**tensors, "packed": model.layer.__dict__[PACKED], "cache": model.layer.kv_cache.clone()}
@@ -93,7 +104,7 @@ def owned(model: Draft) -> dict[str, object]:
 def test_what_both_own_is_exchanged_in_place_and_back(target, live, spare) -> None:
     first, second, shared = owned(live), owned(spare), target.embed.weight.clone()
     addresses = {name: tensor.data_ptr() for name, tensor in owned_tensors(live, target).items()}
-    exchange = Exchange(live, spare, target)
+    exchange = exchange_of(live, spare, target)
     exchange.run()
     assert same(owned(live), second)
     assert same(owned(spare), first)
@@ -108,7 +119,7 @@ def test_what_both_own_is_exchanged_in_place_and_back(target, live, spare) -> No
 
 def test_keys_values_and_parts_of_the_target_stay(target, live, spare) -> None:
     cache, rotary = live.layer.kv_cache.clone(), target.rotary.clone()
-    Exchange(live, spare, target).run()
+    exchange_of(live, spare, target).run()
     assert torch.equal(live.layer.kv_cache, cache)
     assert torch.equal(target.rotary, rotary)
     assert not {name for name in owned_tensors(live, target) if "cache" in name or "embed" in name}
@@ -122,8 +133,12 @@ def plant(
     monkeypatch, fails: Callable[[int], bool], is_after: bool, error: type[BaseException] = Planted
 ) -> itertools.count[int]:
     calls = itertools.count()
-    for name in ("_copy", "_assign", "_packed_fields"):
-        function = getattr(tensor_exchange, name)
+    for module, name in (
+        (tensor_exchange, "_copy"),
+        (packed_weights, "_assign"),
+        (packed_weights, "_packed_fields"),
+    ):
+        function = getattr(module, name)
 
         def faulty(*args, function=function) -> object:
             number = next(calls)
@@ -132,7 +147,7 @@ def plant(
                 raise error(f"at {number}")
             return result
 
-        monkeypatch.setattr(tensor_exchange, name, faulty)
+        monkeypatch.setattr(module, name, faulty)
     return calls
 
 
@@ -150,7 +165,7 @@ def test_a_fault_at_any_statement_leaves_both_models_as_they_were(
     target, live, spare, is_after, error
 ) -> None:
     first, second = owned(live), owned(spare)
-    exchange = Exchange(live, spare, target)
+    exchange = exchange_of(live, spare, target)
     count = steps_of(exchange)
     assert count > 50
     for index in range(count):
@@ -165,10 +180,10 @@ def test_a_fault_at_any_statement_leaves_both_models_as_they_were(
 
 
 def test_a_fault_before_the_first_step_of_a_second_exchange_undoes_nothing(target, live, spare) -> None:
-    exchange = Exchange(live, spare, target)
+    exchange = exchange_of(live, spare, target)
     exchange.run()
     first, second = owned(live), owned(spare)
-    for step in (tensor_exchange._Span, tensor_exchange._Packed):
+    for step in (tensor_exchange._Span, packed_weights.PackedExchange):
         with pytest.MonkeyPatch.context() as patch:
             real = step.exchange
             calls = itertools.count()
@@ -186,7 +201,7 @@ def test_a_fault_before_the_first_step_of_a_second_exchange_undoes_nothing(targe
 
 
 def test_a_fault_that_stays_is_told_apart(target, live, spare) -> None:
-    exchange = Exchange(live, spare, target)
+    exchange = exchange_of(live, spare, target)
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, lambda number: number >= 4, is_after=False)
         with pytest.raises(TornDraftError, match="half exchanged: at 4; then at 5"):
@@ -211,4 +226,4 @@ def test_a_fault_that_stays_is_told_apart(target, live, spare) -> None:
 def test_models_that_differ_are_refused(target, live, spare, change, problem) -> None:
     change(spare)
     with pytest.raises(EngineError, match=problem):
-        Exchange(live, spare, target)
+        exchange_of(live, spare, target)

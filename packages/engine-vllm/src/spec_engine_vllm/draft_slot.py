@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import logging
-import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,15 +17,8 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from spec_core.errors import EngineError
-from spec_core.weight_sync import DraftSlot, tensors_digest
-from spec_engine_vllm.tensor_exchange import (
-    PACKED,
-    PACKED_DIGEST,
-    Exchange,
-    TornDraftError,
-    owned_tensors,
-    packed_layers,
-)
+from spec_core.weight_sync import Exchange, ExchangedSlot, owned_tensors, tensors_digest
+from spec_engine_vllm.packed_weights import PACKED, PACKED_DIGEST, packed_layers, packed_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,13 +27,11 @@ if TYPE_CHECKING:
 
     from spec_core.weight_sync import DraftLayout
 
-log = logging.getLogger(__name__)
-
-_TORN = 70
-"""Exit code of a worker whose draft is half of each version."""
+_LENT = ("kv_cache",)
+"""vLLM's name for the memory of keys and values that it lends to an attention layer."""
 
 
-class VllmDraftSlot(DraftSlot):
+class VllmDraftSlot(ExchangedSlot):
     """The live draft of one worker, and its spare."""
 
     def __init__(self, worker: Any, layout: DraftLayout) -> None:
@@ -50,28 +39,17 @@ class VllmDraftSlot(DraftSlot):
 
         Raise EngineError where this vLLM cannot exchange its draft.
         """
+        super().__init__(worker.device, layout)
         self._live: nn.Module = worker.get_draft_model()
         self._target: nn.Module = worker.get_model()
         self._vllm_config = _config_of(self._live) or worker.vllm_config
         self._model_config = worker.vllm_config.speculative_config.draft_model_config
-        self._device: torch.device = worker.device
-        self._layout = layout
         self._spare: nn.Module | None = None
         self._blank: nn.Module | None = None
         self._is_reloadable = False
-        self._exchange: Exchange | None = None
         parallel = worker.vllm_config.parallel_config
         self._is_split = parallel.tensor_parallel_size > 1
         _check_exchangeable(self._live, parallel)
-
-    @property
-    def device(self) -> torch.device:
-        """Return where the draft lies."""
-        return self._device
-
-    def layout(self) -> DraftLayout:
-        """Return what an update must hold: what vLLM was started with."""
-        return self._layout
 
     def make_blank(self) -> None:
         """See to it that ``load`` has a model to load, between two steps of the engine.
@@ -83,44 +61,39 @@ class VllmDraftSlot(DraftSlot):
         if self._blank is None and not self._is_reloadable:
             self._blank = self._new_model()
 
-    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+    def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
         """Load the spare by the model's own loader, one tensor at a time."""
-        self._exchange = None
         if self._blank is not None:
             self._spare, self._blank = self._blank, None
         assert self._spare is not None, "make_blank was not called"
         made = _outline(self._spare)
-        with torch.no_grad():
-            for name, tensor in weights:
-                if (shared := self._shared_with_target(name)) is not None:
-                    self._check_unchanged(name, tensor, shared)
-                else:
-                    self._spare.load_weights([(name, tensor)])  # type: ignore[operator]
-            _note_digests(self._spare)
-            process_weights_after_loading(self._spare, self._model_config, self._device)
-            self._exchange = Exchange(self._live, self._spare, self._target)
+        for name, tensor in weights:
+            if (shared := self._shared_with_target(name)) is not None:
+                self._check_unchanged(name, tensor, shared)
+            else:
+                self._spare.load_weights([(name, tensor)])  # type: ignore[operator]
+        _note_digests(self._spare)
+        process_weights_after_loading(self._spare, self._model_config, self.device)
         self._is_reloadable = _outline(self._spare) == made
+        packed = packed_steps(self._live, self._spare, self._target)
+        return Exchange(self.tensors("live"), self.tensors("spare"), packed)
+
+    def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
+        """Return the tensors of one copy that are neither keys and values nor the target's."""
+        return owned_tensors(self._model(copy), self._target, _LENT)
 
     def digest(self, copy: Literal["live", "spare"]) -> str:
         """Return the digest of one copy as it lies in memory; of what was packed for the CPU, as it was before."""
-        model = self._live if copy == "live" else self._spare
-        if model is None:
-            raise EngineError("there is no spare: no update was ever prepared")
-        with torch.no_grad():
-            digest = hashlib.sha256(tensors_digest(owned_tensors(model, self._target).items()).encode())
-        for path, layer in packed_layers(model, self._target).items():
+        digest = hashlib.sha256(super().digest(copy).encode())
+        for path, layer in packed_layers(self._model(copy), self._target).items():
             digest.update(f"{path} {layer.__dict__.get(PACKED_DIGEST)}".encode())
         return digest.hexdigest()
 
-    def swap(self) -> None:
-        """Exchange live and spare between two steps. A worker whose draft would be half of each ends itself."""
-        if self._exchange is None:
-            raise EngineError("the spare holds no draft")
-        try:
-            self._exchange.run()
-        except TornDraftError as error:
-            log.critical("%s: %s", type(error).__name__, error)
-            os._exit(_TORN)
+    def _model(self, copy: Literal["live", "spare"]) -> nn.Module:
+        model = self._live if copy == "live" else self._spare
+        if model is None:
+            raise EngineError("there is no spare: no update was ever prepared")
+        return model
 
     def _new_model(self) -> nn.Module:
         """Return a model like the live one, its weights not loaded; without what that one has of the target."""
@@ -130,7 +103,7 @@ class VllmDraftSlot(DraftSlot):
         compilation.static_forward_context = {}
         compilation.static_all_moe_layers = []
         compilation.mode = CompilationMode.NONE
-        with set_default_torch_dtype(self._model_config.dtype), self._device:
+        with set_default_torch_dtype(self._model_config.dtype), self.device:
             model = initialize_model(config, model_config=self._model_config)
         for path in self._shared_paths():
             parent, _, name = path.rpartition(".")

@@ -9,13 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_core import ServingStatus, UpdateId, UpdateOrder
-from spec_core.errors import EngineError, SpecError
-from spec_core.hosting import backend_for
+from spec_core.hosting import DraftRank
 from spec_engine_vllm.sampler_check import SamplerCheck
 
 if TYPE_CHECKING:
-    from spec_core.weight_sync import UpdateReceiver
     from spec_engine_vllm.draft_slot import VllmDraftSlot
 
 
@@ -23,63 +20,34 @@ class WorkerExtension(SamplerCheck):
     """An extension of vLLM's worker class: fresh weights for the draft, and a check of the sampler."""
 
     def spec_draft(self, call: str, argument: str = "") -> dict[str, str] | None:
-        """Return this rank's ``status`` after a call, or the reason why it is ``refused``; None without a draft.
-
-        ``call`` is ``prepare``, with an UpdateOrder as JSON, ``commit``, ``revert`` or ``abort``, with an UpdateId,
-        ``status`` or ``forget``.
-        """
+        """Return what ``DraftRank.answer`` says of this rank; None without a draft."""
         if self.get_draft_model() is None:  # type: ignore[attr-defined]
             return None
-        try:
-            return {"status": _call(self, call, argument).model_dump_json()}
-        except (SpecError, RuntimeError) as error:  # RuntimeError: torch's, such as out of memory
-            return {"refused": str(error)}
+        return _rank_of(self).answer(call, argument)
 
 
-def _call(worker: Any, call: str, argument: str) -> ServingStatus:
-    if call == "prepare":
-        order = UpdateOrder.decode(argument)
-        slot, receiver = _updates(worker, order.update.group)
-        slot.make_blank()
-        return receiver.prepare(order)
-    if not hasattr(worker, _UPDATES):
-        if call in ("status", "forget"):
-            return ServingStatus()
-        raise EngineError("no update was ever prepared")
-    _, receiver = getattr(worker, _UPDATES)
-    if call == "forget":
-        receiver.forget()
-    if call in ("status", "forget"):
-        return receiver.status()
-    act = {"commit": receiver.commit, "revert": receiver.revert, "abort": receiver.abort}[call]
-    return act(UpdateId.decode(argument))
+_RANK = "_spec_draft_rank"
+"""Attribute of a worker with its DraftRank. It is made by the first call, not by the class: vLLM's configuration is
+complete only then."""
 
 
-_UPDATES = "_spec_draft_updates"
-"""Attribute of a worker with its slot and receiver. They are made by the first update, not by the class: vLLM's
-configuration is complete only then, and a draft without updates costs no memory twice."""
-
-
-def _updates(worker: Any, group: str) -> tuple[VllmDraftSlot, UpdateReceiver]:
-    if not hasattr(worker, _UPDATES):
+def _rank_of(worker: Any) -> DraftRank:
+    if not hasattr(worker, _RANK):
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-        from spec_core.weight_sync import UpdateReceiver, open_weight_transports
-        from spec_engine_vllm.draft_slot import VllmDraftSlot
-
-        slot = VllmDraftSlot(worker, _layout(worker.vllm_config))
-        transports = open_weight_transports(backend_for(worker.device.type))
-        receiver = UpdateReceiver(slot, transports, group=group, rank=get_tensor_model_parallel_rank())
-        setattr(worker, _UPDATES, (slot, receiver))
-    return getattr(worker, _UPDATES)
+        setattr(worker, _RANK, DraftRank(lambda: _slot(worker), get_tensor_model_parallel_rank()))
+    return getattr(worker, _RANK)
 
 
-def _layout(vllm_config: Any) -> Any:
+def _slot(worker: Any) -> VllmDraftSlot:
     from spec_core.targets import read_target
     from spec_core.weight_sync import DraftLayout
+    from spec_engine_vllm.draft_slot import VllmDraftSlot
 
-    draft = vllm_config.speculative_config.draft_model_config
-    return DraftLayout.of_folder(_folder(draft), read_target(_folder(vllm_config.model_config)))
+    config = worker.vllm_config
+    draft = _folder(config.speculative_config.draft_model_config)
+    layout = DraftLayout.of_folder(draft, read_target(_folder(config.model_config)))
+    return VllmDraftSlot(worker, layout)
 
 
 def _folder(model_config: Any) -> Path:

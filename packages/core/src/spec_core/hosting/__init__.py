@@ -2,6 +2,9 @@
 
 from spec_core.hosting.backend_search import backend_for
 from spec_core.hosting.capture_controller import CAPTURE_VARIABLE
+from spec_core.hosting.draft_middleware import DraftMiddleware
+from spec_core.hosting.draft_rank import DraftRank
+from spec_core.hosting.draft_ranks import DraftRanks
 from spec_core.hosting.engine_subprocess import EngineSubprocess
 from spec_core.hosting.feature_exporter import FeatureExporter
 from spec_core.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
@@ -15,6 +18,9 @@ __all__ = [
     "CAPTURE_VARIABLE",
     "DRAFT_TOKEN_VARIABLE",
     "CaptureMode",
+    "DraftMiddleware",
+    "DraftRank",
+    "DraftRanks",
     "EngineLink",
     "EngineSubprocess",
     "FeatureExporter",

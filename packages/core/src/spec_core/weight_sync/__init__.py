@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from spec_core.weight_sync.delivery import ReplicaOutcome
     from spec_core.weight_sync.digest import tensor_digest, tensors_digest
     from spec_core.weight_sync.draft_slot import DraftLayout, DraftSlot
+    from spec_core.weight_sync.exchanged_slot import ExchangedSlot
     from spec_core.weight_sync.installed import open_weight_transports
     from spec_core.weight_sync.publisher import Publisher, PublishReport
     from spec_core.weight_sync.receiver import UpdateReceiver
     from spec_core.weight_sync.replicas import ReceiverReplica, combined
+    from spec_core.weight_sync.tensor_exchange import Exchange, owned_tensors
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -22,16 +24,20 @@ else:
         delivery="ReplicaOutcome",
         digest="tensor_digest tensors_digest",
         draft_slot="DraftLayout DraftSlot",
+        exchanged_slot="ExchangedSlot",
         installed="open_weight_transports",
         publisher="PublishReport Publisher",
         receiver="UpdateReceiver",
         replicas="ReceiverReplica combined",
+        tensor_exchange="Exchange owned_tensors",
     )
 
 __all__ = [
     "BucketPlan",
     "DraftLayout",
     "DraftSlot",
+    "Exchange",
+    "ExchangedSlot",
     "PublishReport",
     "Publisher",
     "ReceiverReplica",
@@ -41,6 +47,7 @@ __all__ = [
     "bucket_size",
     "combined",
     "open_weight_transports",
+    "owned_tensors",
     "queued_before",
     "tensor_digest",
     "tensors_digest",

@@ -1,4 +1,4 @@
-"""Exchange the contents of two models of one architecture, in place: wholly, or not at all. Imports no vLLM.
+"""Exchange the contents of two models of one architecture, in place: wholly, or not at all.
 
 Addresses stay, so that graphs that were captured with them stay valid. The bytes of one storage after the other go
 by way of a scratch that was allocated before; whatever fails is undone from what each span notes about itself.
@@ -7,73 +7,69 @@ by way of a scratch that was allocated before; whatever fails is undone from wha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from spec_core.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
 
-    _Fields = dict[str, object]
-
 _SPAN_BYTES = 64 << 20
 """Most bytes that are exchanged at a time: the size of the scratch."""
-_CACHE = "kv_cache"
-"""vLLM's name for the memory of keys and values that it lends to an attention layer."""
-PACKED = "cpu_linear"
-"""vLLM's name for a layer's product with weights that were packed for the CPU; they are nowhere else."""
-PACKED_DIGEST = "spec_packed_digest"
-"""Our attribute of such a layer: the digest of the weights before they were packed."""
 
 
 class TornDraftError(EngineError):
     """The exchange failed, and so did undoing it: the live draft is neither the old nor the new one."""
 
 
-def owned_tensors(model: nn.Module, foreign: nn.Module) -> dict[str, Tensor]:
+def owned_tensors(model: nn.Module, foreign: nn.Module, lent: Collection[str] = ()) -> dict[str, Tensor]:
     """Return parameters, buffers and plain tensor attributes of ``model``, by path.
 
-    Left out are keys and values, what ``foreign`` holds as well, and what has no bytes.
+    Left out are attributes named in ``lent``, what ``foreign`` holds as well, and what has no bytes.
     """
     theirs = {_address(tensor) for _, tensor in _tensors_of(foreign)}
     return {
         path: tensor
-        for path, tensor in _tensors_of(model)
+        for path, tensor in _tensors_of(model, lent)
         if not tensor.is_meta and tensor.untyped_storage().nbytes() and _address(tensor) not in theirs
     }
 
 
-def packed_layers(model: nn.Module, foreign: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers of ``model``, by path, whose weights were packed; without those that ``foreign`` has, too."""
-    not_ours = set(foreign.modules())
-    return {
-        path: layer
-        for path, layer in model.named_modules()
-        if PACKED in layer.__dict__ and layer not in not_ours
-    }
+class ExchangeStep(Protocol):
+    """One part of an exchange."""
+
+    def forget(self) -> None:
+        """Forget the exchange before: what is undone is the next one."""
+
+    def exchange(self) -> None:
+        """Exchange this part."""
+
+    def undo(self) -> None:
+        """Take back an exchange, or what was done of it."""
 
 
 class Exchange:
     """The contents of a live model and of its spare, pair by pair."""
 
-    def __init__(self, live: nn.Module, spare: nn.Module, foreign: nn.Module) -> None:
-        """Pair what both models own, and allocate a scratch; ``foreign`` is a model with which live one shares parts.
+    def __init__(
+        self, live: Mapping[str, Tensor], spare: Mapping[str, Tensor], others: Sequence[ExchangeStep] = ()
+    ) -> None:
+        """Pair what both models own, by path, and allocate a scratch; ``others`` are exchanged after the tensors.
 
         Raise EngineError where the models do not match. Nothing has changed then.
         """
-        pairs = _storage_pairs(owned_tensors(live, foreign), owned_tensors(spare, foreign))
+        pairs = _storage_pairs(live, spare)
         scratch = _scratch([ours for ours, _ in pairs])
-        self._steps: list[_Span | _Packed] = [
+        self._steps: list[ExchangeStep] = [
             _Span(ours, theirs, scratch[ours.device][: len(ours)])
             for pair in pairs
             for ours, theirs in zip(*(part.split(_SPAN_BYTES) for part in pair), strict=True)
         ]
-        theirs = packed_layers(spare, foreign)
-        self._steps += [_Packed(layer, theirs[path]) for path, layer in packed_layers(live, foreign).items()]
+        self._steps += others
         self._devices = [device for device, part in scratch.items() if not part.is_cpu]
 
     @torch.inference_mode()
@@ -82,7 +78,7 @@ class Exchange:
 
         What fails is undone and raised again; raise TornDraftError where that fails, too.
         """
-        begun: list[_Span | _Packed] = []
+        begun: list[ExchangeStep] = []
         for step in self._steps:
             step.forget()
         try:
@@ -137,44 +133,16 @@ class _Span:
             _copy(self.live, self.scratch)
 
 
-class _Packed:
-    """Weights of one layer that were packed for the CPU, on both sides, and their digests."""
-
-    def __init__(self, live: nn.Module, spare: nn.Module) -> None:
-        self._live, self._spare = live, spare
-        self._before: tuple[_Fields, _Fields] | None = None
-
-    def forget(self) -> None:
-        self._before = None
-
-    def exchange(self) -> None:
-        self._before = live, spare = _packed_fields(self._live), _packed_fields(self._spare)
-        _assign(self._live, spare)
-        _assign(self._spare, live)
-
-    def undo(self) -> None:
-        if self._before is not None:
-            live, spare = self._before
-            _assign(self._live, live)
-            _assign(self._spare, spare)
-
-
 def _copy(to: Tensor, source: Tensor) -> None:
     to.copy_(source, non_blocking=True)
 
 
-def _packed_fields(layer: nn.Module) -> _Fields:
-    return {name: layer.__dict__.get(name) for name in (PACKED, PACKED_DIGEST)}
-
-
-def _assign(layer: nn.Module, packed: _Fields) -> None:
-    layer.__dict__.update(packed)
-
-
-def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _tensors_of(model: nn.Module, lent: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules(remove_duplicate=False):
-        for name, value in {**module.__dict__, **module._parameters, **module._buffers}.items():
-            if name != _CACHE:
+        parameters = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        buffers = dict(module.named_buffers(recurse=False, remove_duplicate=False))
+        for name, value in {**module.__dict__, **parameters, **buffers}.items():
+            if name not in lent:
                 yield from _tensors_in(f"{path}.{name}", value)
 
 
@@ -199,7 +167,7 @@ def _storage_pairs(live: Mapping[str, Tensor], spare: Mapping[str, Tensor]) -> l
     for path in dict.fromkeys([*live, *spare]):
         ours, theirs = live.get(path), spare.get(path)
         if ours is not None and theirs is not None and _address(ours) == _address(theirs):
-            continue  # vLLM gives layers with the same rotary embedding one table
+            continue  # such as one table for all layers with the same rotary embedding
         if ours is None or theirs is None or not _fits(ours, theirs):
             raise EngineError(
                 f"the loaded draft does not match the serving one: {path} is {_named(theirs)}, "

@@ -1,0 +1,141 @@
+"""DraftMiddleware: an ASGI middleware for a server that a user has started with this project's extension.
+
+It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST with
+JSON). Each needs ``Authorization: Bearer TOKEN`` with the token in the server's environment variable
+``SPEC_DRAFT_TOKEN``. Other answers of the server get the headers ``x-draft-version`` and ``x-draft-digest`` while a
+draft that was pushed serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import http
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from spec_core.errors import SpecError
+from spec_core.hosting.draft_ranks import CALLS
+from spec_core.hosting.replicas import DRAFT_TOKEN_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from spec_core.hosting.draft_ranks import DraftRanks
+    from spec_core.hosting.modes import Fields
+
+    Message = dict[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_PREFIX = "/spec/draft/"
+_LONGEST_BODY = 1 << 16
+"""Bytes of the largest order that is read."""
+_NEWS_S = 1.0
+"""Age at which the status is asked for again, for the next answers: another frontend may change it."""
+
+
+class DraftMiddleware(ABC):
+    """The middleware around one application."""
+
+    sleep_path: ClassVar[str] = ""
+    """Path at which the server gives up the draft's memory, and with it the version."""
+
+    def __init__(self, app: App) -> None:
+        """Wrap ``app``."""
+        self._app = app
+        self._token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
+        self._ranks: DraftRanks | None = None
+        self._served: list[tuple[bytes, bytes]] = []
+        self._asked_s = float("-inf")
+        self._asking: asyncio.Future[None] | None = None
+
+    @abstractmethod
+    def find_ranks(self, scope: Message) -> DraftRanks:
+        """Return the ranks of the server that got the first request, of this ASGI scope."""
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a request about the draft, and pass on any other."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._ranks is None:
+            self._ranks = self.find_ranks(scope)
+        path = scope["path"]
+        if path.startswith(_PREFIX):
+            status, fields = await self._answer(scope, path.removeprefix(_PREFIX), receive)
+            await _send_json(send, status, fields)
+            return
+        if scope["method"] == "GET":  # health and metrics
+            await self._app(scope, receive, send)
+            return
+        if time.monotonic() - self._asked_s > _NEWS_S and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.ensure_future(self._note("status"))  # no request waits for it
+        answered: list[int] = []
+
+        async def naming(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answered.append(message["status"])
+                message = {**message, "headers": [*message.get("headers", []), *self._served]}
+            await send(message)
+
+        await self._app(scope, receive, naming)
+        if path == self.sleep_path and answered == [http.HTTPStatus.OK]:  # without such a route it is refused
+            await self._note("forget")
+
+    async def _answer(self, scope: Message, name: str, receive: Receive) -> tuple[int, Fields]:
+        if not self._is_admitted(scope):
+            return 401, {"error": f"a bearer token is needed, that of the server's {DRAFT_TOKEN_VARIABLE}"}
+        if (scope["method"], name) != ("GET", "status") and (scope["method"] != "POST" or name not in CALLS):
+            return 404, {"error": f"{scope['method']} {name!r} is none of {', '.join(['status', *CALLS])}"}
+        try:
+            return 200, await self._call(name, (await _body(receive)).decode())
+        except (SpecError, ValueError) as error:
+            return 409, {"error": str(error)}
+
+    def _is_admitted(self, scope: Message) -> bool:
+        claimed = dict(scope["headers"]).get(b"authorization", b"")
+        return bool(self._token) and hmac.compare_digest(claimed, f"Bearer {self._token}".encode())
+
+    async def _call(self, name: str, argument: str) -> Fields:
+        assert self._ranks is not None
+        answer = await self._ranks.call(name, argument)
+        served = answer["status"]
+        self._asked_s = time.monotonic()
+        self._served = [
+            (b"x-draft-version", str(served["version"]).encode()),
+            (b"x-draft-digest", served["digest"].encode()),
+        ]
+        if served["version"] is None:
+            self._served = []
+        return answer
+
+    async def _note(self, name: str) -> None:
+        """Make a call for the headers of the next answers alone."""
+        self._asked_s = time.monotonic()
+        try:
+            await self._call(name, "")
+        except SpecError:  # a server without a draft
+            self._served = []
+
+
+async def _body(receive: Receive) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > _LONGEST_BODY:
+            raise ValueError(f"the order has more than {_LONGEST_BODY} bytes")
+    return body
+
+
+async def _send_json(send: Send, status: int, fields: Fields) -> None:
+    body = json.dumps(fields).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

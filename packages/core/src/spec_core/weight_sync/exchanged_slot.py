@@ -1,0 +1,81 @@
+"""ExchangedSlot: a draft's slot with two models of one architecture, whose contents are exchanged in place."""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from spec_core.errors import EngineError
+from spec_core.weight_sync.digest import tensors_digest
+from spec_core.weight_sync.draft_slot import DraftSlot
+from spec_core.weight_sync.tensor_exchange import TornDraftError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+    from spec_core.weight_sync.draft_slot import DraftLayout
+    from spec_core.weight_sync.tensor_exchange import Exchange
+
+log = logging.getLogger(__name__)
+
+_TORN = 70
+"""Exit code of a process whose draft is half of each version."""
+
+
+class ExchangedSlot(DraftSlot):
+    """The live model of one rank, which the engine has made, and a spare that no forward pass ever runs.
+
+    An engine says how the spare is made and loaded, and which tensors of each are the draft's own.
+    """
+
+    def __init__(self, device: torch.device, layout: DraftLayout) -> None:
+        """Hold a draft on ``device``; ``layout`` is that of the folder it was started with."""
+        self._device, self._layout = device, layout
+        self._exchange: Exchange | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the draft lies."""
+        return self._device
+
+    def layout(self) -> DraftLayout:
+        """Return what an update must hold: what the engine was started with."""
+        return self._layout
+
+    def make_blank(self) -> None:
+        """Do what ``load`` needs and may only be done between two steps of the engine; before each update."""
+
+    @abstractmethod
+    def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
+        """Load the spare and return the exchange with the live model; the update's thread calls it."""
+
+    @abstractmethod
+    def tensors(self, copy: Literal["live", "spare"]) -> Mapping[str, Tensor]:
+        """Return the draft's own tensors in a copy, by path. Raise EngineError where there is no spare yet."""
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Load the spare."""
+        self._exchange = None
+        with torch.no_grad():
+            self._exchange = self.load_spare(weights)
+
+    def digest(self, copy: Literal["live", "spare"]) -> str:
+        """Return the digest of one copy as it lies in memory."""
+        with torch.no_grad():
+            return tensors_digest(self.tensors(copy).items())
+
+    def swap(self) -> None:
+        """Exchange live and spare between two steps. A process whose draft would be half of each ends itself."""
+        if self._exchange is None:
+            raise EngineError("the spare holds no draft")
+        try:
+            self._exchange.run()
+        except TornDraftError as error:
+            log.critical("%s: %s", type(error).__name__, error)
+            os._exit(_TORN)
