@@ -256,6 +256,16 @@ def test_a_plan_of_pushes_that_cannot_work_is_refused(refused, words, line, monk
     assert line in refused("train.push_every=5", "push.to=[http://127.0.0.1:1]", *words, command="plan")
 
 
+def test_a_plan_of_pushes_with_a_secret_or_folder_of_no_use_is_refused(refused, tmp_path, monkeypatch):
+    pushes = ["train.push_every=5", "push.to=[http://127.0.0.1:1]"]
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "two\nlines")
+    assert refused(*pushes, command="plan").endswith("without spaces at its ends (SPEC_DRAFT_TOKEN)")
+    taken = tmp_path / "file"
+    taken.touch()
+    line = refused(*pushes, f"push.folder={taken}/versions", command="plan")
+    assert line.startswith(f"folder for weights {taken}/versions: {taken} is not a folder")
+
+
 @pytest.mark.parametrize("tracker", ["tensorboard=true", "wandb=project"])
 def test_tracker_that_is_not_installed(refused, tracker, monkeypatch):
     name = tracker.split("=")[0]

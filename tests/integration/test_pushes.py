@@ -124,7 +124,7 @@ def test_a_server_that_does_not_answer_is_named(command_line, lab, drafts, monke
     assert (outcome.code, outcome.out[:18]) == (1, "http://127.0.0.1:1")
     monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, "hidden\r")
     refusal = command_line(*push, "--to", "http://127.0.0.1:1").error
-    assert "the token for http://127.0.0.1:1 cannot be sent" in refusal
+    assert "the secret of the servers cannot be sent" in refusal
     assert "hidden" not in refusal
     monkeypatch.delenv(DRAFT_TOKEN_VARIABLE)
     assert (

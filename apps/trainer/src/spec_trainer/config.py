@@ -135,8 +135,8 @@ class PushConfig(Config):
     has failed does not count until it serves the newest version again."""
     transport: tuple[Name, ...] = ()
     """Weight transports, the preferred one first; by default every installed one that can run here."""
-    bucket_bytes: Annotated[int, Field(ge=4096)] = 256 << 20
-    """Most bytes of weights that are sent at once."""
+    bucket_bytes: Annotated[int, Field(ge=4096)] | None = None
+    """Most bytes of weights that are sent at once; by default what each transport says, 256 MiB for those here."""
     folder: Annotated[Path | None, BeforeValidator(_named)] = None
     """Folder in which weight transports that send by files keep the newest versions; servers see it under the same
     name. By default a temporary one on this host."""

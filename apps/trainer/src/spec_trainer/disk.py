@@ -40,12 +40,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec-trainer"
 
 
-def check_writable(folder: Path) -> None:
-    """Raise ArtifactError where ``folder`` cannot be made or written to; make nothing."""
+def check_writable(folder: Path, what: str = "output") -> None:
+    """Raise ArtifactError where ``folder``, which is called ``what``, cannot be made or written to; make nothing."""
     path = folder.absolute()
     there = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ArtifactError(f"output {folder}: {there} is not a folder that can be written to")
+        raise ArtifactError(f"{what} {folder}: {there} is not a folder that can be written to")
 
 
 @contextmanager

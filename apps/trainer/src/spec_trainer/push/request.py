@@ -25,8 +25,8 @@ class PushRequest:
     """Servers that must have received the draft before any serves it: all, more than half, or any."""
     transport: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None
     """Weight transports, the preferred one first. By default every installed one that can run here."""
-    bucket_bytes: int = 256 << 20
-    """Most bytes of weights that are sent at once."""
+    bucket_bytes: int | None = None
+    """Most bytes of weights that are sent at once. By default what each transport says, 256 MiB for those here."""
     folder: Path | None = None
     """Folder in which weight transports that send by files keep the newest versions; servers see it under the same
     name. By default a temporary one on this host."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError, ProtocolError
 from spec_core.foreign import cause
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
+from spec_core.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica, check_draft_token
 from spec_core.rendezvous import bind, parse_address
 from spec_core.weight_sync import open_weight_transports
+from spec_trainer.disk import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -28,11 +29,15 @@ def connect_servers(urls: Sequence[str]) -> dict[str, HttpReplica]:
 
 
 def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict[str, WeightTransport]:
-    """Return the weight transports that a push may use. Raise UsageError where none is, or one cannot be used."""
-    values: dict[str, object] = {"bucket_bytes": options.bucket_bytes}
-    if options.folder is not None:
-        values["folder"] = options.folder
+    """Return the weight transports that a push may use.
+
+    Raise UsageError where none is, one cannot be used, or nothing can be written to the folder.
+    """
+    wanted: dict[str, object] = {"bucket_bytes": options.bucket_bytes, "folder": options.folder}
+    values = {key: value for key, value in wanted.items() if value is not None}
     transports = open_weight_transports(backend, options.transport, values)
+    if options.folder is not None:
+        check_writable(options.folder, "folder for weights")
     if not transports:
         raise ConfigError("no weight transport can run here; spec-trainer plugins says what is installed")
     return transports
@@ -73,6 +78,7 @@ def _token() -> str:
         raise ConfigError(
             f"environment variable {DRAFT_TOKEN_VARIABLE} is not set; give it the value that the servers have"
         )
+    check_draft_token(token)
     return token
 
 

@@ -10,7 +10,13 @@ from spec_core.hosting.feature_exporter import FeatureExporter
 from spec_core.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_core.hosting.program_arguments import unreserved
 from spec_core.hosting.program_version import installed_version, probe_version
-from spec_core.hosting.replicas import DRAFT_TOKEN_VARIABLE, HttpReplica, ProgramReplica, server_address
+from spec_core.hosting.replicas import (
+    DRAFT_TOKEN_VARIABLE,
+    HttpReplica,
+    ProgramReplica,
+    check_draft_token,
+    server_address,
+)
 from spec_core.hosting.subprocess_engine import SubprocessEngine
 from spec_core.hosting.subprocess_main import EngineLink
 
@@ -32,6 +38,7 @@ __all__ = [
     "SpeculativeMode",
     "SubprocessEngine",
     "backend_for",
+    "check_draft_token",
     "installed_version",
     "probe_version",
     "server_address",

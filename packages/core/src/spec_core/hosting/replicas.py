@@ -67,6 +67,15 @@ class ProgramReplica(DraftReplica):
         return status
 
 
+def check_draft_token(token: str) -> None:
+    """Raise ConfigError for a secret that no header can carry."""
+    if not token or not token.isascii() or not token.isprintable() or token != token.strip():
+        raise ConfigError(
+            "the secret of the servers cannot be sent; expected printable ASCII without spaces at its ends "
+            f"({DRAFT_TOKEN_VARIABLE})"
+        )
+
+
 class HttpReplica(DraftReplica, Resource):
     """A server that a user has started with this project's extension; ``docs/engines.md`` has its routes."""
 
@@ -77,11 +86,7 @@ class HttpReplica(DraftReplica, Resource):
         server, or none with these routes.
         """
         self._url = server_address(url)
-        if not token or not token.isascii() or not token.isprintable() or token != token.strip():
-            raise ConfigError(
-                f"the token for {url} cannot be sent; expected printable ASCII without spaces at its ends "
-                f"({DRAFT_TOKEN_VARIABLE})"
-            )
+        check_draft_token(token)
         self._token, self._timeout_s = token, timeout_s
         self._lock = threading.Lock()
         """Guards the two below."""

@@ -102,7 +102,7 @@ class DraftSlot(ABC):
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Take all of an export's tensors into the spare copy, on a thread of its own, while the live one serves.
 
-        The thread has a stream of its own, too, which is waited for before a swap.
+        The thread has ``device`` as its current one and a stream of its own, which is waited for before a swap.
         A tensor is valid until the next one is asked for. The iterator checks each one against the manifest, and
         raises where one is wrong; that error must pass through. The spare copy may then hold anything: it will not be
         swapped in.
@@ -112,7 +112,7 @@ class DraftSlot(ABC):
     def digest(self, copy: Literal["live", "spare"]) -> str:
         """Return a digest of a copy's tensors as they lie in memory: equal for equal weights (``tensors_digest``).
 
-        It is asked for on the receiver's thread, while the engine serves.
+        It is asked for on the receiver's thread, as ``load`` is called, while the engine serves.
         """
 
     @abstractmethod
