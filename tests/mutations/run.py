@@ -29,9 +29,10 @@ GROUP_TEST = "tests/contract/test_cpu_process_group.py::TestGlooProcessGroup::te
 SHM_TEST = "tests/contract/test_cpu_transports.py::TestSharedMemoryTransport::test_"
 INLINE_TEST = "tests/contract/test_cpu_transports.py::TestInlineTransport::test_"
 RENDEZVOUS_TEST = "tests/unit/core/test_rendezvous.py::test_"
-UPDATES, PUSH = "weight_sync/receiver.py", "weight_sync/push.py"
+UPDATES, PUSH, PUBLISHER = (f"weight_sync/{name}.py" for name in ("receiver", "push", "publisher"))
 UPDATE_TEST = "tests/unit/core/weight_sync/test_receiver.py::test_"
 PUBLISHER_TEST = "tests/unit/core/weight_sync/test_publisher.py::test_"
+KEPT_TEST = PUBLISHER_TEST + "what_transports_keep_is_released_with_a_replica_a_publisher_and_a_receiver"
 WEIGHTS_TEST = "tests/contract/test_weight_transports.py::TestFileTransport::test_"
 LAUNCHER_TEST = "tests/contract/test_local_launcher.py::TestLocalLauncher::test_"
 
@@ -103,6 +104,10 @@ MUTATIONS = [
     Mutation(
         "U7", UPDATES, "        if missing:", "        if False:", WEIGHTS_TEST + "damage_is_never_served"
     ),
+    # Weight transport
+    Mutation("W7", PUBLISHER, "transport.forget(name)", "pass", KEPT_TEST),
+    Mutation("W7", PUBLISHER, "transport.close()", "pass", KEPT_TEST),
+    Mutation("W7", UPDATES, "transport.close()", "pass", KEPT_TEST),
     # Process group
     Mutation(
         "P1",

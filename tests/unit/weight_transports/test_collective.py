@@ -20,32 +20,33 @@ CPU = torch.device("cpu")
 LONG_S = 20.0
 
 
-class Counting(CpuBackend):
-    """The CPU, which counts its process groups."""
-
-    num_groups = 0
+class Noting(CpuBackend):
+    """The CPU, which notes its process groups."""
 
     def process_group(self, rendezvous, device):
-        self.num_groups += 1
-        return super().process_group(rendezvous, device)
-
-
-def new_transport():
-    return CollectiveTransport(WeightTransportConfig(bucket_bytes=BUCKET_BYTES), Counting(Counting.Config()))
+        group = super().process_group(rendezvous, device)
+        self.groups.append(group)
+        return group
 
 
 class Ends:
     """A sender and two ranks of a replica, in threads of this process."""
 
     def __init__(self):
-        self.sender = new_transport()
-        self.ranks = [new_transport(), new_transport()]
+        self.groups = []
+        self.sender = self.new_transport()
+        self.ranks = [self.new_transport(), self.new_transport()]
         self.version = 0
+
+    def new_transport(self):
+        backend = Noting(Noting.Config())
+        backend.groups = self.groups
+        return CollectiveTransport(WeightTransportConfig(bucket_bytes=BUCKET_BYTES), backend)
 
     @property
     def num_groups(self):
-        """Groups that the sender has built."""
-        return self.sender.backend.num_groups
+        """Groups that were built, each once at every end."""
+        return sum(group.rank == 0 for group in self.groups)
 
     def update(self, *, seconds=LONG_S, group="g", replica="one", take=None):
         """Send a version; each rank checks what arrives, or closes after ``take`` tensors."""
@@ -90,6 +91,9 @@ def ends():
     ends = Ends()
     yield ends
     ends.close()
+    for group in ends.groups:
+        with pytest.raises(PeerLost, match="cannot be used any more"):
+            group.barrier()
 
 
 def test_updates_go_on_with_one_group(ends):
@@ -107,12 +111,12 @@ def test_each_update_group_and_each_replica_has_its_own(ends):
 
 def start_a_rank_anew(ends):
     ends.ranks[1].close()
-    ends.ranks[1] = new_transport()
+    ends.ranks[1] = ends.new_transport()
 
 
 def start_the_sender_anew(ends):
     ends.sender.close()
-    ends.sender, ends.sender.backend.num_groups = new_transport(), 1
+    ends.sender = ends.new_transport()
 
 
 def exchange_ranks(ends):
@@ -124,7 +128,7 @@ def take_a_rank_away(ends):
 
 
 def add_a_rank(ends):
-    ends.ranks.append(new_transport())
+    ends.ranks.append(ends.new_transport())
 
 
 def close_all(ends):

@@ -29,6 +29,21 @@ def file_transports(**options):
     return {"file": FileTransport(FileConfig(**options), reference_backend())}
 
 
+class Noting(FileTransport):
+    """Notes what it is to release."""
+
+    def __init__(self):
+        super().__init__(FileConfig(), reference_backend())
+        self.released = []
+
+    def forget(self, replica):
+        self.released.append(replica)
+
+    def close(self):
+        self.released.append("all")
+        super().close()
+
+
 class Fleet:
     """Replicas of this process under one publisher."""
 
@@ -343,3 +358,16 @@ def test_commit_whose_answer_is_lost_is_taken_back(fleet):
         assert "KeyError: 'status'" in report.replicas["lost"].reason
         assert slot.serves(odd_weights(0))
         assert all(replica.serves(odd_weights(0)) for replica in fleet.slots)
+
+
+def test_what_transports_keep_is_released_with_a_replica_a_publisher_and_a_receiver():
+    there, here = Noting(), Noting()
+    with Publisher({"file": there}, TARGET) as publisher:
+        receiver = UpdateReceiver(ToySlot(odd_weights(0)), {"file": here})
+        publisher.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        assert publisher.publish(1, odd_weights(1)).result(LONG_S).committed
+        publisher.remove("one").result(LONG_S)
+        assert there.released == ["one"]
+        assert here.released == []
+        receiver.close()
+    assert (there.released, here.released) == (["one", "all"], ["all"])
