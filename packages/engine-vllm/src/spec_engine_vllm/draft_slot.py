@@ -60,6 +60,10 @@ class VllmDraftSlot(ExchangedSlot):
         """
         if self._blank is None and not self._is_reloadable:
             self._blank = self._new_model()
+            if not torch.empty(0, device=self.device).is_cpu:
+                torch.accelerator.synchronize(
+                    self.device
+                )  # the stream of an update does not wait for the engine's
 
     def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
         """Load the spare by the model's own loader, one tensor at a time."""

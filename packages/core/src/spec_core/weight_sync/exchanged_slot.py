@@ -49,7 +49,10 @@ class ExchangedSlot(DraftSlot):
         return self._layout
 
     def make_blank(self) -> None:
-        """Do what ``load`` needs and may only be done between two steps of the engine; before each update."""
+        """Do what ``load`` needs and may only be done between two steps of the engine; before each update.
+
+        What it has queued on a device is done when it returns: ``load`` has another stream.
+        """
 
     @abstractmethod
     def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
