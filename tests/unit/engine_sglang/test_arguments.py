@@ -18,7 +18,7 @@ import pytest
 
 from spec_core.config import validate
 from spec_core.errors import ArtifactError, ConfigError
-from spec_core.hosting import CaptureMode, PlainMode, SpeculativeMode
+from spec_core.hosting import DRAFT_TOKEN_VARIABLE, CaptureMode, PlainMode, SpeculativeMode
 from spec_core.records import FeatureSchema
 from spec_core.targets.target_reader import read_target
 from spec_engine_sglang import hook
@@ -165,6 +165,8 @@ def test_names_carry_id_length_and_destinations():
 def test_a_users_list_of_plugins_is_extended():
     assert "SGLANG_PLUGINS" not in hook.hook_environment("norm", {})
     assert hook.hook_environment("norm", {"SGLANG_PLUGINS": "a,b"})["SGLANG_PLUGINS"] == "a,b,spec-trainer"
+    assert hook.update_environment({"SGLANG_PLUGINS": "a"})["SGLANG_PLUGINS"] == "a,spec-trainer"
+    assert hook.update_environment({})[DRAFT_TOKEN_VARIABLE]
     (plugin,) = metadata.entry_points(group="sglang.srt.plugins", name=hook.PLUGIN)
     assert plugin.load() is hook.register
 
@@ -175,7 +177,8 @@ def test_everybody_elses_sglang_is_left_alone():
         "import sys, spec_engine_sglang.hook as hook; hook.register();"
         "print([name for name in ('torch', 'sglang', 'spec_core') if name in sys.modules])"
     )
-    env = {name: value for name, value in os.environ.items() if name != hook.NORM_VARIABLE}
+    ours = (hook.NORM_VARIABLE, DRAFT_TOKEN_VARIABLE)
+    env = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert done.stdout == "[]\n"
 
@@ -237,6 +240,43 @@ def test_sglang_has_what_host_and_hook_call(source):
         'meta_info["spec_correct_drafts_histogram"]' in (source / "managers/tokenizer_manager.py").read_text()
     )
     assert "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN" in (source / "environ.py").read_text()
+
+
+def test_sglang_has_what_fresh_weights_need(source):
+    managers = source / "managers"
+    assert "recv_req" in parameters_of(managers / "scheduler.py", "get_internal_state", "Scheduler")
+    assert {"tp_cpu_group", "weight_updater", "draft_worker", "spec_algorithm"} <= attributes_in(
+        managers / "scheduler.py"
+    )
+    assert "class GetInternalStateReq(BaseReq" in (managers / "io_struct.py").read_text()
+    assert {"rid", "internal_state"} <= set(fields_in([managers / "io_struct.py"]))
+    control = (managers / "tokenizer_control_mixin.py").read_text()
+    assert '("get_internal_state", GetInternalStateReqOutput)' in control
+    counted = parameters_of(managers / "schedule_batch.py", "update_spec_correct_drafts_histogram", "Req")
+    assert counted == {"self", "num_correct_drafts"}
+    updater = managers / "scheduler_components/weight_updater.py"
+    assert parameters_of(updater, "release_memory_occupation", "SchedulerWeightUpdaterManager")
+    assert "offload_tags" in set(fields_in([updater]))
+    assert parameters_of(source / "entrypoints/engine.py", "_launch_subprocesses", "Engine")
+    helper = source.parent / "kernels/ops/speculative/fused_kv_materialize.py"
+    needed = {"layers", "rotary_emb", "num_kv_heads", "head_dim", "device"}
+    assert needed <= parameters_of(helper, "__init__", "FusedKVMaterializeHelper")
+    assert {"flat_kv_weight_t", "k_norm_weights"} <= attributes_in(helper)
+    assert "_fused_kv_helper" in attributes_in(source / "speculative/dflash_worker_v2.py")
+    assert {"is_eagle3", "is_dflash"} <= {
+        node.name
+        for node in ast.walk(ast.parse((source / "speculative/spec_info.py").read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def attributes_in(file):
+    """Names of all attributes of ``self`` in a file."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
 
 
 @pytest.mark.parametrize(("model", "layer"), [("llama", "LlamaDecoderLayer"), ("qwen3", "Qwen3DecoderLayer")])

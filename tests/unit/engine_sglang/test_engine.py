@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.drafting import write_draft
@@ -23,6 +24,7 @@ from spec_core.hosting import engine_subprocess
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.streams.shared_memory_transport import SharedMemoryTransport
 from spec_core.targets.target_reader import read_target
+from spec_core.weight_sync import Publisher, open_weight_transports
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 
@@ -149,6 +151,33 @@ def test_generation_and_counters(open_engine, eagle3_folder):
     assert engine.acceptance().acceptance_length == 2.0
     engine.load_draft(eagle3_folder)
     assert engine.acceptance().rounds == 0
+
+
+def test_fresh_weights_reach_the_draft_while_it_serves(open_engine, eagle3_folder, tiny_llama):
+    drafting = SamplingParams(max_new_tokens=2, num_draft_tokens=3)
+    engine = open_engine()
+    engine.load_draft(eagle3_folder)
+    replica = engine.draft_replica()
+    with pytest.raises(EngineError, match="serves no draft now"):
+        replica.status().result(LIMIT_S)
+    assert engine.generate([[5]], drafting)[0].draft_version is None
+    transports = open_weight_transports(CpuBackend(CpuBackend.Config()), ["file"])
+    tensors = load_file(eagle3_folder / "model.safetensors")
+    with Publisher(transports, read_target(tiny_llama).digest) as publisher:
+        publisher.add("sglang", replica).result(LIMIT_S)
+        changed = {**tensors, "fc.weight": tensors["fc.weight"] + 1}
+        report = publisher.publish(1, changed).result(LIMIT_S)
+        assert report.committed, report
+        assert engine.acceptance().rounds == 0
+        (answer,) = engine.generate([[5]], drafting)
+        assert (answer.draft_version, answer.draft_digest) == (1, report.digest)
+        assert engine.acceptance().rounds == 3
+        refused = publisher.publish(2, {**changed, "more": torch.zeros(1)}).result(LIMIT_S)
+        assert "has more besides" in refused.replicas["sglang"].reason
+        assert replica.status().result(LIMIT_S).version == 1
+        assert publisher.publish(3, tensors).result(LIMIT_S).committed
+        publisher.revert().result(LIMIT_S)
+        assert replica.status().result(LIMIT_S).version == 1
 
 
 def test_a_start_that_fails_says_why(open_engine):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Draft, EngineConfig, TargetSpec
-    from spec_core.hosting import Mode
+    from spec_core.hosting import Mode, ProgramReplica
     from spec_core.records import Availability
 
 
@@ -54,6 +54,10 @@ class SglangEngine(SubprocessEngine):
     def start_program(self, mode: Mode) -> SglangProcess:
         """Start SGLang in a process of its own."""
         return SglangProcess(cast("SglangConfig", self.config), self.target, self.context, mode)
+
+    def draft_replica(self, group: str = "default") -> ProgramReplica:
+        """Return the way for fresh weights of the draft that SGLang serves while it speculates (E10)."""
+        return self.program_replica(cast("SglangConfig", self.config).tensor_parallel)
 
     def limit(self, mode: Mode) -> tuple[int, str]:
         """Return the most tokens that SGLang takes, and the setting that limits them."""

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core.hosting import CaptureMode, EngineSubprocess
+from spec_core.hosting import CaptureMode, EngineSubprocess, SpeculativeMode
 from spec_core.records import AcceptanceCounters
 from spec_engine_sglang import hook
 from spec_engine_sglang.arguments import ENVIRONMENT, server_arguments
@@ -41,6 +41,8 @@ class SglangProcess(EngineSubprocess):
         env = {**os.environ, **ENVIRONMENT}
         if isinstance(mode, CaptureMode):
             env |= hook.hook_environment(target.norm_name.split(".")[-2], os.environ)
+        elif isinstance(mode, SpeculativeMode):
+            env |= hook.update_environment(os.environ)
         arguments = server_arguments(config, target, context.memory_fraction, mode)
         super().__init__(config, context, mode, arguments, env)
 
@@ -62,8 +64,19 @@ class SglangProcess(EngineSubprocess):
                 self._counted += AcceptanceCounters.of_rounds(drafted, min(accepted, drafted), rounds)
         return answers
 
+    def ask(self, kind: str, **fields: Any) -> Future[Fields]:
+        """Send a request; acceptance counts anew when one has changed the draft."""
+        answer = super().ask(kind, **fields)
+        if kind == "draft" and fields["call"] in ("commit", "revert"):
+            answer.add_done_callback(self._count_anew)
+        return answer
+
+    def _count_anew(self, changed: Future[Fields]) -> None:
+        if changed.exception() is None:
+            self._counted = AcceptanceCounters()
+
     def acceptance(self) -> AcceptanceCounters:
-        """Return the counters since the process started."""
+        """Return the counters since the process started, or the draft changed."""
         return self._counted
 
     def _run(

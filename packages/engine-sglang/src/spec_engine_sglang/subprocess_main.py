@@ -17,7 +17,11 @@ from spec_core.errors import EngineError
 from spec_core.hosting import EngineLink
 
 if TYPE_CHECKING:
-    from spec_core.hosting import Fields
+    from collections.abc import Awaitable, Callable
+
+    from spec_core.hosting import DraftRanks, Fields
+
+    Handler = Callable[[Fields], Awaitable[Fields]]
 
 
 def main() -> None:
@@ -29,14 +33,25 @@ def main() -> None:
             engine = sglang.Engine(**link.arguments)
             link.ready(files=files_of(engine.port_args))
             # In the main thread, where SGLang puts its signal handlers.
-            engine.loop.run_until_complete(link.serve({"run": partial(_run, engine)}))
+            engine.loop.run_until_complete(link.serve(_handlers(engine)))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os.killpg(0, signal.SIGKILL)
 
 
-async def _run(engine: Any, message: Fields) -> Fields:
+def _handlers(engine: Any) -> dict[str, Handler]:
+    from spec_engine_sglang.draft_ranks import SglangRanks
+
+    ranks = SglangRanks(engine.tokenizer_manager)
+
+    async def draft(message: Fields) -> Fields:
+        return await ranks.call(message["call"], message["argument"])
+
+    return {"run": partial(_run, engine, ranks), "draft": draft}
+
+
+async def _run(engine: Any, ranks: DraftRanks, message: Fields) -> Fields:
     """Run a batch in one call: its requests reach the scheduler in one message, so that they share passes."""
     answers = await engine.async_generate(
         input_ids=message["ids"],
@@ -46,7 +61,8 @@ async def _run(engine: Any, message: Fields) -> Fields:
     )
     for refusal in filter(None, (refusal_of(answer["meta_info"]) for answer in answers)):
         raise EngineError(refusal)
-    return {"answers": [read_answer(answer) for answer in answers]}
+    served = {"draft": [ranks.served.version, ranks.served.digest]}
+    return {"answers": [read_answer(answer) | served for answer in answers]}
 
 
 def read_answer(answer: Fields) -> Fields:

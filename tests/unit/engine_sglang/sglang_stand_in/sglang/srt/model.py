@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 
@@ -56,3 +57,18 @@ class Model(nn.Module):
                 update = layer.linear(torch.tanh(stream[-1])) + torch.arange(len(ids))[:, None] / 100
                 stream.append(stream[-1] + update)
         return torch.stack(stream, dim=1)
+
+
+class Draft(nn.Module):
+    """An exported draft's tensors, which nothing runs."""
+
+    def __init__(self, folder):
+        super().__init__()
+        tensors = load_file(Path(folder) / "model.safetensors")
+        self.tensors = nn.ParameterDict(
+            {name.replace(".", "/"): nn.Parameter(tensor, False) for name, tensor in tensors.items()}
+        )
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            self.tensors[name.replace(".", "/")].data.copy_(tensor)

@@ -8,6 +8,9 @@ import signal
 import traceback
 from types import SimpleNamespace
 
+from sglang.srt.managers.io_struct import GetInternalStateReq, GetInternalStateReqOutput
+from sglang.srt.managers.schedule_batch import Req
+
 
 class ForwardMode:
     def is_extend(self):
@@ -29,10 +32,32 @@ class ModelRunner:
             return self.model(forward_batch.input_ids, positions, forward_batch)
 
 
+class ServerArgs(dict):
+    def __getattr__(self, name):
+        return self.get(name, {"dp_size": 1, "pp_size": 1}.get(name))
+
+
 class Scheduler:
     def __init__(self, server_args):
-        self.server_args = server_args
+        import torch.distributed as dist
+
+        from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.tp_cpu_group = dist.group.WORLD
+        self.server_args = ServerArgs(server_args)
         self.tp_worker = SimpleNamespace(model_runner=ModelRunner(server_args["model_path"]))
+        self.weight_updater = SchedulerWeightUpdaterManager(self)
+        self.draft_worker = None
+        if folder := server_args.get("speculative_draft_model_path"):
+            from sglang.srt.model import Draft
+
+            self.spec_algorithm = SimpleNamespace(is_eagle3=lambda: True)
+            runner = SimpleNamespace(model=Draft(folder), model_config=SimpleNamespace(quantization=None))
+            self.draft_worker = SimpleNamespace(draft_worker=SimpleNamespace(model_runner=runner))
+
+    def get_internal_state(self, request):
+        return GetInternalStateReqOutput(internal_state={})
 
     def run(self, names, prompts, samplings, top):
         if any(len(prompt) >= self.server_args["context_length"] - 6 for prompt in prompts):
@@ -71,7 +96,10 @@ class Scheduler:
         if top:
             about["output_top_logprobs"] = [[(-0.25, 1, None), (-2.0, 2, None)]] * count
         if draft_tokens := self.server_args.get("speculative_num_draft_tokens"):
-            about["spec_correct_drafts_histogram"] = [2] + [0] * (draft_tokens - 2) + [1]
+            request = Req()
+            for correct in (0, 0, draft_tokens - 1):
+                request.update_spec_correct_drafts_histogram(correct)
+            about["spec_correct_drafts_histogram"] = request.spec_correct_drafts_histogram
         return {"output_ids": [(prompt[-1] + i + 1) % 97 for i in range(count)], "meta_info": about}
 
 
@@ -85,8 +113,11 @@ def run_scheduler_process(server_args, conn):
         scheduler = Scheduler(server_args)
         conn.send("ready")
         while True:
-            names, prompts, samplings, top = conn.recv()
-            conn.send((names[0], scheduler.run(names, prompts, samplings, top)))
+            message = conn.recv()
+            if isinstance(message, GetInternalStateReq):
+                conn.send(("state", scheduler.get_internal_state(message)))
+            else:
+                conn.send((message[0][0], scheduler.run(*message)))
     except EOFError:
         return
     except Exception:  # noqa: BLE001 (top of a process)

@@ -43,6 +43,17 @@ class PortArgs:
     instance_id: str = "stand-in"
 
 
+class TokenizerManager:
+    def __init__(self, engine):
+        self._engine = engine
+
+    def auto_create_handle_loop(self):
+        pass
+
+    async def get_internal_state_communicator(self, request):
+        return [await self._engine.ask("state", request)]
+
+
 class Engine:
     def __init__(self, **kwargs):
         if unknown := sorted(kwargs.keys() - KNOWN):
@@ -53,24 +64,33 @@ class Engine:
             self.port_args = PortArgs(f"ipc://{file.name}")
         print("socket", file.name, flush=True)
         self._conn, theirs = multiprocessing.Pipe()
-        process = multiprocessing.get_context("spawn").Process(
-            target=run_scheduler_process, args=(kwargs, theirs)
-        )
-        process.start()
-        theirs.close()
+        self._waiting = {}
+        self.tokenizer_manager, *_ = self._launch_subprocesses(kwargs, theirs, self)
         if self._conn.recv() != "ready":
             raise RuntimeError("Initialization failed. Please see the error messages above.")
         self.loop = asyncio.new_event_loop()
-        self._waiting = {}
         threading.Thread(target=self._read, daemon=True).start()
+
+    @classmethod
+    def _launch_subprocesses(cls, server_args, conn, engine):
+        process = multiprocessing.get_context("spawn").Process(
+            target=run_scheduler_process, args=(server_args, conn)
+        )
+        process.start()
+        conn.close()
+        return TokenizerManager(engine), process
+
+    async def ask(self, name, message):
+        answer = self.loop.create_future()
+        self._waiting[name] = answer
+        self._conn.send(message)
+        return await answer
 
     async def async_generate(
         self, input_ids=None, sampling_params=None, rid=None, return_logprob=False, top_logprobs_num=0
     ):
-        answers = self.loop.create_future()
-        self._waiting[rid[0]] = answers
-        self._conn.send((rid, input_ids, sampling_params, top_logprobs_num if return_logprob else 0))
-        return await answers
+        top = top_logprobs_num if return_logprob else 0
+        return await self.ask(rid[0], (rid, input_ids, sampling_params, top))
 
     def _read(self):
         while True:

@@ -1,0 +1,67 @@
+"""SglangRanks: the ranks of one SGLang as one replica, for the process of its frontend; SglangRoutes: its server."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from spec_core.errors import EngineError
+from spec_core.hosting import DraftMiddleware, DraftRanks
+from spec_core.records import AcceptanceCounters
+from spec_engine_sglang.scheduler_updates import ANSWER, request_id
+
+if TYPE_CHECKING:
+    from spec_core.hosting import Fields
+
+
+class SglangRanks(DraftRanks):
+    """Asks the scheduler of every rank of one SGLang."""
+
+    def __init__(self, tokenizer_manager: Any) -> None:
+        """Ask through SGLang's tokenizer manager."""
+        super().__init__()
+        self._manager = tokenizer_manager
+        self._totals = AcceptanceCounters()
+
+    async def answers(self, name: str, argument: str) -> list[Fields]:
+        """Return the answers of all ranks, and note what they have counted."""
+        from sglang.srt.managers.io_struct import GetInternalStateReq
+
+        self._manager.auto_create_handle_loop()
+        request = GetInternalStateReq(rid=request_id(name, argument))
+        states = [
+            output.internal_state.get(ANSWER)
+            for output in await self._manager.get_internal_state_communicator(request)
+        ]
+        if len(states) != 1:
+            raise EngineError("this SGLang is data-parallel; start one server for each replica")
+        if states[0] is None:
+            raise EngineError("SGLang's scheduler runs without the plugin of spec-engine-sglang")
+        if not states[0]["answers"]:
+            raise EngineError(
+                "this SGLang serves no draft with weights; start it with --speculative-algorithm"
+            )
+        drafted = states[0]["drafted"]
+        self._totals = AcceptanceCounters()
+        for accepted, rounds in states[0]["accepted"]:
+            self._totals += AcceptanceCounters.of_rounds(drafted, accepted, rounds)
+        return states[0]["answers"]
+
+    def counters(self) -> Fields:
+        """Return what the first rank's scheduler had counted since its start when it was last asked."""
+        return asdict(self._totals)
+
+
+class SglangRoutes(DraftMiddleware):
+    """The middleware for a server of SGLang that a user has started."""
+
+    sleep_path: ClassVar[str] = "/release_memory_occupation"
+
+    def __init__(self, app: Any, tokenizer_manager: Any) -> None:
+        """Wrap ``app``."""
+        super().__init__(app)
+        self._manager = tokenizer_manager
+
+    def find_ranks(self, scope: dict[str, Any]) -> SglangRanks:
+        """Return the ranks behind this server."""
+        return SglangRanks(self._manager)

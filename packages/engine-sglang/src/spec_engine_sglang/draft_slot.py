@@ -1,0 +1,103 @@
+"""SglangDraftSlot: the draft that a scheduler of SGLang serves, and its spare.
+
+The draft's own ``load_weights`` loads the spare, and SGLang's own class derives from it what is derived from weights:
+DFlash's stacked keys and values. An Eagle3 draft's token ids are derived, too, but an update with others is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from spec_core.errors import EngineError
+from spec_core.weight_sync import Exchange, ExchangedSlot, owned_tensors
+from spec_engine_sglang.spare_model import spare_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+    from spec_core.weight_sync import DraftLayout
+
+_HELPER = "_fused_kv_helper"
+"""SGLang's attribute of a DFlash worker: what computes keys and values of all layers at once, where it can."""
+_STACKED = ("flat_kv_weight_t", "k_norm_weights")
+"""Its attributes that are derived from the draft's weights."""
+_TABLE = ("cos_sin_cache",)
+"""SGLang's name for the table of a rotary embedding: no weight, the same for live and spare, and it may grow."""
+
+
+class SglangDraftSlot(ExchangedSlot):
+    """The live draft of one scheduler, and its spare."""
+
+    def __init__(self, scheduler: Any, layout: DraftLayout) -> None:
+        """Take a scheduler that has a draft; ``layout`` is that of the folder it was started with.
+
+        Raise EngineError where this SGLang cannot exchange its draft.
+        """
+        self._worker = scheduler.draft_worker
+        self._live = exchangeable_draft(scheduler)
+        self._target: nn.Module = scheduler.tp_worker.model_runner.model
+        self._spare: nn.Module | None = None
+        self._spare_helper: Any = None
+        super().__init__(next(self._live.parameters()).device, layout)
+
+    def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
+        """Load the spare by the draft's own loader, and derive from it what SGLang derives."""
+        if self._spare is None:
+            self._spare = spare_of(self._live, self._target)
+        self._spare.load_weights(_for_loader(weights))  # type: ignore[operator]
+        if (helper := self._helper) is not None:
+            self._spare_helper = type(helper)(
+                self._spare.layers,
+                helper.rotary_emb,
+                num_kv_heads=helper.num_kv_heads,
+                head_dim=helper.head_dim,
+                device=helper.device,
+            )
+        return Exchange(self.tensors("live"), self.tensors("spare"))
+
+    def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
+        """Return the tensors of one copy that are not the target's, and those that are derived from them."""
+        model, helper = (self._live, self._helper) if copy == "live" else (self._spare, self._spare_helper)
+        if model is None:
+            raise EngineError("there is no spare: no update was ever prepared")
+        derived = {} if helper is None else {f"stacked.{name}": getattr(helper, name) for name in _STACKED}
+        return {**owned_tensors(model, self._target, _TABLE), **derived}
+
+    def swap(self) -> None:
+        """Exchange live and spare behind the pass that the scheduler has launched ahead, on another stream."""
+        if not torch.empty(0, device=self.device).is_cpu:
+            torch.accelerator.synchronize(self.device)
+        super().swap()
+
+    @property
+    def _helper(self) -> Any:
+        # Its __getattr__ would ask the target's worker.
+        return vars(self._worker).get(_HELPER)
+
+
+def exchangeable_draft(scheduler: Any) -> nn.Module:
+    """Return the model of a scheduler's draft. Raise EngineError for one whose exchange would be wrong or half."""
+    algorithm, arguments = scheduler.spec_algorithm, scheduler.server_args
+    if not algorithm.is_eagle3() and not algorithm.is_dflash():
+        raise EngineError(
+            f"SGLang's {algorithm.name} takes no fresh weights here; EAGLE3 and DFLASH drafts do"
+        )
+    if arguments.dp_size > 1 or arguments.pp_size > 1:
+        raise EngineError("this SGLang is data- or pipeline-parallel; start one server for each replica")
+    held = scheduler.draft_worker.draft_worker
+    runners = getattr(held, "draft_runners", None) or [held.model_runner]
+    if len(runners) != 1:
+        raise EngineError(f"this SGLang drafts with {len(runners)} models; expected one")
+    if (quantized := runners[0].model_config.quantization) is not None:
+        raise EngineError(f"this SGLang has quantized the draft ({quantized}); start it with a plain one")
+    return runners[0].model
+
+
+def _for_loader(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Pass the weights on as SGLang's loader reads them: token ids, to which it adds others, on the CPU."""
+    for name, tensor in weights:
+        yield name, tensor if tensor.is_floating_point() else tensor.cpu()

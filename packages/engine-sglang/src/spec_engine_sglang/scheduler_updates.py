@@ -1,0 +1,110 @@
+"""Fresh weights for the draft in SGLang's scheduler processes: what is hooked into them, and what they answer.
+
+A call about the draft travels as SGLang's own question for the scheduler's internal state, with the call as the
+request's id. SGLang broadcasts it to every rank, and answers it between two iterations of the scheduler.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from spec_core.errors import EngineError
+from spec_core.hosting import DraftRank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spec_engine_sglang.draft_slot import SglangDraftSlot
+
+log = logging.getLogger(__name__)
+
+ANSWER = "spec_draft"
+"""Key of the answer in the internal state."""
+_MARK = "spec-draft:"
+_RANK = "_spec_draft_rank"
+"""Attribute of a scheduler with its DraftRank."""
+_accepted: Counter[int] = Counter()
+"""How many verifications of this process accepted so many draft tokens."""
+
+
+def request_id(call: str, argument: str) -> str:
+    """Return the id of a request that asks for a call of ``DraftRank``."""
+    return _MARK + json.dumps([call, argument])
+
+
+def answer_state(original: Callable[..., Any], scheduler: Any, request: Any) -> Any:
+    """Answer a call about the draft; around ``Scheduler.get_internal_state``."""
+    if not (request.rid or "").startswith(_MARK):
+        return original(scheduler, request)
+    from sglang.srt.managers.io_struct import GetInternalStateReqOutput
+
+    call, argument = json.loads(request.rid.removeprefix(_MARK))
+    answers = _of_all_ranks(_answer(scheduler, call, argument), scheduler.tp_cpu_group)
+    drafted = (scheduler.server_args.speculative_num_draft_tokens or 1) - 1
+    accepted = [[min(count, drafted), rounds] for count, rounds in _accepted.items()]
+    state = {ANSWER: {"answers": answers, "drafted": drafted, "accepted": accepted}}
+    return GetInternalStateReqOutput(internal_state=state)
+
+
+def count_verification(result: None, request: Any, num_correct_drafts: int) -> None:
+    """Count what a verification accepted; after ``Req.update_spec_correct_drafts_histogram``."""
+    _accepted[num_correct_drafts] += 1
+
+
+def forget_draft(original: Callable[..., Any], updater: Any, request: Any) -> Any:
+    """End an update before the draft's memory is given up; around the release of memory, which waits for idleness."""
+    rank = getattr(updater.scheduler, _RANK, None)
+    if rank is not None:
+        rank.forget()
+    return original(updater, request)
+
+
+def _answer(scheduler: Any, call: str, argument: str) -> dict[str, str] | None:
+    """Return what ``DraftRank.answer`` says; None without a draft that has weights."""
+    try:
+        if getattr(scheduler.draft_worker, "draft_worker", None) is None:
+            return None
+        if call not in ("status", "abort", "forget") and scheduler.weight_updater.offload_tags:
+            return {"refused": "this SGLang has given up memory; resume it first"}
+        return _rank_of(scheduler).answer(call, argument)
+    except Exception as error:  # else the scheduler ends, and with it the server
+        log.exception("draft %s", call)
+        return {"refused": f"{type(error).__name__}: {error}"}
+
+
+def _rank_of(scheduler: Any) -> DraftRank:
+    if not hasattr(scheduler, _RANK):
+        setattr(scheduler, _RANK, DraftRank(lambda: _slot(scheduler), dist.get_rank(scheduler.tp_cpu_group)))
+    return getattr(scheduler, _RANK)
+
+
+def _slot(scheduler: Any) -> SglangDraftSlot:
+    from spec_core.targets import read_target
+    from spec_core.weight_sync import DraftLayout
+    from spec_engine_sglang.draft_slot import SglangDraftSlot
+
+    arguments = scheduler.server_args
+    target = read_target(_folder(arguments.model_path))
+    return SglangDraftSlot(
+        scheduler, DraftLayout.of_folder(_folder(arguments.speculative_draft_model_path), target)
+    )
+
+
+def _folder(name: str) -> Path:
+    if not Path(name).is_dir():
+        raise EngineError(f"SGLang was started with {name}; fresh weights need a model in a folder")
+    return Path(name)
+
+
+def _of_all_ranks(answer: dict[str, str] | None, group: Any) -> list[dict[str, str]]:
+    """Return every rank's answer, on every rank; without those that hold no draft."""
+    answers: list[dict[str, str] | None] = [answer] * dist.get_world_size(group)
+    if len(answers) > 1:
+        dist.all_gather_object(answers, answer, group=group)
+    return [given for given in answers if given is not None]
