@@ -73,10 +73,14 @@ class BatchSettings:
 class BatchSchedule:
     """The global batches of a run, in order, and how they are cut for engines and trainer processes."""
 
-    def __init__(self, dataset: Dataset, settings: BatchSettings) -> None:
-        """Keep what fixes the schedule; nothing is computed before it is asked for."""
+    def __init__(self, dataset: Dataset, settings: BatchSettings, part: range | None = None) -> None:
+        """Keep what fixes the schedule; nothing is computed before it is asked for.
+
+        ``part``: the steps of the run that ``dataset`` is for, where it is not for all.
+        """
         self.dataset = dataset
         self.settings = settings
+        self._part = part
         self._train = EpochBatches(
             dataset.train, settings.global_batch_tokens, seed=settings.seed, shuffle=settings.shuffle
         )
@@ -93,16 +97,21 @@ class BatchSchedule:
             return self.settings.total_steps
         return self._train.steps_in_epochs(self.settings.epochs)
 
+    @property
+    def steps(self) -> range:
+        """The steps that are trained on this dataset: all, or those of a cycle in a run that decodes."""
+        return range(self.total_steps) if self._part is None else self._part
+
     def items(self, done_steps: int) -> Iterator[GlobalBatch]:
         """Yield all that is left to do after ``done_steps`` optimizer steps, in order."""
-        for step in range(done_steps, self.total_steps):
+        for step in range(done_steps, self.steps.stop):
             yield self.train_item(step)
             if self.evaluates_after(step + 1):
                 yield from self.evaluation_items(step + 1)
 
     def train_item(self, step: int) -> GlobalBatch:
         """Return the global batch of an optimizer step."""
-        batch = self._train.batch(step)
+        batch = self._train.batch(step if self._part is None else step - self._part.start)
         return GlobalBatch(step, False, batch.epoch, batch.sample_ids)
 
     def evaluates_after(self, done_steps: int) -> bool:

@@ -100,7 +100,8 @@ class TrainConfig(OptimizerConfig):
     eval_every: NonNegativeInt = 0
     """Steps between held-out evaluations; 0 evaluates only at the end."""
     push_every: NonNegativeInt = 0
-    """Steps between pushes of the draft to the running servers of ``push.to``; the last step is pushed besides."""
+    """Steps between pushes of the draft to the running servers of ``push.to``, or to the run's own engine where that
+    decodes (``decode.every``); the last step is pushed besides."""
 
 
 class PlacementConfig(Config):
@@ -150,6 +151,26 @@ class PushConfig(Config):
     """Verifications on live traffic, of all servers together, over which versions are compared."""
 
 
+class DecodeConfig(Config):
+    """Section ``decode``: the run's engine answers prompts of the data, and the run trains on these answers."""
+
+    every: NonNegativeInt = 0
+    """Steps of a cycle; 0 trains on the data as it is. The engine gets the draft every ``train.push_every`` steps."""
+    prompts: PositiveInt = 64
+    """Prompts that are answered for a cycle: those of the training data in turn, in a new order each time."""
+    max_new_tokens: PositiveInt = 256
+    """Most tokens of an answer."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """1 samples from the target's own distribution, 0 is greedy."""
+    top_p: Fraction = 1.0
+    """Sample from the most likely tokens that together have this probability."""
+    num_draft_tokens: PositiveInt | None = None
+    """Tokens that the draft proposes per round. By default a whole block, 4 for a chain."""
+    on_policy: bool = False
+    """Only guesses that the engine's draft made and the target judged carry loss: of every round those that were
+    accepted, and the first that was not."""
+
+
 class TimeoutsConfig(Config):
     """Section ``timeouts``, in seconds."""
 
@@ -195,6 +216,7 @@ class RunConfig(Config, Generic[B, D, S, E, L]):
     placement: PlacementConfig = PlacementConfig()
     capture: CaptureConfig = CaptureConfig()
     push: PushConfig = PushConfig()
+    decode: DecodeConfig = DecodeConfig()
     launcher: L = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     timeouts: TimeoutsConfig = TimeoutsConfig()
     track: TrackConfig = TrackConfig()
@@ -202,7 +224,11 @@ class RunConfig(Config, Generic[B, D, S, E, L]):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        problems = [*_illegal_with_features(self), *_illegal_pushes(self), *_illegal_combinations(self)]
+        problems = [
+            *_illegal_with_features(self),
+            *_illegal_pushes(self),
+            *_illegal_combinations(self),
+        ]
         if problems:
             raise ValueError(problems[0])
         return self
@@ -310,7 +336,7 @@ def _illegal_pushes(config: AnyRunConfig) -> list[str]:
     every, push = config.train.push_every, config.push
     checks = [
         (
-            every > 0 and not push.to,
+            every > 0 and not push.to and not config.decode.every,
             f"train.push_every={every}, but push.to names no server: set push.to=[http://127.0.0.1:8000] or where "
             "yours is, or remove it",
         ),

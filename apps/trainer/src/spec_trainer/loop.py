@@ -47,6 +47,8 @@ class TrainState:
     best: float
     """Best held-out acceptance length so far."""
     timer: Timer = field(default_factory=Timer)
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Fields of every record: which draft the run's engine serves, where it decodes."""
     ahead: Iterator[GlobalBatch] = field(init=False)
     """Items after the one that is being trained on or evaluated."""
 
@@ -57,10 +59,10 @@ class TrainState:
 
 
 def train(state: TrainState) -> dict[str, Any]:
-    """Train from ``done_steps`` to the end; return the last record."""
+    """Train from ``done_steps`` to the end of the schedule; return the last record."""
     schedule, config = state.spec.schedule, state.spec.config.train
     record: dict[str, Any] = {}
-    for item in map(schedule.train_item, range(state.done_steps, schedule.total_steps)):
+    for item in map(schedule.train_item, range(state.done_steps, schedule.steps.stop)):
         rate = learning_rate(item.step, schedule.total_steps, config)
         with state.timer("data"):
             share = BatchShare(
@@ -72,7 +74,7 @@ def train(state: TrainState) -> dict[str, Any]:
             _prepare_next(state)  # while the device computes
             result.grad_norm.item()  # waits for the device: the step's time is the step's
         state.stream.check()
-        record = _record(state, item, result, rate)
+        record = _record(state, item, result, rate) | state.notes
         _check_finite(state, record)
         state.done_steps = item.step + 1
         state.log.trained(state.done_steps, share)
@@ -157,7 +159,7 @@ def _check_finite(state: TrainState, record: dict[str, Any]) -> None:
 def _checkpoint(state: TrainState, record: dict[str, Any]) -> None:
     score = record.get("eval_acceptance_length")
     better = score is not None and score > state.best
-    last = state.done_steps == state.spec.schedule.total_steps
+    last = state.done_steps == state.spec.schedule.steps.stop
     if better or last or state.done_steps % state.spec.config.train.save_every == 0:
         _save(state, record, better)
         if better:

@@ -34,6 +34,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "window_bytes": run.window_bytes,
         **_device_memory(run),
         **({"push": _pushes(run)} if config.train.push_every else {}),
+        **({"decode": _decoding(run)} if config.decode.every else {}),
         "frozen_tensor_bytes": tensors * itemsize * (1 if run.target.tied else 2),
         "output": str(config.output),
         "identity": run.identity,
@@ -55,7 +56,16 @@ def _processes(run: RunSpec) -> list[str]:
 
 def _pushes(run: RunSpec) -> str:
     config = run.config
-    return f"every {config.train.push_every} steps to {', '.join(config.push.to)}"
+    servers = ", ".join(config.push.to) or "the run's own engine"
+    return f"every {config.train.push_every} steps to {servers}"
+
+
+def _decoding(run: RunSpec) -> str:
+    decode = run.config.decode
+    return (
+        f"every {decode.every} steps, {decode.prompts} prompts with {run.num_draft_tokens} draft tokens, "
+        f"{decode.max_new_tokens} new tokens at most"
+    )
 
 
 def _parallel(run: RunSpec, share: int) -> str:

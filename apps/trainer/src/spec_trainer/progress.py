@@ -66,12 +66,14 @@ class StepProgress(AbstractContextManager["StepProgress"]):
 def step_note(record: Mapping[str, Any]) -> str:
     """Return ``loss 3.21  tau 1.84  5,120 tok/s  waits 3 % for features (trainer-bound)`` for a row of metrics.
 
-    Where servers serve a version that was pushed, ``  serves v500`` follows.
+    Where servers serve a version that was pushed, ``  serves v500`` follows, and what it is worth if that is known.
     """
     busy, waiting = record["time_step_s"], record["time_data_s"]
     share = 100 * waiting / max(busy + waiting, 1e-9)
     side = "engine" if share >= 50 else "trainer"
     served = f"  serves v{record['serving_version']}" if "serving_version" in record else ""
+    if "serving_acceptance_length" in record:
+        served += f" (tau {record['serving_acceptance_length']:.2f})"
     return (
         f"loss {record['loss']:.3f}  tau {record['acceptance_length']:.2f}  "
         f"{record['tokens_per_s']:,.0f} tok/s  waits {share:.0f} % for features ({side}-bound){served}"

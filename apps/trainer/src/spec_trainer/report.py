@@ -48,6 +48,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _curves(records),
         _positions(records, summary),
         _pushes(records, summary),
+        _cycles(summary),
         _time(summary),
         f"<h2>Configuration</h2><pre>{html.escape(directory.config.read_text())}</pre>",
     ]
@@ -151,6 +152,28 @@ def _pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
     return (
         "<h2>Pushes to running servers</h2><table><tr><th>version<th>outcome<th>seconds<th>τ before<th>τ after"
         f"{rows}</table>{waited}"
+    )
+
+
+def _cycles(summary: Mapping[str, Any]) -> str:
+    """Return what each draft was worth that the run's engine has decoded with."""
+    cycles = summary.get("cycles", ())
+    if not cycles:
+        return ""
+    columns = {
+        "held_out_acceptance_length": "{:.2f}",
+        "decode_acceptance_length": "{:.2f}",
+        "decode_tokens": "{:,}",
+        "decode_s": "{:.1f} s",
+    }
+    rows = "".join(
+        f"<tr><td class=n>{cycle['draft_version']}"
+        + "".join(f"<td class=n>{_number(cycle, key, form)}" for key, form in columns.items())
+        for cycle in cycles
+    )
+    return (
+        "<h2>Decoding by the run's engine</h2><table><tr><th>draft version<th>τ, held out<th>τ, trained on"
+        f"<th>tokens<th>seconds{rows}</table>"
     )
 
 

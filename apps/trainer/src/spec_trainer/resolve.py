@@ -18,7 +18,7 @@ from spec_trainer.config import (
     run_config_type,
     with_new_keys,
 )
-from spec_trainer.dispatch import check_sizes
+from spec_trainer.dispatch import check_sizes, sample_bytes
 from spec_trainer.metrics import check_trackers
 from spec_trainer.offline.store import open_features
 from spec_trainer.run_spec import RunParts, RunSpec
@@ -60,7 +60,10 @@ def read_inputs(
 
     with _one_line():
         parts = _load_parts(*resolve_config(config_file, flags, overrides))
-        dataset = load_dataset(parts.config.data, parts.target.folder, parts.target.vocab_size)
+        longest_prompt = _longest_prompt(parts) if parts.config.decode.every else None
+        dataset = load_dataset(
+            parts.config.data, parts.target.folder, parts.target.vocab_size, longest_prompt
+        )
         _check_positions(parts.target, dataset)
         return parts, dataset
 
@@ -75,12 +78,41 @@ def _one_line() -> Iterator[None]:
 
 def _check(run: RunSpec) -> None:
     _check_held_out(run)
-    if run.config.data.features is None:
+    if run.config.decode.every:
+        _check_window(run)
+    elif run.config.data.features is None:
         check_sizes(run.schedule, run.schema, run.window_bytes)
     else:
         open_features(run)
     run.members()
     run.directory.check_owner(run.identity)
+
+
+def _longest_prompt(parts: RunParts) -> int:
+    """Return the most tokens of a prompt beside its answer. Raise ConfigError for a run that cannot decode."""
+    config, most = parts.config, parts.draft.max_draft_tokens
+    decode, wanted = config.decode, parts.num_draft_tokens
+    if most is not None and wanted > most:
+        raise ConfigError(
+            f"decode.num_draft_tokens={wanted}: draft {config.draft.name!r} guesses {most} tokens a round; lower it"
+        )
+    if decode.on_policy and not parts.draft.learns_from_guesses:
+        raise ConfigError(
+            f"decode.on_policy=true: draft {config.draft.name!r} does not learn from judged guesses; remove it"
+        )
+    if decode.on_policy and not parts.engine_type.names_guesses:
+        raise ConfigError(
+            f"decode.on_policy=true: engine {config.engine.name!r} does not say which guesses it judged; remove it"
+        )
+    positions = parts.target.max_positions - wanted - 1
+    room = min(positions, config.engine.batch_tokens) - decode.max_new_tokens
+    if room < 1:
+        raise ConfigError(
+            f"decode.max_new_tokens={decode.max_new_tokens} leaves no room for a prompt: target "
+            f"{parts.target.folder} has {parts.target.max_positions} positions, "
+            f"engine.batch_tokens={config.engine.batch_tokens}; lower it"
+        )
+    return min(room, config.data.max_length)
 
 
 def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
@@ -90,6 +122,19 @@ def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
         raise ConfigError(
             f"sample {longest} has {dataset.lengths[longest]} tokens, target {target.folder} has "
             f"{target.max_positions} positions; set data.max_length={target.max_positions} or less"
+        )
+
+
+def _check_window(run: RunSpec) -> None:
+    """Refuse a window that cannot hold the longest answer with its prompt."""
+    window = run.config.placement.window_bytes
+    prompts = [len(sample.prompt) for sample in run.dataset.samples if sample.prompt is not None]
+    longest = max(prompts) + run.config.decode.max_new_tokens
+    size = sample_bytes(run.schema, longest)
+    if window is not None and size > window:
+        raise ConfigError(
+            f"placement.window_bytes={window} is smaller than a prompt with its answer ({longest} tokens, {size} "
+            f"bytes of features); raise it to {size} or lower decode.max_new_tokens"
         )
 
 
@@ -157,6 +202,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
     model = run_config_type(**{kind: plugin.Config for kind, plugin in types.items()})
     _place(values, types["engine"])
     config = validate(model, values, source)
+    _check_decoding(config)
     _check_placement(config, types["engine"])
     return config, types
 
@@ -185,6 +231,47 @@ def _check_placement(config: AnyRunConfig, engine_type: type[Engine]) -> None:
             f"placement.kind=inline with engine.name={config.engine.name}: this engine runs in processes of its own; "
             "set placement.kind=colocated or disaggregated"
         )
+
+
+def _check_decoding(config: AnyRunConfig) -> None:
+    """Refuse settings that do not go with a run that decodes, or that only such a run has."""
+    decode, push, push_every = config.decode, config.push, config.train.push_every
+    if not decode.every:
+        for key, value in decode.model_dump(exclude_defaults=True).items():
+            raise ConfigError(
+                f"decode.{key}={value} without decode.every: nothing is decoded; set decode.every or remove it"
+            )
+        return
+    subject = f"decode.every={decode.every} with"
+    checks = [
+        (
+            config.data.features is not None,
+            f"{subject} data.features: features are read from {config.data.features}, no engine starts; remove one "
+            "of them",
+        ),
+        (
+            config.placement.kind != "inline",
+            f"{subject} placement.kind={config.placement.kind}: only an engine in the trainer's own process decodes "
+            "so far; set placement.kind=inline and an engine.name that allows it",
+        ),
+        (
+            bool(push.to),
+            f"{subject} push.to={','.join(push.to)}: the run's own engine gets the draft; remove one of them",
+        ),
+        (
+            push.canary_margin is not None,
+            f"{subject} push.canary_margin={push.canary_margin}: the run's own engine has no other traffic; "
+            "remove it",
+        ),
+        (
+            push_every % decode.every != 0,
+            f"train.push_every={push_every} with decode.every={decode.every}: the engine decodes between cycles "
+            f"only; set train.push_every={decode.every} or a multiple of it, or 0 for no push",
+        ),
+    ]
+    for wrong, message in checks:
+        if wrong:
+            raise ConfigError(message)
 
 
 def resolve_target(name: str) -> Path:

@@ -37,6 +37,8 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
         "train": {key: getattr(config.train, key) for key in _TRAIN_IDENTITY},
         "seed": config.seed,
     }
+    if config.decode.every:
+        parts["decode"] = {**config.decode.model_dump(mode="json"), "push_every": config.train.push_every}
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -56,6 +58,8 @@ class RunDirectory:
         """Folder of the checkpoints."""
         self.draft = root / "draft"
         """Folder of the exported draft."""
+        self.decoded = root / "decoded"
+        """Folder of what the run's engine has decoded (``decode.every``)."""
         self.report = root / "report.html"
         """Page with curves and numbers."""
         self.logs = root / "logs"
@@ -77,8 +81,8 @@ class RunDirectory:
         self.check_folder()
         if os.path.exists(self._owner) and self._owner.read_text().strip() != identity:
             raise ArtifactError(
-                f"output {self.root} belongs to another run (data, target, draft, optimizer, seed, dtype or "
-                "global batch differ); choose another output, or remove it to start anew"
+                f"output {self.root} belongs to another run (data, target, draft, optimizer, seed, dtype, "
+                "global batch or decoding differ); choose another output, or remove it to start anew"
             )
 
     def locked(self) -> AbstractContextManager[None]:
@@ -96,7 +100,7 @@ class RunDirectory:
 
     def remove_unfinished(self) -> None:
         """Remove the checkpoints and exports that a failure has cut short; no process may be writing."""
-        for left in (*self.checkpoints.glob(".*"), *self.root.glob(".draft-*")):
+        for left in (*self.checkpoints.glob(".*"), *self.root.glob(".draft-*"), *self.decoded.glob(".*")):
             remove(left)
 
     def check_still_owned(self, identity: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from math import ceil
 from typing import TYPE_CHECKING
 
 from spec_core.launcher import LaunchContext
 from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.dispatch import sample_bytes
+from spec_trainer.draft_folder import CHAIN_TOKENS
 from spec_trainer.placement.members import members
 from spec_trainer.run_directory import RunDirectory, run_identity
 
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
     from spec_trainer.config import AnyRunConfig
     from spec_trainer.data.dataset import Dataset
     from spec_trainer.placement.members import Member
+
+
+def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
+    """Return the steps of a run that decodes: ``train.steps``, or ``train.epochs`` passes over the prompts."""
+    cycles = ceil(config.train.epochs * num_prompts / config.decode.prompts)
+    return config.train.steps or cycles * config.decode.every
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +41,16 @@ class RunParts:
     target: TargetSpec
     schema: FeatureSchema
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that the draft proposes per round where the run decodes."""
+        return self.config.decode.num_draft_tokens or self.draft.max_draft_tokens or CHAIN_TOKENS
+
     def with_dataset(self, dataset: Dataset) -> RunSpec:
         """Return the run that trains on ``dataset``."""
         settings = BatchSettings.from_config(self.config, self.strategy_type)
+        if self.config.decode.every:
+            settings = replace(settings, total_steps=decoded_steps(self.config, len(dataset.train)))
         return self.with_schedule(BatchSchedule(dataset, settings))
 
     def with_schedule(self, schedule: BatchSchedule) -> RunSpec:
@@ -49,11 +64,23 @@ class RunSpec(RunParts):
     """Everything that a run is, on this machine."""
 
     schedule: BatchSchedule
+    prompts: Dataset | None = None
+    """The data of a run that decodes, in one of its cycles; the samples of the schedule are answers then."""
 
     @property
     def dataset(self) -> Dataset:
         """The samples that the schedule is made of."""
         return self.schedule.dataset
+
+    @property
+    def source(self) -> Dataset:
+        """The data that the user has given."""
+        return self.prompts or self.dataset
+
+    def cycle(self, answers: Dataset, steps: range) -> RunSpec:
+        """Return the run in one of its cycles: it trains ``steps`` on ``answers``."""
+        schedule = BatchSchedule(answers, self.schedule.settings, steps)
+        return replace(self, schedule=schedule, prompts=self.source)
 
     def resuming(self, checkpoint: str) -> RunSpec:
         """Return the same run with another ``train.resume_from``."""
@@ -68,7 +95,7 @@ class RunSpec(RunParts):
     @cached_property
     def identity(self) -> str:
         """Digest of everything that makes two runs the same (``run_identity``)."""
-        return run_identity(self.config, self.dataset.digest, self.target.digest)
+        return run_identity(self.config, self.source.digest, self.target.digest)
 
     @cached_property
     def window_bytes(self) -> int:

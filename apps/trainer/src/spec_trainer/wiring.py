@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
+    from torch import nn
     from torch.distributed import Store
 
-    from spec_core import Engine, FeatureReceiver, Strategy, TargetSpec
+    from spec_core import Engine, FeatureReceiver, Strategy, TargetSpec, TargetTensors, Transport
     from spec_trainer.engine_options import EngineOptions
     from spec_trainer.feature_stream import BatchSource, FeatureStream
     from spec_trainer.run_spec import RunParts, RunSpec
@@ -54,21 +55,39 @@ def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around:
     return parts.engine_type.create(parts.config.engine, target, context)
 
 
+@dataclass(frozen=True, kw_only=True)
+class InlineEngine:
+    """The engine of a run that has one process, and the transport on which it is listened to."""
+
+    engine: Engine
+    transport: Transport
+
+
 @contextmanager
-def inline_source(spec: RunSpec, device: torch.device) -> Iterator[tuple[BatchSource, Callable[[int], None]]]:
-    """Yield the batches of a run that has one process, and what begins their capture, given the steps done."""
+def inline_engine(spec: RunSpec) -> Iterator[InlineEngine]:
+    """Yield an engine that is ready to capture in this process."""
+    transport = spec.backend.transport("inline")
+    with create_engine(spec, spec.target, placement="inline", transport=transport) as engine:
+        engine.start(spec.schema)
+        yield InlineEngine(engine=engine, transport=transport)
+
+
+@contextmanager
+def inline_source(
+    spec: RunSpec, device: torch.device, own: InlineEngine | None = None
+) -> Iterator[tuple[BatchSource, Callable[[int], None]]]:
+    """Yield the batches of a run that has one process, and what begins their capture, given the steps done.
+
+    ``own`` is the run's engine where that is there already, and stays.
+    """
     if spec.config.data.features is not None:
         with batch_source(spec, 0, device, lambda rank, num_tokens: None) as (stored, _):
             yield stored, lambda done: None
         return
     with ExitStack() as stack:
-        transport = spec.backend.transport("inline")
-        engine = stack.enter_context(
-            create_engine(spec, spec.target, placement="inline", transport=transport)
-        )
-        engine.start(spec.schema)
-        receiver = stack.enter_context(transport.listen(spec.schema, spec.window_bytes))
-        capturer = DatasetCapturer(engine, spec.dataset, spec.schema)
+        own = own or stack.enter_context(inline_engine(spec))
+        receiver = stack.enter_context(own.transport.listen(spec.schema, spec.window_bytes))
+        capturer = DatasetCapturer(own.engine, spec.dataset, spec.schema)
         dispatcher = Dispatcher(spec.schedule, spec.schema, [capturer], [receiver.address], spec.window_bytes)
         stack.callback(dispatcher.stop)
         stream = _feature_stream(spec, 0, device, receiver, dispatcher.released)
@@ -146,18 +165,23 @@ def train_state(
 
 
 def _build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
-    import torch
-
     from spec_core.targets.target_reader import read_target_tensors
+
+    tensors = read_target_tensors(spec.target)
+    module = new_module(spec, tensors)
+    ops = strategy.vocabulary_ops(spec.target, tensors)
+    return DraftTrainer(spec.draft, module, strategy, ops, rank)
+
+
+def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
+    """Return the draft's network with the weights that the run begins with; seed this process's generators."""
+    import torch
 
     # Every rank draws the same initial weights; afterwards each has its own generator.
     torch.manual_seed(spec.config.seed)
     random.seed(spec.config.seed)
-    tensors = read_target_tensors(spec.target)
-    counts = torch.from_numpy(spec.dataset.token_counts(spec.target.vocab_size))
-    module = spec.draft.build(spec.target, tensors, counts, spec.backend.kernel)
-    ops = strategy.vocabulary_ops(spec.target, tensors)
-    return DraftTrainer(spec.draft, module, strategy, ops, rank)
+    counts = torch.from_numpy(spec.source.token_counts(spec.target.vocab_size))
+    return spec.draft.build(spec.target, tensors, counts, spec.backend.kernel)
 
 
 @contextmanager
@@ -224,12 +248,14 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
         "wall_s": state.timer.wall_s,
         "time_s": state.timer.breakdown(),
         "draft": str(directory.draft),
-        "data": str(state.spec.dataset.report),
+        "data": str(state.spec.source.report),
     }
 
 
 def _trained_tokens(state: TrainState) -> int:
     """Return the tokens of every step of the run, whichever command has trained it."""
+    if state.spec.prompts is not None:  # each cycle has answers of its own
+        return sum(record["tokens"] for record in read_metrics(state.spec.directory.metrics))
     lengths, schedule = state.spec.dataset.lengths, state.spec.schedule
     items = map(schedule.train_item, range(state.done_steps))
     return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)

@@ -434,3 +434,26 @@ def test_a_damaged_tokenizer_is_one_line(tokenizer_folder, write, content):
     with pytest.raises(DataError, match=r"the tokenizer in '.*' cannot be read: ") as caught:
         read(write({"text": "hi"}), folder)
     assert "\n" not in str(caught.value)
+
+
+def test_prompts_are_cut_in_texts_and_dropped_where_they_are_too_long_elsewhere(tokenizer_folder, write):
+    rows = [
+        {"text": "one two three four"},
+        {"messages": [{"role": "user", "content": "one two three four five six seven"}]},
+        {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 1, 0, 1, 1]},
+    ]
+    config = DataConfig(path=str(write(*rows)), eval_samples=0)
+    dataset = load_dataset(config, tokenizer_folder(), VOCAB, longest_prompt=3)
+    text, tokens = dataset.samples
+    assert text.prompt.tolist() == text.input_ids[:3].tolist()
+    assert tokens.prompt.tolist() == [5, 6, 7]
+    assert dataset.report.dropped["prompt too long"].count == 1
+
+
+def test_prompts_need_no_answers(write):
+    rows = [{"input_ids": [5, 6, 6], "loss_mask": [0, 0, 0]}, {"input_ids": [7, 8], "loss_mask": [0, 0]}]
+    config = DataConfig(path=str(write(*rows)), eval_samples=1)
+    dataset = load_dataset(config, "nowhere", 10, longest_prompt=9)
+    (sample,) = dataset.train
+    assert sample.prompt.tolist() == sample.input_ids.tolist()
+    assert dataset.token_counts(10).sum() == len(sample)

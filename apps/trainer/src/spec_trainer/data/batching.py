@@ -99,9 +99,14 @@ class EpochBatches:
     def _order(self, epoch: int) -> np.ndarray:
         if not self._shuffle:
             return np.arange(len(self._ids))
-        # numpy promises the raw stream of a bit generator for ever, but not what it makes of it (NEP 19).
-        bits = np.random.PCG64(np.random.SeedSequence([self._seed, epoch]))
-        return np.argsort(bits.random_raw(len(self._ids)), kind="stable")
+        return epoch_order(len(self._ids), self._seed, epoch)
+
+
+def epoch_order(num: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of ``num`` things in an epoch, drawn from (seed, epoch)."""
+    # numpy promises the raw stream of a bit generator for ever, but not what it makes of it (NEP 19).
+    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+    return np.argsort(bits.random_raw(num), kind="stable")
 
 
 def _borders(lengths: np.ndarray, budget: int) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 from spec_core.errors import DataError
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.report import DataReport
-from spec_trainer.data.rows import parse_row
+from spec_trainer.data.rows import Text, parse_row
 from spec_trainer.data.sources import read_rows
 from spec_trainer.data.tokens import Encoded, Encoder
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_trainer.data.config import DataConfig
-    from spec_trainer.data.sources import DataRow
+    from spec_trainer.data.rows import Chat, Tokens
 
 _DEFAULT_EVAL_SAMPLES = 64
 _DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
@@ -39,6 +39,8 @@ class Sample:
     """bool [T]: token i is supervised."""
     where: str = ""
     """Origin, as ``file:line``."""
+    prompt: np.ndarray | None = None
+    """int32 [P]: what is to be answered (``Encoder.prompt``), in the data of a run that decodes."""
     guess_place: np.ndarray | None = None
     """int32 [T] of an answer that the run's engine has decoded: ``Supervision.guess_place``."""
 
@@ -75,10 +77,14 @@ class Dataset:
         return sum(len(sample) for sample in self.train)
 
     def token_counts(self, vocab_size: int) -> np.ndarray:
-        """Return how often each token is supervised in the samples to train on: int64 [V]."""
+        """Return how often each token is supervised in the samples to train on: int64 [V].
+
+        Where none is, as in prompts without answers, every token counts.
+        """
         counts = np.zeros(vocab_size, dtype=np.int64)
+        supervised = any(sample.loss_mask.any() for sample in self.train)
         for sample in self.train:
-            np.add.at(counts, sample.input_ids[sample.loss_mask], 1)
+            np.add.at(counts, sample.input_ids[sample.loss_mask] if supervised else sample.input_ids, 1)
         return counts
 
     @cached_property
@@ -90,20 +96,23 @@ class Dataset:
         return whole.hexdigest()
 
 
-def load_dataset(config: DataConfig, tokenizer_folder: Path, vocab_size: int) -> Dataset:
+def load_dataset(
+    config: DataConfig, tokenizer_folder: Path, vocab_size: int, longest_prompt: int | None = None
+) -> Dataset:
     """Read, tokenise, check and split the data.
 
-    Raise DataError, naming file and line, for a source or row that cannot be used, and where nothing is left.
+    With ``longest_prompt`` every sample has its prompt, of at most so many tokens, and none need be supervised. Raise
+    DataError, naming file and line, for a source or row that cannot be used, and where nothing is left.
     """
     report = DataReport()
-    reader = _Reader(config, Encoder(tokenizer_folder, vocab_size), report)
+    reader = _Reader(config, Encoder(tokenizer_folder, vocab_size), report, longest_prompt)
     train, held_out = reader.read(config.path), []
     if config.eval_path is not None:
         held_out = reader.read(config.eval_path)
     elif num := _num_held_out(config, len(train)):
-        train, held_out = _split(train, num, report)
+        train, held_out = _split(train, num, report, longest_prompt is None)
     numbered = tuple(
-        Sample(number, found.encoded.input_ids, found.encoded.loss_mask, found.where)
+        Sample(number, found.encoded.input_ids, found.encoded.loss_mask, found.where, found.prompt)
         for number, found in enumerate(train + held_out)
     )
     dataset = Dataset(numbered[: len(train)], numbered[len(train) :], report)
@@ -115,45 +124,62 @@ def load_dataset(config: DataConfig, tokenizer_folder: Path, vocab_size: int) ->
 class _Found:
     where: str
     encoded: Encoded
+    prompt: np.ndarray | None
 
 
 class _Reader:
     """Turns a source into samples, and counts in the report what was cut or dropped."""
 
-    def __init__(self, config: DataConfig, encoder: Encoder, report: DataReport) -> None:
+    def __init__(
+        self, config: DataConfig, encoder: Encoder, report: DataReport, longest_prompt: int | None
+    ) -> None:
         self._config = config
         self._encoder = encoder
         self._report = report
+        self._longest_prompt = longest_prompt
 
     def read(self, path: str) -> list[_Found]:
         found = list(self._usable(path))
         if not found:
             raise DataError(f"data {path!r} holds no usable row ({self._report})")
-        if not any(one.encoded.loss_mask.any() for one in found):
+        supervised = any(one.encoded.loss_mask.any() for one in found)
+        if not supervised and self._longest_prompt is None:
             raise DataError(f"data {path!r} holds no supervised token ({self._report})")
         return found
 
     def _usable(self, path: str) -> Iterator[_Found]:
         for row in read_rows(path):
             try:
-                encoded = self._cut(row)
+                content = parse_row(row.content)
+                encoded, prompt = self._cut(row.where, content), self._prompt(content)
             except BadRow as bad:
                 if self._config.on_bad_row == "error" and not bad.harmless:
                     raise DataError(f"{row.where}: {bad} (data.on_bad_row=skip drops such rows)") from bad
                 self._report.drop(bad.reason, f"{row.where}: {bad}")
             else:
-                yield _Found(row.where, encoded)
+                yield _Found(row.where, encoded, prompt)
 
-    def _cut(self, row: DataRow) -> Encoded:
-        encoded = self._encoder.encode(parse_row(row.content), self._config.last_turn_only)
+    def _prompt(self, row: Chat | Text | Tokens) -> np.ndarray | None:
+        longest = self._longest_prompt
+        if longest is None:
+            return None
+        prompt = self._encoder.prompt(row)
+        if isinstance(row, Text):
+            prompt = prompt[:longest]
+        elif len(prompt) > longest:
+            raise BadRow("prompt too long", f"{len(prompt)} tokens, {longest} are possible", harmless=True)
+        return np.array(prompt, dtype=np.int32)
+
+    def _cut(self, where: str, row: Chat | Text | Tokens) -> Encoded:
+        encoded = self._encoder.encode(row, self._config.last_turn_only)
         limit, length = self._config.max_length, len(encoded.input_ids)
         if length < 2:
             raise BadRow("fewer than 2 tokens", harmless=True)
         if length > limit:
-            self._report.truncated.add(f"{row.where}: {length} tokens")
+            self._report.truncated.add(f"{where}: {length} tokens")
             encoded = Encoded(encoded.input_ids[:limit].copy(), encoded.loss_mask[:limit].copy())
         if not encoded.loss_mask.any():
-            self._report.unsupervised.add(row.where)
+            self._report.unsupervised.add(where)
         return encoded
 
 
@@ -167,10 +193,13 @@ def _num_held_out(config: DataConfig, num_samples: int) -> int:
     return config.eval_samples
 
 
-def _split(found: Sequence[_Found], num: int, report: DataReport) -> tuple[list[_Found], list[_Found]]:
+def _split(
+    found: Sequence[_Found], num: int, report: DataReport, supervised: bool
+) -> tuple[list[_Found], list[_Found]]:
     """Hold out the ``num`` contents with the smallest digests: the same ones whatever the order of the rows.
 
     Further rows of a held-out content are dropped, or the draft would be evaluated on what it was trained on.
+    ``supervised``: some of the others must be.
     """
     digests = [_digest(one.encoded) for one in found]
     chosen = set(sorted(set(digests))[:num])
@@ -183,7 +212,7 @@ def _split(found: Sequence[_Found], num: int, report: DataReport) -> tuple[list[
             held_out[digest] = one
         else:
             report.drop("repeats a held-out row", one.where)
-    if not any(one.encoded.loss_mask.any() for one in train):
+    if not any(one.encoded.loss_mask.any() or not supervised for one in train):
         raise DataError(
             f"holding out {num} samples leaves nothing to train on; lower data.eval_samples ({report})"
         )

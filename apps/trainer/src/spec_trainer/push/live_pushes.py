@@ -41,7 +41,8 @@ class LivePushes(Resource):
     def __init__(self, spec: RunSpec, rank: int, device: torch.device, group: ProcessGroup) -> None:
         """Connect rank 0 of ``group`` to the servers of ``push.to``; without ``train.push_every`` none is due."""
         self._device, self._group = device, group
-        self._every, self._last_step = spec.config.train.push_every, spec.schedule.total_steps
+        self._every = spec.config.train.push_every if spec.config.push.to else 0
+        self._last_step = spec.schedule.total_steps
         self._pusher = _Pusher(spec, device) if self._every and rank == 0 else None
 
     def is_due(self, done_steps: int) -> bool:

@@ -56,6 +56,7 @@ def check_pushes(parts: RunParts) -> None:
     if parts.config.train.push_every:
         _parsed(push.address)
         open_transports(parts.backend, push)
+    if push.to:
         _token()
 
 
@@ -64,6 +65,7 @@ def check_servers(spec: RunSpec) -> None:
     check_pushes(spec)
     if spec.config.train.push_every:
         check_listening(spec.config.push.address)
+    if spec.config.push.to:
         connect_servers(spec.config.push.to)
 
 

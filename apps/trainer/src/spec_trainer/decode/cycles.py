@@ -1,0 +1,213 @@
+"""The cycles of a run that decodes: answer prompts with the draft that is served, train on the answers, push.
+
+A cycle is an ordinary part of a run: it begins from a checkpoint, whether the run was interrupted there or not, and
+trains on a dataset that lies on disk. So it ends with the same bits however often it was begun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from spec_trainer.checkpoint.store import read_weights
+from spec_trainer.data.batching import epoch_order
+from spec_trainer.decode.decoder import RunDecoder
+from spec_trainer.decode.folder import HELD_OUT, DecodedFolder
+from spec_trainer.draft_trainer import export_draft
+from spec_trainer.report import write_report
+from spec_trainer.timer import Timer
+from spec_trainer.wiring import new_module
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core import Engine
+    from spec_trainer.decode.decoder import Decoded
+    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.stop_request import StopRequest
+
+log = logging.getLogger(__name__)
+
+
+class TrainPart(Protocol):
+    """Trains a part of a run: the steps of its schedule that are left."""
+
+    def __call__(self, part: RunSpec, notes: dict[str, Any], timer: Timer) -> dict[str, Any]:
+        """Return the summary of the run where this was its last part; ``notes`` are fields of every record."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cycle:
+    """One cycle, a pure function of its number."""
+
+    number: int
+    steps: range
+    version: int
+    """Version of the draft that is served, which is the number of its steps."""
+
+
+def cycles_left(spec: RunSpec, done_steps: int) -> list[Cycle]:
+    """Return the cycles from the one after ``done_steps`` on; the last one if the run is complete."""
+    every, total = spec.config.decode.every, spec.schedule.total_steps
+    first = min(done_steps, total - 1) // every
+    return [
+        Cycle(
+            number=number,
+            steps=range(number * every, min((number + 1) * every, total)),
+            version=_served_version(spec, number * every),
+        )
+        for number in range(first, (total - 1) // every + 1)
+    ]
+
+
+def prompts_of(spec: RunSpec, cycle: int) -> list[list[int]]:
+    """Return the prompts of a cycle: a part of the endless row of epochs over the data."""
+    samples, per_cycle = spec.source.train, spec.config.decode.prompts
+    places = range(cycle * per_cycle, (cycle + 1) * per_cycle)
+    orders = {
+        epoch: epoch_order(len(samples), spec.config.seed, epoch)
+        if spec.config.data.shuffle
+        else range(len(samples))
+        for epoch in {place // len(samples) for place in places}
+    }
+    chosen = [samples[orders[place // len(samples)][place % len(samples)]] for place in places]
+    return [_prompt(sample.prompt) for sample in chosen]
+
+
+def train_with_decode(
+    spec: RunSpec, engine: Engine, stop: StopRequest, done_steps: int, train_part: TrainPart
+) -> dict[str, Any]:
+    """Decode and train in turn until the run is complete; return its summary."""
+    with RunDecoder(spec, engine, stop) as decoder:
+        return _Run(spec, decoder, train_part).from_step(done_steps)
+
+
+class _Run:
+    def __init__(self, spec: RunSpec, decoder: RunDecoder, train_part: TrainPart) -> None:
+        self._spec, self._decoder, self._train_part = spec, decoder, train_part
+        self._folder = DecodedFolder(spec.directory.decoded)
+        self._timer = Timer()
+
+    def from_step(self, done_steps: int) -> dict[str, Any]:
+        summary: dict[str, Any] = {}
+        self._folder.remove_drafts_after(done_steps)
+        for cycle in cycles_left(self._spec, done_steps):
+            if cycle.version == cycle.steps.start == done_steps:
+                self._draft(cycle.version)  # now its checkpoint is there, also where this cycle is decoded
+            figures = self._decode(cycle)
+            answers = self._folder.dataset(cycle.number, self._spec.config.decode.on_policy)
+            part = self._spec.cycle(answers, cycle.steps)
+            part = part.resuming(f"step-{done_steps}" if done_steps else "latest")
+            summary = self._train_part(part, _notes(figures), self._timer)
+            done_steps = max(done_steps, cycle.steps.stop)
+        return self._finish(summary, done_steps)
+
+    def _decode(self, cycle: Cycle) -> dict[str, Any]:
+        """Answer the prompts of a cycle, unless that is done; return the figures."""
+        figures = self._folder.figures(cycle.number)
+        if figures is not None and self._folder.has(cycle.number):
+            return figures
+        prompts = prompts_of(self._spec, cycle.number)
+        log.info(
+            "cycle %d: answering %d prompts with draft version %d", cycle.number, len(prompts), cycle.version
+        )
+        figures = self._measure(cycle.number, cycle.version)
+        with self._timer("decode"):
+            decoded = self._decoder.answer(prompts, _seed(self._spec.config.seed, f"cycle {cycle.number}"))
+        figures |= _figures("decode", decoded)
+        self._folder.write_figures(cycle.number, figures)
+        self._folder.write_answers(f"cycle-{cycle.number}", prompts, decoded.answers)
+        return figures
+
+    def _measure(self, cycle: int, version: int) -> dict[str, Any]:
+        """Serve a version, and decode the held-out prompts with it."""
+        draft = self._draft(version)
+        with self._timer("push"):
+            self._decoder.serve(version, draft)
+        self._folder.keep_only(version)
+        figures: dict[str, Any] = {"cycle": cycle, "draft_version": version}
+        if not self._spec.source.held_out:
+            return figures
+        prompts = [_prompt(sample.prompt) for sample in self._spec.source.held_out]
+        with self._timer("decode"):
+            decoded = self._decoder.answer(prompts, _seed(self._spec.config.seed, HELD_OUT))
+        if not self._folder.has_held_out():
+            self._folder.write_answers(HELD_OUT, prompts, decoded.answers)
+        return figures | _figures(HELD_OUT, decoded)
+
+    def _draft(self, version: int) -> Path:
+        """Return the folder of a version: exported where it is not there yet, which is right after its last step."""
+        folder, spec = self._folder.draft(version), self._spec
+        if not folder.exists():
+            weights = (
+                read_weights(spec.strategy_type, spec.directory.checkpoints / f"step-{version}")
+                if version
+                else _first_weights(spec)
+            )
+            export_draft(spec.draft, weights, spec.target, folder)
+        return folder
+
+    def _finish(self, summary: dict[str, Any], done_steps: int) -> dict[str, Any]:
+        """Measure the draft that is served at the end; return the summary with the figures of every cycle."""
+        if "cycles" in summary:  # the run was complete before this command
+            return summary
+        last = 1 + cycles_left(self._spec, done_steps)[-1].number
+        version = _served_version(self._spec, done_steps)
+        if self._folder.figures(last) is None:
+            self._folder.write_figures(last, self._measure(last, version))
+        cycles = [figures for number in range(last + 1) if (figures := self._folder.figures(number))]
+        key = f"{HELD_OUT}_acceptance_length"
+        if key in cycles[-1]:
+            summary |= {"acceptance_length": cycles[-1][key], "acceptance_length_before": cycles[0][key]}
+        summary |= {"cycles": cycles, "time_s": self._timer.breakdown()}
+        self._spec.directory.write_summary(summary)
+        write_report(self._spec.directory, f"Training of {summary['description']}", summary)
+        return summary
+
+
+def _served_version(spec: RunSpec, done_steps: int) -> int:
+    """Return the version that is served after so many steps: without pushes the first draft, for ever."""
+    every = spec.config.train.push_every
+    if not every:
+        return 0
+    return done_steps if done_steps == spec.schedule.total_steps else done_steps // every * every
+
+
+def _first_weights(spec: RunSpec) -> dict[str, Any]:
+    from spec_core.targets.target_reader import read_target_tensors
+
+    return new_module(spec, read_target_tensors(spec.target)).state_dict()
+
+
+def _figures(what: str, decoded: Decoded) -> dict[str, Any]:
+    return {
+        f"{what}_acceptance_length": decoded.counters.acceptance_length,
+        f"{what}_acceptance_per_position": decoded.counters.acceptance_per_position,
+        f"{what}_rounds": decoded.counters.rounds,
+        f"{what}_tokens": decoded.num_tokens,
+        f"{what}_s": decoded.seconds,
+    }
+
+
+def _notes(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of every record of a cycle."""
+    own = figures["decode_acceptance_length"]
+    return {
+        "cycle": figures["cycle"],
+        "serving_version": figures["draft_version"],
+        "serving_acceptance_length": figures.get(f"{HELD_OUT}_acceptance_length", own),
+        "decode_acceptance_length": own,
+    }
+
+
+def _prompt(prompt: Any) -> list[int]:
+    return [int(token) for token in prompt]
+
+
+def _seed(seed: int, what: str) -> int:
+    """Return a seed of 31 bits, from which the engine derives one for each prompt."""
+    digest = hashlib.blake2b(f"{seed} {what}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,120 @@
+"""DecodedFolder: what the engine of a run has decoded, cycle by cycle, and the draft that it serves.
+
+``cycle-C.jsonl`` are the answers that cycle C trains on, in rows that any run takes as data; ``cycle-C.json`` are the
+engine's figures. ``held_out.jsonl`` are the first answers to the held-out prompts. A file is there whole or not at
+all, and the answers of a cycle come last: with them the cycle is decoded, and never is again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spec_core.errors import ArtifactError
+from spec_core.foreign import foreign_errors, read_bytes
+from spec_trainer.data.dataset import Dataset, Sample
+from spec_trainer.data.report import DataReport
+from spec_trainer.disk import remove, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from spec_core.records import Generation
+
+HELD_OUT = "held_out"
+
+
+class DecodedFolder:
+    """The files below ``decoded/`` of a run directory."""
+
+    def __init__(self, root: Path) -> None:
+        """Name the folder, and make it."""
+        self._root = root
+        root.mkdir(exist_ok=True)
+
+    def draft(self, version: int) -> Path:
+        """Return the folder of the draft of that version, which may not exist."""
+        return self._root / f"draft-{version}"
+
+    def keep_only(self, version: int) -> None:
+        """Remove the drafts of other versions."""
+        for folder in self._root.glob("draft-*"):
+            if folder != self.draft(version):
+                remove(folder)
+
+    def remove_drafts_after(self, done_steps: int) -> None:
+        """Remove the drafts of later steps, which are trained anew."""
+        for folder in self._root.glob("draft-*"):
+            if int(folder.name.removeprefix("draft-")) > done_steps:
+                remove(folder)
+
+    def has(self, cycle: int) -> bool:
+        """Return whether the answers of a cycle are there."""
+        return self._answers(f"cycle-{cycle}").exists()
+
+    def has_held_out(self) -> bool:
+        """Return whether there are answers to the held-out prompts."""
+        return self._answers(HELD_OUT).exists()
+
+    def write_answers(
+        self, name: str, prompts: Sequence[Sequence[int]], answers: Sequence[Generation]
+    ) -> None:
+        """Write the rows of ``cycle-C`` or ``held_out``, one for each answer."""
+        rows = [_row(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        write_atomically(self._answers(name), "".join(json.dumps(row) + "\n" for row in rows))
+
+    def write_figures(self, cycle: int, figures: Mapping[str, Any]) -> None:
+        """Write what the engine has counted at the beginning of a cycle, or at the end of the run."""
+        write_atomically(self._figures(cycle), json.dumps(figures, indent=2) + "\n")
+
+    def figures(self, cycle: int) -> dict[str, Any] | None:
+        """Return these figures, or None where there are none."""
+        file = self._figures(cycle)
+        if not file.exists():
+            return None
+        with foreign_errors(ArtifactError, f"{file} is damaged; delete it and the answers of that cycle"):
+            return dict(json.loads(read_bytes(file, ArtifactError)))
+
+    def dataset(self, cycle: int, on_policy: bool) -> Dataset:
+        """Return the answers of a cycle to train on, with their guess places if ``on_policy``.
+
+        Held out are the first answers to the held-out prompts, the same in every cycle.
+        """
+        train = self._read(f"cycle-{cycle}", 0, on_policy)
+        held_out = self._read(HELD_OUT, len(train), on_policy=False) if self.has_held_out() else ()
+        return Dataset(train, held_out, DataReport())
+
+    def _read(self, name: str, first_id: int, on_policy: bool) -> tuple[Sample, ...]:
+        file = self._answers(name)
+        with foreign_errors(
+            ArtifactError, f"{file} is damaged; delete it, and its prompts are answered anew"
+        ):
+            rows = [json.loads(line) for line in read_bytes(file, ArtifactError).splitlines()]
+            return tuple(
+                Sample(
+                    number,
+                    np.array(row["input_ids"], dtype=np.int32),
+                    np.array(row["loss_mask"], dtype=bool),
+                    f"{file}:{number - first_id + 1}",
+                    guess_place=np.array(row["guess_place"], dtype=np.int32) if on_policy else None,
+                )
+                for number, row in enumerate(rows, start=first_id)
+            )
+
+    def _answers(self, name: str) -> Path:
+        return self._root / f"{name}.jsonl"
+
+    def _figures(self, cycle: int) -> Path:
+        return self._root / f"cycle-{cycle}.json"
+
+
+def _row(prompt: Sequence[int], answer: Generation) -> dict[str, list[int]]:
+    places = answer.guess_places or (0,) * len(answer.token_ids)
+    return {
+        "input_ids": [*prompt, *answer.token_ids],
+        "loss_mask": [0] * len(prompt) + [1] * len(answer.token_ids),
+        "guess_place": [0] * len(prompt) + list(places),
+    }

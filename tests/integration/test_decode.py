@@ -1,0 +1,174 @@
+"""Runs that train on what their own engine decodes, on a target of the quickstart's kind, made smaller."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from spec_core.errors import RunError
+from spec_trainer.decode import cycles
+from spec_trainer.decode.folder import DecodedFolder
+from spec_trainer.quickstart import run as quickstart
+from spec_trainer.quickstart.tiny_target import TinyTargetConfig
+
+from . import launching
+
+EVERY, STEPS = 10, 30
+SIZE = quickstart.QuickstartSize(
+    target=TinyTargetConfig(
+        vocab_size=400,
+        hidden_size=64,
+        num_heads=2,
+        num_kv_heads=1,
+        intermediate_size=128,
+        seq_len=128,
+        steps=60,
+    ),
+    library=Path(asyncio.__file__).parent,
+)
+CHAIN = {"draft__num_steps": 3}
+BLOCKS = {"draft__name": "dflash", "draft__block_size": 4, "draft__num_layers": 2, "draft__loss": "soft"}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> launching.Lab:
+    """Prompts of 24 tokens, six of them held out; answers are greedy."""
+    folder = tmp_path_factory.mktemp("decode")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        files = quickstart.prepare_files(SIZE)
+    keys = {
+        "target": files.target,
+        "data.path": files.train,
+        "data.eval_samples": 6,
+        "data.max_length": 24,
+        "train.steps": STEPS,
+        "train.lr": 5e-3,
+        "train.betas": "[0.8,0.95]",
+        "train.warmup_steps": 3,
+        "train.global_batch_tokens": 400,
+        "train.push_every": EVERY,
+        "decode.every": EVERY,
+        "decode.prompts": 16,
+        "decode.max_new_tokens": 24,
+        "decode.temperature": 0,
+        "decode.num_draft_tokens": 3,
+    }
+    with launching.Lab(folder, keys, "") as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def undisturbed(lab: launching.Lab) -> Path:
+    lab.train_here(lab.folder / "undisturbed", **CHAIN)
+    return lab.folder / "undisturbed"
+
+
+def summary(output: Path) -> dict:
+    return json.loads((output / "summary.json").read_text())
+
+
+def lengths(output: Path) -> list[float]:
+    """Return the acceptance length on held-out prompts at the beginning of every cycle, and at the end."""
+    return [cycle["held_out_acceptance_length"] for cycle in summary(output)["cycles"]]
+
+
+def test_with_pushes_the_engine_drafts_better_and_without_it_does_not_change(lab, undisturbed):
+    first, *others = lengths(undisturbed)
+    assert min(others) > first + 0.25
+    end = summary(undisturbed)
+    assert (end["acceptance_length_before"], end["acceptance_length"]) == (first, others[-1])
+    records = launching.metrics(undisturbed)
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    served = [(r["serving_version"], r["serving_acceptance_length"]) for r in records]
+    assert served == [(step // EVERY * EVERY, lengths(undisturbed)[step // EVERY]) for step in range(STEPS)]
+    assert [cycle["draft_version"] for cycle in end["cycles"]] == [0, 10, 20, 30]
+    assert "Decoding by the run's engine" in (undisturbed / "report.html").read_text()
+    assert [path.name for path in (undisturbed / "decoded").glob("draft-*")] == [f"draft-{STEPS}"]
+    weights = "model.safetensors"
+    assert (undisturbed / f"decoded/draft-{STEPS}" / weights).read_bytes() == (
+        undisturbed / "draft" / weights
+    ).read_bytes()
+
+    alone = lab.folder / "alone"
+    lab.train_here(alone, train__push_every=0, **CHAIN)
+    assert lengths(alone) == [first] * 4
+    # Greedy answers are the target's own, whatever drafts: both have trained on the same ones.
+    assert launching.losses(alone) == launching.losses(undisturbed)
+
+
+def test_a_run_that_is_killed_anywhere_ends_as_if_it_were_not(lab, undisturbed, monkeypatch):
+    output = lab.folder / "disturbed"
+
+    def fails(*args: object) -> None:
+        raise RunError("planted")
+
+    with monkeypatch.context() as patch:  # a checkpoint is there, its draft is not
+        export = cycles.export_draft
+        patch.setattr(
+            cycles, "export_draft", lambda *args: (fails if args[-1].name == "draft-10" else export)(*args)
+        )
+        assert launching.cli.run(lab.words(output, **CHAIN)) == 1
+    assert launching.newest_checkpoint(output) == EVERY
+    with monkeypatch.context() as patch:  # prompts are answered, their answers are not there
+        patch.setattr(DecodedFolder, "write_answers", fails)
+        assert launching.cli.run(lab.words(output, **CHAIN)) == 1
+    assert not (output / "decoded/cycle-1.jsonl").exists()
+    decoded = output / "decoded/cycle-2.jsonl"
+    run = lab.start(output, **CHAIN)
+    run.until(decoded.exists)
+    run.kill_everything()
+    written = decoded.stat().st_mtime_ns
+    lab.train_here(output, **CHAIN)
+    assert decoded.stat().st_mtime_ns == written
+    launching.assert_bitwise_equal(output, undisturbed, STEPS)
+    assert lengths(output) == lengths(undisturbed)
+    assert launching.losses(output) == launching.losses(undisturbed)
+    complete = (output / "summary.json").read_text()
+    lab.train_here(output, **CHAIN)
+    assert (output / "summary.json").read_text() == complete
+
+
+@pytest.mark.parametrize("draft", [CHAIN, BLOCKS], ids=["eagle3", "dflash"])
+def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(lab, draft):
+    """All answers of a cycle are one batch: in its first step the draft is the one that the engine drafted with."""
+    output = lab.folder / f"on-policy-{len(draft)}"
+    few = {"train__steps": 2 * EVERY, "decode__prompts": 8, "data__eval_samples": 4}
+    lab.train_here(output, decode__on_policy=True, train__global_batch_tokens=4096, **few, **draft)
+    records, cycles = launching.metrics(output), summary(output)["cycles"]
+    for cycle in (0, 1):
+        accepted = cycles[cycle]["decode_acceptance_per_position"]
+        assert records[cycle * EVERY]["accuracy"][0] == pytest.approx(accepted[0], rel=1e-6)
+    assert records[EVERY - 1]["loss"] < records[0]["loss"]
+    assert lengths(output)[-1] > lengths(output)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            {"decode__every": 0, "train__push_every": 0},
+            "decode.prompts=16 without decode.every: nothing is decoded",
+        ),
+        (
+            {"train__push_every": 15},
+            "train.push_every=15 with decode.every=10: the engine decodes between cycles",
+        ),
+        ({"push__to": "[http://127.0.0.1:1]"}, "decode.every=10 with push.to=http://127.0.0.1:1"),
+        ({"push__canary_margin": 0.1}, "decode.every=10 with push.canary_margin=0.1"),
+        ({"placement__kind": "disaggregated"}, "decode.every=10 with placement.kind=disaggregated"),
+        ({"data__features": "features"}, "decode.every=10 with data.features"),
+        ({"decode__max_new_tokens": 5000}, "decode.max_new_tokens=5000 leaves no room for a prompt"),
+        ({"placement__window_bytes": 1000}, "placement.window_bytes=1000 is smaller than a prompt"),
+        (
+            {"draft__name": "dflash", "decode__num_draft_tokens": 16},
+            "draft 'dflash' guesses 15 tokens a round",
+        ),
+    ],
+)
+def test_what_does_not_go_with_decoding_is_refused_in_one_line(command_line, lab, words, line):
+    _, *keys = lab.words(lab.folder / "refused", **words)
+    assert line in command_line("plan", *keys).error
