@@ -164,33 +164,33 @@ class Pushes:
 
     def __init__(self, target, server, folder, worse):
         backend_type = plugins.load_available(Backend, "cuda")
-        backend = backend_type(backend_type.Config(name="cuda"))
-        self._device = backend.device(0)
-        self._transports = open_weight_transports(backend, ["ipc", "file"])
+        self._backend = backend_type(backend_type.Config(name="cuda"))
+        self._device = self._backend.device(0)
         self._tensors = {path: load_file(path / "model.safetensors") for path in (folder, worse)}
         self._versions = itertools.count(1)
         self._digest, self._server = read_target(target).digest, server
+        self._by = ""
+        self.publisher = None
 
     def __enter__(self):
-        self.publisher = self._publisher(["ipc"])
         return self
 
     def __exit__(self, *error):
         self.publisher.close()
 
-    def _publisher(self, names):
-        publisher = Publisher({name: self._transports[name] for name in names}, self._digest)
-        publisher.add("server", HttpReplica(self._server.url, TOKEN)).result(LIMIT_S)
-        self._named = names
-        return publisher
-
-    def _by(self, name):
-        if self._named != [name]:
+    def _open(self, by):
+        """Have a publisher with one transport; closing one closes its transports."""
+        if self._by == by:
+            return
+        if self.publisher is not None:
             self.publisher.close()
-            self.publisher = self._publisher([name])
+        self._transports = open_weight_transports(self._backend, [by])
+        self.publisher = Publisher(self._transports, self._digest, device=self._device)
+        self.publisher.add("server", HttpReplica(self._server.url, TOKEN)).result(LIMIT_S)
+        self._by = by
 
     def push(self, folder, by):
-        self._by(by)
+        self._open(by)
         tensors = self._tensors[folder]
         if by == "ipc":
             tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
@@ -198,13 +198,13 @@ class Pushes:
         report = self.publisher.publish(next(self._versions), tensors).result(LIMIT_S)
         (outcome,) = report.replicas.values()
         row = {"version": report.version, "committed": report.committed, "by": by}
-        row |= {"seconds": time.monotonic() - began, "outcome": repr(outcome)}
+        row |= {"seconds": time.monotonic() - began, "parts": dict(outcome.seconds), "reason": outcome.reason}
         log.info("%s", row)
         return row
 
     def damaged(self, folder):
         """Return whether a push one of whose bytes has changed on the way is refused."""
-        self._by("file")
+        self._open("file")
         send = self._transports["file"].sender
 
         def damaged(manifest, weights, *others):

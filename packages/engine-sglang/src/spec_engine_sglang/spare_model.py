@@ -45,7 +45,8 @@ def _copied(parameter: nn.Parameter) -> nn.Parameter:
     """Return a copy with the attributes, such as SGLang's ``weight_loader``, and of the same class."""
     values = parameter.detach().clone(memory_format=torch.preserve_format)
     copied = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)
-    copied.__dict__.update(parameter.__dict__)
+    for name, value in vars(parameter).items():
+        setattr(copied, name, value)
     return copied
 
 
