@@ -252,7 +252,7 @@ def test_damage_on_the_way_leaves_the_old_draft(
     monkeypatch.setattr(transports["file"], "sender", damaged)
     report = push(publisher, worse)
     assert not report.committed
-    assert "fc.weight has arrived as" in report.replicas[trained.name].reason
+    assert "fc.weight has arrived with digest" in report.replicas[trained.name].reason
     assert notes.drafted(serving, prompts) == before
     monkeypatch.undo()
     assert push(publisher, worse).committed

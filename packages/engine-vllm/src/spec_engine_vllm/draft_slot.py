@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from spec_core.weight_sync import DraftLayout
 
+_GROUP_BYTES = 512 << 20
+"""Bytes of tensors that are copied before vLLM loads them."""
 _LENT = ("kv_cache",)
 """vLLM's name for the memory of keys and values that it lends to an attention layer."""
 
@@ -66,16 +68,13 @@ class VllmDraftSlot(ExchangedSlot):
                 )  # the stream of an update does not wait for the engine's
 
     def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
-        """Load the spare by the model's own loader, one tensor at a time."""
+        """Load the spare by the model's own loader, in few calls: each derives what it derives anew."""
         if self._blank is not None:
             self._spare, self._blank = self._blank, None
         assert self._spare is not None, "make_blank was not called"
         made = _outline(self._spare)
-        for name, tensor in weights:
-            if (shared := self._shared_with_target(name)) is not None:
-                self._check_unchanged(name, tensor, shared)
-            else:
-                self._spare.load_weights([(name, tensor)])  # type: ignore[operator]
+        for group in _groups(self._own(weights)):
+            self._spare.load_weights(group)  # type: ignore[operator]
         _note_digests(self._spare)
         process_weights_after_loading(self._spare, self._model_config, self.device)
         self._is_reloadable = _outline(self._spare) == made
@@ -123,12 +122,16 @@ class VllmDraftSlot(ExchangedSlot):
             if module in of_target and "weight" in module._parameters
         }
 
-    def _shared_with_target(self, name: str) -> nn.Module | None:
-        owner = name.rpartition(".")[0]
-        for path, module in self._shared_paths().items():
-            if path == owner or path.endswith(f".{owner}"):
-                return module
-        return None
+    def _own(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Pass on what vLLM does not share with the target. Raise EngineError where the rest differs from that."""
+        shared = self._shared_paths()
+        for name, tensor in weights:
+            owner = name.rpartition(".")[0]
+            of_target = [module for path, module in shared.items() if f".{path}".endswith(f".{owner}")]
+            if of_target:
+                self._check_unchanged(name, tensor, of_target[0])
+            else:
+                yield name, tensor
 
     def _check_unchanged(self, name: str, tensor: Tensor, shared: nn.Module) -> None:
         """Raise EngineError for a tensor that would have to change the target: vLLM shares equal ones."""
@@ -138,6 +141,18 @@ class VllmDraftSlot(ExchangedSlot):
                 f"the update changes {name}, which vLLM shares with the target because it was equal at the start; "
                 "start vLLM with a draft whose own differs"
             )
+
+
+def _groups(weights: Iterator[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield copies of the tensors, which are valid one at a time, in groups."""
+    group: list[tuple[str, Tensor]] = []
+    for name, tensor in weights:
+        group.append((name, tensor.clone()))
+        if sum(copied.nbytes for _, copied in group) >= _GROUP_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _config_of(model: nn.Module) -> Any:

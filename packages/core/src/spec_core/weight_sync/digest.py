@@ -34,36 +34,66 @@ if TYPE_CHECKING:
 
 COLUMNS = 1 << 14
 """Words of a line."""
-_BLOCK_BYTES = 8 << 20
-"""Bytes that are worked on at a time; three times as much memory is needed beside the tensor."""
-_DEVICE_BLOCK_BYTES = 32 << 20
+_BLOCK_BYTES = 4 << 20
+"""Bytes that are worked on at a time; four times as much memory is needed beside the tensor."""
+_DEVICE_BLOCK_BYTES = 64 << 20
 """The same on a device: in smaller blocks it would wait for the host, which asks for a dozen kernels in each."""
 _SEEDS = (0x9AE16A3B2F90404F, 0xC949C7DEFE7F8C1D)
-_ROW_SEED, _LENGTH_SEED = 0xA0761D6478BD642F, 0xE7037ED1A0B428DB
+_ROW_SEEDS = tuple(seed ^ 0xA0761D6478BD642F for seed in _SEEDS)
+_LENGTH_SEED = 0xE7037ED1A0B428DB
 _WORD_FACTOR = 0xD6E8FEB86659FD93
 _GOLDEN = 0x9E3779B97F4A7C15
 _MODULUS = 1 << 64
 
 
+class TensorDigests:
+    """Digests of several tensors; a device is waited for once, when all were added."""
+
+    def __init__(self) -> None:
+        """Hold nothing yet."""
+        self._tensors: list[tuple[str, tuple[int, ...], str, int]] = []
+        self._sums: list[Tensor] = []
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Digest a tensor; its memory may change after what is queued on its device now."""
+        self._tensors.append((name, tuple(tensor.shape), dtype_name(tensor), tensor.nbytes))
+        self._sums.append(_weighted_sums(tensor.detach().contiguous().reshape(-1).view(torch.uint8)))
+
+    def entries(self) -> list[TensorEntry]:
+        """Return an entry for each tensor, in the order in which they were added."""
+        totals: dict[int, list[int]] = {}
+        for device in {sums.device for sums in self._sums}:
+            numbers = [number for number, sums in enumerate(self._sums) if sums.device == device]
+            found = torch.stack([self._sums[number] for number in numbers]).tolist()
+            totals |= dict(zip(numbers, found, strict=True))
+        return [
+            TensorEntry(
+                name=name,
+                shape=shape,
+                dtype=dtype,
+                num_bytes=num_bytes,
+                digest=_hexadecimal(totals[number], num_bytes),
+            )
+            for number, (name, shape, dtype, num_bytes) in enumerate(self._tensors)
+        ]
+
+
 def tensor_digest(tensor: Tensor) -> str:
     """Return the digest of a tensor's bytes, 32 hexadecimal digits; the name, shape and dtype are not in it."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    lengths = [int(_odd(seed ^ _LENGTH_SEED, 1)) * raw.numel() for seed in _SEEDS]
-    return "".join(
-        f"{(total + length) % _MODULUS:016x}"
-        for total, length in zip(_weighted_sums(raw), lengths, strict=True)
-    )
+    return tensor_entry("", tensor).digest
 
 
 def tensor_entry(name: str, tensor: Tensor) -> TensorEntry:
     """Return what a manifest says of a tensor."""
-    return TensorEntry(
-        name=name,
-        shape=tuple(tensor.shape),
-        dtype=dtype_name(tensor),
-        num_bytes=tensor.nbytes,
-        digest=tensor_digest(tensor),
-    )
+    return tensor_entries([(name, tensor)])[0]
+
+
+def tensor_entries(tensors: Iterable[tuple[str, Tensor]]) -> list[TensorEntry]:
+    """Return what a manifest says of several tensors, in their order."""
+    digests = TensorDigests()
+    for name, tensor in tensors:
+        digests.add(name, tensor)
+    return digests.entries()
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -76,23 +106,28 @@ def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
     For the tensors that a draft exports it is their ``Manifest.digest``.
     """
-    return entries_digest(tensor_entry(name, tensor) for name, tensor in tensors)
+    return entries_digest(tensor_entries(tensors))
 
 
-def _weighted_sums(raw: Tensor) -> list[int]:
+def _hexadecimal(totals: Iterable[int], num_bytes: int) -> str:
+    return "".join(
+        f"{(total + factor * num_bytes) % _MODULUS:016x}"
+        for total, factor in zip(totals, _length_factors(), strict=True)
+    )
+
+
+def _weighted_sums(raw: Tensor) -> Tensor:
+    """Return the sum of each seed, int64 [seeds], where they are computed."""
     device = _computing_device(raw.device)
-    num_rows = -(-raw.numel() // (COLUMNS * 8))
-    factors = [
-        (_factors(seed, COLUMNS, device), _factors(seed ^ _ROW_SEED, num_rows, device)) for seed in _SEEDS
-    ]
+    columns = _factors(_SEEDS, COLUMNS, device)[:, None]
+    rows = _factors(_ROW_SEEDS, -(-raw.numel() // (COLUMNS * 8)), device)
     sums = torch.zeros(len(_SEEDS), dtype=torch.int64, device=device)
     block_bytes = _BLOCK_BYTES if sums.is_cpu else _DEVICE_BLOCK_BYTES
     for start in range(0, raw.numel(), block_bytes):
         mixed = _mixed(_words(raw[start : start + block_bytes].to(device)))
         first = start // (COLUMNS * 8)
-        for index, (column, row) in enumerate(factors):
-            sums[index] += ((mixed * column).sum(dim=1) * row[first : first + len(mixed)]).sum()
-    return sums.tolist()
+        sums += ((mixed * columns).sum(dim=-1) * rows[:, first : first + len(mixed)]).sum(dim=-1)
+    return sums
 
 
 def _computing_device(device: torch.device) -> torch.device:
@@ -119,14 +154,19 @@ def _mixed(words: Tensor) -> Tensor:
     return products
 
 
-def _factors(seed: int, count: int, device: torch.device) -> Tensor:
-    """Return the first ``count`` odd numbers of a seed; the beginning of a table that is kept."""
-    return _table(seed, max(COLUMNS, 1 << (count - 1).bit_length()), device)[:count]
+def _factors(seeds: tuple[int, ...], count: int, device: torch.device) -> Tensor:
+    """Return the first ``count`` odd numbers of each seed; the beginning of tables that are kept."""
+    return _tables(seeds, max(COLUMNS, 1 << (count - 1).bit_length()), device)[:, :count]
 
 
 @functools.cache
-def _table(seed: int, count: int, device: torch.device) -> Tensor:
-    return _odd(seed, count).to(device)
+def _tables(seeds: tuple[int, ...], count: int, device: torch.device) -> Tensor:
+    return torch.stack([_odd(seed, count) for seed in seeds]).to(device)
+
+
+@functools.cache
+def _length_factors() -> list[int]:
+    return [int(_odd(seed ^ _LENGTH_SEED, 1)) for seed in _SEEDS]
 
 
 def _odd(seed: int, count: int) -> Tensor:

@@ -103,9 +103,9 @@ class DraftSlot(ABC):
         """Take all of an export's tensors into the spare copy, on a thread of its own, while the live one serves.
 
         The thread has ``device`` as its current one and a stream of its own, which is waited for before a swap.
-        A tensor is valid until the next one is asked for. The iterator checks each one against the manifest, and
-        raises where one is wrong; that error must pass through. The spare copy may then hold anything: it will not be
-        swapped in.
+        A tensor is valid until the next one is asked for. The iterator checks them against the manifest, their bytes
+        after the last one, and raises where one is wrong; that error must pass through. The spare copy may then hold
+        anything: it will not be swapped in.
         """
 
     @abstractmethod

@@ -24,7 +24,7 @@ from spec_core.resource import Resource
 from spec_core.weight_manifest import Manifest
 from spec_core.weight_sync.current_device import beside, queued_before
 from spec_core.weight_sync.delivery import Delivery, Payload, ReplicaOutcome, settled
-from spec_core.weight_sync.digest import tensor_entry
+from spec_core.weight_sync.digest import tensor_entries
 from spec_core.weight_sync.messages import reason_of
 from spec_core.weight_sync.publisher_link import PublisherLink
 from spec_core.weight_sync.push import Push
@@ -244,7 +244,7 @@ class Publisher(Resource):
             parent=self.committed,
             fence=self.fence,
             target=self._target,
-            tensors=tuple(tensor_entry(name, tensor) for name, tensor in weights.items()),
+            tensors=tuple(tensor_entries(weights.items())),
         )
 
     def _push(self, payload: Payload, names: Iterable[str], policy: Policy, timeout_s: float) -> Push:

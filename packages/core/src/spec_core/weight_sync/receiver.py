@@ -15,7 +15,7 @@ from spec_core.draft_replica import ServingStatus
 from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.resource import Resource
 from spec_core.weight_sync.current_device import beside
-from spec_core.weight_sync.digest import tensor_entry
+from spec_core.weight_sync.digest import TensorDigests, dtype_name
 from spec_core.weight_sync.messages import (
     Confirm,
     Endpoint,
@@ -25,6 +25,7 @@ from spec_core.weight_sync.messages import (
     UpdateChannel,
     reason_of,
 )
+from spec_core.weight_sync.short_turns import short_turns
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -258,6 +259,7 @@ class _Transfer:
             with (
                 contextlib.closing(UpdateChannel.connect(self.order.address, self._deadline)) as channel,
                 beside(self._owner.slot.device),
+                short_turns(),
             ):
                 self._receive(channel)
         except Exception as error:  # noqa: BLE001 (the top of a thread: an engine's loader may raise anything)
@@ -311,22 +313,32 @@ class _Transfer:
         )
 
     def _checked(self, weights: Iterator[tuple[str, Tensor]]) -> Generator[tuple[str, Tensor]]:
-        """Pass on what arrives, once it is what the manifest says; every tensor comes exactly once."""
+        """Pass on what arrives, every tensor of the manifest once; its bytes are checked after the last one.
+
+        So a device is waited for once. What a damaged tensor has left in the spare copy is never swapped in.
+        """
         missing = {entry.name: entry for entry in self.manifest.tensors}
+        digests = TensorDigests()
         for name, tensor in weights:
             if self._cancelled.is_set():
                 raise PeerLost("the update was given up")
             if (expected := missing.pop(name, None)) is None:
                 raise ProtocolError(f"{name} has arrived twice, or is none of the update")
-            found = tensor_entry(name, tensor)
-            if found != expected:
+            dtype, shape = dtype_name(tensor), tuple(tensor.shape)
+            if (dtype, shape) != (expected.dtype, expected.shape):
                 raise ProtocolError(
-                    f"{name} has arrived as {found.dtype} {list(found.shape)} with digest {found.digest}, "
-                    f"expected {expected.dtype} {list(expected.shape)} with {expected.digest}"
+                    f"{name} has arrived as {dtype} {list(shape)}, expected {expected.dtype} {list(expected.shape)}"
                 )
+            digests.add(name, tensor)
             yield name, tensor
         if missing:
             raise ProtocolError(f"{', '.join(sorted(missing))} did not arrive")
+        expected_digests = {entry.name: entry.digest for entry in self.manifest.tensors}
+        for name, digest in ((entry.name, entry.digest) for entry in digests.entries()):
+            if digest != expected_digests[name]:
+                raise ProtocolError(
+                    f"{name} has arrived with digest {digest}, expected {expected_digests[name]}"
+                )
 
     def _register(self, resource: UpdateChannel | WeightReceiver) -> None:
         self._open.append(resource)
