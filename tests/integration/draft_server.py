@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -35,6 +36,8 @@ TOKEN = "the secret of the test"
 ARGUMENTS = {"prepare": UpdateOrder, "commit": UpdateId, "abort": UpdateId, "revert": UpdateId}
 PROMPTS = [[3, 14, 15, 92, 65], [35, 89, 79]]
 PLAIN = SamplingParams(max_new_tokens=24)
+PAUSE_S = 0.1
+"""Between two answers: whoever is tested beside the server needs the machine, too."""
 DRAFTING = SamplingParams(max_new_tokens=24, num_draft_tokens=3)
 
 
@@ -68,6 +71,7 @@ class Served:
         while True:
             self.as_without &= generate(self.engine, DRAFTING) == self._plain
             self.answers += len(PROMPTS)
+            time.sleep(PAUSE_S)
 
     def call(self, name: str, body: str) -> dict[str, Any]:
         if name == "status":
