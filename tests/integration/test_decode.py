@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from spec_core import Engine
 from spec_core.errors import RunError
+from spec_draft_eagle3.draft import Eagle3Draft
+from spec_engine_hf.engine import HfEngine
 from spec_trainer.decode import cycles
 from spec_trainer.decode.folder import DecodedFolder
 from spec_trainer.quickstart import run as quickstart
@@ -96,8 +99,8 @@ def test_with_pushes_the_engine_drafts_better_and_without_it_does_not_change(lab
     alone = lab.folder / "alone"
     lab.train_here(alone, train__push_every=0, **CHAIN)
     assert lengths(alone) == [first] * 4
-    # Greedy answers are the target's own, whatever drafts: both have trained on the same ones.
-    assert launching.losses(alone) == launching.losses(undisturbed)
+    # Both have trained their first cycle on what the first draft has helped to decode.
+    assert launching.losses(alone)[:EVERY] == launching.losses(undisturbed)[:EVERY]
 
 
 def test_a_run_that_is_killed_anywhere_ends_as_if_it_were_not(lab, undisturbed, monkeypatch):
@@ -141,7 +144,7 @@ def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(lab, draft):
     records, cycles = launching.metrics(output), summary(output)["cycles"]
     for cycle in (0, 1):
         accepted = cycles[cycle]["decode_acceptance_per_position"]
-        assert records[cycle * EVERY]["accuracy"][0] == pytest.approx(accepted[0], rel=1e-6)
+        assert records[cycle * EVERY]["accuracy"][0] == pytest.approx(accepted[0], abs=0.02)
     assert records[EVERY - 1]["loss"] < records[0]["loss"]
     assert lengths(output)[-1] > lengths(output)[0]
 
@@ -171,4 +174,25 @@ def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(lab, draft):
 )
 def test_what_does_not_go_with_decoding_is_refused_in_one_line(command_line, lab, words, line):
     _, *keys = lab.words(lab.folder / "refused", **words)
+    assert line in command_line("plan", *keys).error
+
+
+@pytest.mark.parametrize(
+    ("plugin", "ability", "lost", "line"),
+    [
+        (Eagle3Draft, "learns_from_guesses", False, "draft 'eagle3' does not learn from judged guesses"),
+        (HfEngine, "names_guesses", False, "engine 'hf' does not say which guesses it judged"),
+        (
+            HfEngine,
+            "draft_replica",
+            Engine.draft_replica,
+            "engine 'hf' takes no fresh weights while it serves",
+        ),
+    ],
+)
+def test_a_plugin_that_cannot_is_refused_in_one_line(
+    command_line, lab, monkeypatch, plugin, ability, lost, line
+):
+    monkeypatch.setattr(plugin, ability, lost)
+    _, *keys = lab.words(lab.folder / "refused", decode__on_policy=True)
     assert line in command_line("plan", *keys).error

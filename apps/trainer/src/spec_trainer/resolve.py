@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_core import Engine
 from spec_core.config import read_configuration, read_resolved, validate
 from spec_core.errors import ConfigError, TargetError
 from spec_trainer.config import (
@@ -26,7 +27,7 @@ from spec_trainer.run_spec import RunParts, RunSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from spec_core import Backend, Engine, TargetSpec
+    from spec_core import Backend, TargetSpec
     from spec_trainer.data.dataset import Dataset
 
 
@@ -103,6 +104,11 @@ def _longest_prompt(parts: RunParts) -> int:
     if decode.on_policy and not parts.engine_type.names_guesses:
         raise ConfigError(
             f"decode.on_policy=true: engine {config.engine.name!r} does not say which guesses it judged; remove it"
+        )
+    if config.train.push_every and parts.engine_type.draft_replica is Engine.draft_replica:
+        raise ConfigError(
+            f"train.push_every={config.train.push_every}: engine {config.engine.name!r} takes no fresh weights while "
+            "it serves; set train.push_every=0"
         )
     positions = parts.target.max_positions - wanted - 1
     room = min(positions, config.engine.batch_tokens) - decode.max_new_tokens

@@ -156,7 +156,8 @@ class _Run:
             return summary
         last = 1 + cycles_left(self._spec, done_steps)[-1].number
         version = _served_version(self._spec, done_steps)
-        if self._folder.figures(last) is None:
+        figures = self._folder.figures(last)
+        if figures is None or figures["draft_version"] != version:  # the run was shorter before
             self._folder.write_figures(last, self._measure(last, version))
         cycles = [figures for number in range(last + 1) if (figures := self._folder.figures(number))]
         key = f"{HELD_OUT}_acceptance_length"
