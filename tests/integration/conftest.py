@@ -22,14 +22,16 @@ CommandLine = Callable[..., "Outcome"]
 
 HERE = Path(__file__).parent
 UNDISTURBED = "the undisturbed run"
+LONGEST = (UNDISTURBED, "packaging")
+"""Groups that take some minutes on one worker; "packaging" is that of tests/packaging."""
 OF_THE_UNDISTURBED_RUN = ("test_faults", "test_intruder", "test_resume", "test_topologies")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     """Give a file's tests one of several workers, so that what they share is made once; the same for the files that
-    compare with the run that nothing disturbed. These begin first and other long groups next: short tests fill the
-    end."""
+    compare with the run that nothing disturbed. The longest groups begin first and the other groups next: short
+    tests fill the end."""
     for item in items:
         if item.path.parent == HERE and item.get_closest_marker("xdist_group") is None:
             name = item.path.stem
@@ -42,8 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 def _place_among_workers(item: pytest.Item) -> int:
     marker = item.get_closest_marker("xdist_group")
     if marker is None:
-        return 2
-    return 0 if marker.args == (UNDISTURBED,) else 1
+        return len(LONGEST) + 1
+    (group,) = marker.args
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
 
 
 @dataclass(frozen=True)
