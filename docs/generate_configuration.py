@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticUndefined
@@ -65,28 +61,12 @@ def _print_table(keys: Iterable[tuple[str, FieldInfo]]) -> None:
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    meanings = _meanings(model)
     for name, field in model.model_fields.items():
         nested: Any = field.annotation
         if hasattr(nested, "model_fields"):
             yield from _keys(nested, f"{prefix}{name}.")
         else:
-            field.description = meanings.get(name)
             yield f"{prefix}{name}", field
-
-
-def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the string that stands below each field. pydantic can read them too, but then in every process."""
-    found: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if "__annotations__" not in vars(base) or not base.__module__.startswith("spec_"):
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for field, below in pairwise(definition.body):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                    found[name] = text
-    return found
 
 
 def _default(field: FieldInfo) -> str:

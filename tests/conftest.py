@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,31 @@ def _save_target(
                 parameter += 0.1 * torch.randn_like(parameter)
     options = {} if shard_bytes is None else {"max_shard_size": shard_bytes}
     model.to(getattr(torch, dtype)).save_pretrained(folder, **options)
+
+
+_RAY_CLUSTER = """
+import sys, ray
+context = ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """The address of a running cluster of two cores, which this process is connected to. It is nobody's child, as the
+    cluster of others, and ends with this process."""
+    ray = pytest.importorskip("ray")
+    words = ["sh", "-c", 'exec 3<&0; "$@" <&3 &', "sh", sys.executable, "-c", _RAY_CLUSTER]
+    env = {
+        **os.environ,
+        "RAY_AUTH_MODE": "disabled",
+    }  # a token would have to be set before Ray is imported here
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as starter:
+        assert starter.stdout is not None
+        address = starter.stdout.readline().strip()
+        ray.init(address, log_to_driver=False, configure_logging=False)
+        yield address
+        ray.shutdown()

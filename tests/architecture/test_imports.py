@@ -83,6 +83,7 @@ def test_import_law_holds():
         ("spec_engine_vllm", "spec_trainer"),
         ("spec_engine_vllm", "spec_engine_hf"),
         ("spec_trainer", "spec_launcher_local"),
+        ("spec_launcher_ray", "spec_launcher_local"),
         ("spec_core.errors", "spec_core.streams"),
         ("spec_core.streams", "spec_core.hosting"),
         ("spec_core.drafting", "spec_core.processes"),

@@ -21,6 +21,8 @@ CONFORMANCE = "packages/core/src/spec_core/testing/conformance.py"
 NAMED = {
     # What a draft must not name.
     *((CONFORMANCE, name) for name in ("cuda", "npu", "xpu", "mps")),
+    # Ray has an option of its own for this resource.
+    ("packages/launcher-ray/src/spec_launcher_ray/cluster.py", "GPU"),
 }
 """Strings that decide nothing about hardware."""
 

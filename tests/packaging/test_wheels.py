@@ -31,6 +31,7 @@ OURS = {
     "spec-engine-sglang",
     "spec-engine-vllm",
     "spec-launcher-local",
+    "spec-launcher-ray",
     "spec-strategy-fsdp",
     "spec-trainer",
     "spec-weight-transports",
@@ -131,7 +132,7 @@ def test_extra_of_the_command_brings_the_plugin(wheels, extra):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(OURS - {"spec-launcher-local"}))
+@pytest.mark.parametrize("name", sorted(OURS - {"spec-launcher-local", "spec-launcher-ray"}))
 def test_torch_is_required_without_a_vendor(wheels, name):
     required = metadata_of(wheels[name]).get_all("Requires-Dist")
     assert "torch>=2.11" in required

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.checkpoint.folder import read_meta
@@ -28,18 +28,17 @@ if TYPE_CHECKING:
 def run_training(spec: RunSpec) -> dict[str, Any]:
     """Train, export, and return the summary; resume what the run directory holds."""
     check_servers(spec)
-    with (
-        spec.directory.locked(),
-        spec.backend.prepare_host(spec.config.placement.kind),
-        StopRequest() as stop,
-    ):
+    with spec.directory.locked(), StopRequest() as stop:
         # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
         spec.directory.open(spec.identity, spec.resuming("latest").config)
         start = checkpoint_to_resume(spec.directory.checkpoints, spec.config.train.resume_from)
         spec = spec.resuming(start.name if start else "latest")
-        train_run = _train_inline if spec.config.placement.kind == "inline" else _train_by_workers
+        inline = spec.config.placement.kind == "inline"
+        train_run = _train_inline if inline else _train_by_workers
         try:
-            return train_run(spec, stop)
+            # A launcher prepares the hosts of its workers itself.
+            with spec.backend.prepare_host("inline") if inline else nullcontext():
+                return train_run(spec, stop)
         finally:
             spec.directory.remove_unfinished()
 

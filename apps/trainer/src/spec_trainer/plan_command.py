@@ -51,7 +51,8 @@ def _processes(run: RunSpec) -> list[str]:
     engines = [f"engine {config.engine.name} replica {index}, {where}" for index in replicas]
     shares = run.schedule.settings.data_parallel_ranks
     ranks = [f"trainer rank {rank} ({_parallel(run, share)}), {where}" for rank, share in enumerate(shares)]
-    return engines + ranks
+    hosts = [f", host {member.host}" if member.host else "" for member in run.members()]
+    return [process + host for process, host in zip(engines + ranks, hosts, strict=True)]
 
 
 def _pushes(run: RunSpec) -> str:

@@ -11,7 +11,7 @@ from spec_core.launcher import LaunchContext
 from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.dispatch import sample_bytes
 from spec_trainer.draft_folder import CHAIN_TOKENS
-from spec_trainer.placement.members import members
+from spec_trainer.placement.members import members, on_hosts
 from spec_trainer.run_directory import RunDirectory, run_identity
 
 if TYPE_CHECKING:
@@ -110,18 +110,26 @@ class RunSpec(RunParts):
 
     def members(self) -> list[Member]:
         """Return the processes of the run; none inline. Raise ConfigError where their devices cannot hold them."""
+        return self._members
+
+    @cached_property
+    def _members(self) -> list[Member]:
         if self.config.placement.kind == "inline":
             return []
         window_bytes = self.window_bytes if self.config.data.features is None else 0
         with self.launcher() as launcher:
             capabilities = replace(self.backend.capabilities(), num_devices=launcher.num_devices())
             found = members(self.config, capabilities, window_bytes)
-            launcher.check([member.worker for member in found])
-        return found
+            workers = [member.worker for member in found]
+            launcher.check(workers)
+            return on_hosts(found, launcher.hosts(workers))
 
     def launcher(self) -> Launcher:
         """Return the launcher of the run, which has started nothing."""
         context = LaunchContext(
-            backend=self.backend, logs=self.directory.logs, peer_s=self.config.timeouts.peer_s
+            backend=self.backend,
+            logs=self.directory.logs,
+            placement=self.config.placement.kind,
+            peer_s=self.config.timeouts.peer_s,
         )
         return self.launcher_type(self.config.launcher, context)

@@ -6,7 +6,7 @@ never carries a tensor. A launcher does not read messages: the run and its worke
 Contract (``spec_core.testing.LauncherSuite`` quotes the numbers):
 
 L1  Constructing a launcher starts nothing and creates no file. ``check`` raises UsageError, one line, for workers
-    that this launcher can never place; it starts no worker.
+    that this launcher can never place; ``hosts`` names the host of each worker. They start no worker.
 L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each worker calls
     its entry once, in the main thread of a process of its own, with the environment that ``WorkerSpec.env`` returns
     on top of the launcher's.
@@ -23,6 +23,8 @@ L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds,
     worker runs, and no process that a worker has started. ``close`` is ``stop``, and both may be called again.
 L8  If the launcher's own process is killed, the same holds within seconds.
 L9  The output of a worker is appended to ``logs/NAME.log``, or ``WorkerEnded.how`` says where it is.
+L10 While workers run on a host the launcher holds ``Backend.prepare_host`` there, and leaves it once they have ended.
+    ``check_hosts`` raises RunError once something that this has started on any of these hosts has died.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from spec_core.backend import Backend, Role
+    from spec_core.backend import Backend, Placement, Role
 
 Message = dict[str, Any]
 """A JSON object."""
@@ -135,9 +137,11 @@ class LaunchContext:
     """Everything around a launcher that is not in its section of the configuration."""
 
     backend: Backend
-    """Hardware of the workers; inside its ``prepare_host`` when ``start`` is called."""
+    """Hardware of the workers; ``prepare_host`` is the launcher's to call (L10)."""
     logs: Path
     """Folder for the workers' output. It exists when ``start`` is called."""
+    placement: Placement = "disaggregated"
+    """How the workers share devices, for ``prepare_host``."""
     peer_s: float = 120.0
     """Seconds of silence after which a worker counts as lost."""
 
@@ -165,6 +169,17 @@ class Launcher(Resource):
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """Raise UsageError for workers that can never be placed; accept everything by default (L1)."""
+
+    def hosts(self, workers: Sequence[WorkerSpec]) -> Mapping[str, str]:
+        """Return the address of each worker's host, by the worker's name; empty for this host, the default (L1)."""
+        return {spec.name: "" for spec in workers}
+
+    def check_hosts(self) -> None:
+        """Raise RunError if something that ``prepare_host`` has started has died (L10); cheap, waits for nothing.
+
+        By default all workers are on this host, prepared by ``context.backend``.
+        """
+        self.context.backend.check_host()
 
     @abstractmethod
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:

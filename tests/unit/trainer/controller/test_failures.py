@@ -9,7 +9,7 @@ import pytest
 from spec_core import WorkerEnded, WorkerMessage
 from spec_core.errors import PeerLost, RunError, UsageError
 from spec_trainer.controller.failures import FailureReports, end_run
-from spec_trainer.controller.protocol import Failed, Finished
+from spec_trainer.controller.protocol import ControlMessage, Failed, Finished, Ready
 
 
 class Worker:
@@ -20,14 +20,19 @@ class Worker:
 class Events:
     """A launcher that receives what it is given, and nothing more."""
 
-    def __init__(self, *events) -> None:
+    def __init__(self, *events, check_hosts=lambda: None) -> None:
         self.events = list(events)
+        self.check_hosts = check_hosts
 
     def receive(self, deadline_s):
         if self.events:
             return self.events.pop(0)
         time.sleep(max(0.0, deadline_s - time.monotonic()))
         return None
+
+
+def message(name: str, told: ControlMessage) -> WorkerMessage:
+    return WorkerMessage(Worker(name), told.to_json())
 
 
 def failed(name: str, error: str, message: str = "text", usage: bool = False) -> WorkerMessage:
@@ -43,8 +48,8 @@ def short_waits(monkeypatch):
     monkeypatch.setattr("spec_trainer.controller.failures._ROOT_CAUSE_S", {1: 0.2, 2: 0.3})
 
 
-def blamed(first, *rest, check_host=lambda: None) -> str:
-    reports = FailureReports(Events(*rest), check_host)
+def blamed(first, *rest, check_hosts=lambda: None) -> str:
+    reports = FailureReports(Events(*rest, check_hosts=check_hosts))
     failure = reports.failure_in(first)
     with pytest.raises(RunError) as raised:
         end_run(reports.root_cause(failure))
@@ -65,7 +70,7 @@ def test_a_report_names_the_worker_and_the_error():
 
 
 def test_bad_usage_found_in_a_worker_is_bad_usage():
-    failure = FailureReports(Events(), lambda: None).failure_in(
+    failure = FailureReports(Events()).failure_in(
         failed("engine-0", "ConfigError", "engine.colour=blue: expected red", usage=True)
     )
     with pytest.raises(UsageError, match=r"^engine.colour=blue: expected red$"):
@@ -110,14 +115,25 @@ def test_wakes_do_not_end_the_search_for_the_cause():
     "collateral", [failed("trainer-0", "ValueError"), failed("trainer-0", "AcceleratorError")]
 )
 def test_what_has_died_on_the_host_is_the_cause(collateral):
-    def check_host() -> None:
+    def check_hosts() -> None:
         raise RunError("the daemon died")
 
-    assert blamed(collateral, check_host=check_host) == "the daemon died"
+    assert blamed(collateral, check_hosts=check_hosts) == "the daemon died"
+
+
+def test_what_comes_during_the_search_and_is_no_failure_is_kept():
+    """Where a policy lets the run go on, it must not wait for what it has received already."""
+    first, others = (
+        failed("trainer-0", "PeerLost"),
+        [message("engine-0", Ready()), message("engine-1", Ready())],
+    )
+    reports = FailureReports(Events(others[0], failed("engine-2", "PeerLost"), others[1]))
+    reports.root_cause(reports.failure_in(first))
+    assert [reports.receive(0.0) for _ in range(3)] == [*others, None]
 
 
 def test_the_end_after_a_report_and_the_expected_end_are_no_failures():
-    reports = FailureReports(Events(), lambda: None)
+    reports = FailureReports(Events())
     assert isinstance(reports.failure_in(failed("engine-0", "PeerLost")).error, RunError)
     assert reports.failure_in(ended("engine-0", "ended with exit code 1")) is None
     reports.expect_end("trainer-0")

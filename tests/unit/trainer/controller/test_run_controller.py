@@ -37,6 +37,8 @@ class Launcher:
         ]
         return started
 
+    def check_hosts(self) -> None: ...
+
     def receive(self, deadline_s):
         if self.events:
             return self.events.pop(0)

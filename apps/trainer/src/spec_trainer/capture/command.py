@@ -64,8 +64,7 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
             len(missing), capture.num_shards, capture.num_bytes(missing), capture.folder.root,
         )  # fmt: skip
         if missing:
-            with run.backend.prepare_host(run.config.placement.kind):
-                capture_shards(capture, stop)
+            capture_shards(capture, stop)
         capture.folder.seal(capture.identity, capture.num_shards)
     return _document(capture, missing, time.monotonic() - started)
 
@@ -77,6 +76,7 @@ def _capture_inline(capture: CaptureRun, stop: StopRequest) -> None:
     from spec_trainer.wiring import inline_source
 
     with ExitStack() as stack:
+        stack.enter_context(capture.run.backend.prepare_host("inline"))
         stream, begin = stack.enter_context(inline_source(capture.run, torch.device("cpu")))
         progress = stack.enter_context(_progress(capture))
         begin(0)

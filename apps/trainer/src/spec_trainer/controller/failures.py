@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,11 +46,16 @@ def end_run(failure: Failure) -> None:
 class FailureReports:
     """Recognises failures among what a launcher receives."""
 
-    def __init__(self, launcher: Launcher, check_host: Callable[[], None]) -> None:
-        """``check_host`` raises RunError when something that the run needs on its host has died."""
+    def __init__(self, launcher: Launcher) -> None:
+        """Take everything that ``launcher`` receives."""
         self._launcher = launcher
-        self._check_host = check_host
         self._settled: set[str] = set()
+        self._kept: deque[WorkerMessage | WorkerEnded] = deque()
+        """Events that came while ``root_cause`` waited and report no failure."""
+
+    def receive(self, deadline_s: float) -> WorkerMessage | WorkerEnded | None:
+        """Return what comes next, as ``Launcher.receive`` does."""
+        return self._kept.popleft() if self._kept else self._launcher.receive(deadline_s)
 
     def expect_end(self, worker: str) -> None:
         """Take the end of a worker as no failure from now on."""
@@ -74,7 +80,8 @@ class FailureReports:
     def root_cause(self, first: Failure) -> Failure:
         """Return the failure closest to the root of all that arrive soon after ``first``; of equals, the first.
 
-        Raise RunError for what has died on the host, unless a worker was killed.
+        Raise RunError for what has died on a host, unless a worker was killed. What reports no failure comes out of
+        ``receive`` afterwards.
         """
         failures = [first]
         deadline = time.monotonic() + _ROOT_CAUSE_S.get(first.distance, 0.0)
@@ -83,8 +90,10 @@ class FailureReports:
             if event is None:
                 if time.monotonic() < deadline:
                     continue
-                self._check_host()
+                self._launcher.check_hosts()
                 break
             if (failure := self.failure_in(event)) is not None:
                 failures.append(failure)
+            else:
+                self._kept.append(event)
         return min(failures, key=lambda failure: failure.distance)

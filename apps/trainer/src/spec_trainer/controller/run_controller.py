@@ -40,7 +40,7 @@ _TRAINER = ("trainer", "spec_trainer.controller.trainer_worker:run_trainer")
 _LEAVING_S = 30.0
 """Least time for workers without work to end; an engine ends processes of its own first."""
 _HOST_CHECK_S = 0.5
-"""Seconds between looks at what the backend has started on the host."""
+"""Seconds between looks at what the backend has started on the hosts."""
 
 
 class RunController:
@@ -60,7 +60,7 @@ class RunController:
         self._stop = stop
         self._progress = progress
         self._on_failure = on_failure
-        self._failures = FailureReports(launcher, spec.backend.check_host)
+        self._failures = FailureReports(launcher)
         self._dispatcher: Dispatcher | None = None
         self._workers: Mapping[str, WorkerHandle] = {}
         self._running: set[str] = set()
@@ -114,8 +114,8 @@ class RunController:
         while not done():
             if self._capture_error is not None:
                 raise self._capture_error
-            self._spec.backend.check_host()
-            event = self._launcher.receive(min(deadline_s, time.monotonic() + _HOST_CHECK_S))
+            self._launcher.check_hosts()
+            event = self._failures.receive(min(deadline_s, time.monotonic() + _HOST_CHECK_S))
             if event is not None:
                 self._handle(event)
             elif time.monotonic() >= deadline_s or (self._stop.requested and self._dispatcher is None):
@@ -129,7 +129,7 @@ class RunController:
         limit_s = max(self._spec.config.timeouts.peer_s, _LEAVING_S)
         deadline = time.monotonic() + limit_s
         while self._running:
-            event = self._launcher.receive(deadline)
+            event = self._failures.receive(deadline)
             if isinstance(event, WorkerEnded):
                 self._running.discard(event.worker.name)
             elif event is None and time.monotonic() >= deadline:

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core.errors import DeadlineExceeded
-from spec_core.rendezvous import Rendezvous
+from spec_core.rendezvous import Rendezvous, format_address
 from spec_trainer.controller.protocol import (
     ControlMessage,
     Finished,
@@ -64,7 +64,7 @@ class RankLink:
         """Return the store of the ranks: rank 0 listens, and the controller passes its address on to the others."""
         rank, timeouts = order.index, spec.config.timeouts
         address = (
-            f"{self._controller.address}:0"
+            format_address(self._controller.address, 0)
             if rank == 0
             else self.wait(RendezvousAddress, self._start_s).address
         )

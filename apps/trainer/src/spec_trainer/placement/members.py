@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
@@ -11,7 +11,7 @@ from spec_core.launcher import WorkerSpec
 from spec_trainer.placement.memory_budget import MemoryBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from spec_core.backend import Role
     from spec_core.records import Capabilities
@@ -41,6 +41,8 @@ class Member:
     init_order: int = 0
     """The process touches no device before the members of lower numbers are ready. An engine measures the free memory
     of its device when it starts, and would take for its own what another process takes meanwhile."""
+    host: str = ""
+    """Address of its host; empty for this one."""
 
     @property
     def name(self) -> str:
@@ -91,6 +93,21 @@ def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int 
             places, neighbours, limits, _init_orders(places, limits), strict=True
         )
     ]
+
+
+def on_hosts(found: Sequence[Member], hosts: Mapping[str, str]) -> list[Member]:
+    """Return the members with the hosts that the launcher has for them. Raise ConfigError if features cannot pass."""
+    placed = [replace(member, host=hosts[member.name]) for member in found]
+    for engine in (member for member in placed if member.role == "engine"):
+        for trainer in (
+            member for member in placed if member.role == "trainer" and member.host != engine.host
+        ):
+            raise ConfigError(
+                f"{engine.name} would run on host {engine.host} and {trainer.name} on {trainer.host}, but features "
+                "do not travel between hosts; have the launcher use one host, or capture the features first and "
+                "train from their folder (data.features)"
+            )
+    return placed
 
 
 def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:

@@ -2,24 +2,33 @@
 
 ``spawn`` starts a Python module in a process group of its own and returns this end of a ControlChannel to it;
 ``channel_to_parent`` takes up the other end there. The kernel ends the process when the thread that started it ends.
-A Reaper ends whatever the process has started in turn, even where this process dies of ``kill -9``.
+A Reaper ends whatever the process has started in turn, even where this process dies of ``kill -9``. A launcher starts
+WORKER_MODULE in each worker and hands its ChannelWorker to a WorkerInbox.
 """
 
+from spec_core.processes.channel_listener import ChannelListener, connect_channel
 from spec_core.processes.collector import collect_rarely
 from spec_core.processes.control import BEATS_PER_TIMEOUT, ControlChannel
 from spec_core.processes.reaper import Reaper, end_group, ending
-from spec_core.processes.spawn import channel_to_parent, spawn
+from spec_core.processes.spawn import channel_to_parent, spawn, spawn_on
 from spec_core.processes.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
+from spec_core.processes.worker_inbox import WORKER_MODULE, ChannelWorker, WorkerInbox
 
 __all__ = [
     "BEATS_PER_TIMEOUT",
+    "WORKER_MODULE",
+    "ChannelListener",
+    "ChannelWorker",
     "ControlChannel",
     "Reaper",
+    "WorkerInbox",
     "channel_to_parent",
     "collect_rarely",
+    "connect_channel",
     "end_group",
     "ending",
     "hide_broken_extensions",
     "restart_where_torch_would_fail",
     "spawn",
+    "spawn_on",
 ]

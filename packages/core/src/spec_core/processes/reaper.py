@@ -7,6 +7,7 @@ is its program, too: it imports the standard library only.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -29,6 +30,13 @@ class Reaper:
         with suppress(BrokenPipeError):  # somebody killed it: the kernel still ends the children themselves
             self._process.stdin.write(b"%d\n" % group)
             self._process.stdin.flush()
+
+    def keep_until_exit(self) -> None:
+        """Let the reaper act once this process has ended, whatever has ended it; it cannot be closed any more."""
+        assert self._process.stdin is not None
+        held = os.dup(self._process.stdin.fileno())  # Python closes no bare descriptor while it shuts down
+        self._process.stdin.close()
+        os.register_at_fork(after_in_child=functools.partial(os.close, held))
 
     def close(self) -> None:
         """Dismiss the reaper: every group has ended. It may have been stopped."""

@@ -28,22 +28,32 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], ControlChannel]:
     """Start ``python -m WORDS FD PARENT`` with the environment ``env``; return it and the channel to it.
 
-    ``peer_s``: longest wait, in seconds, for it to read a message. Neither it nor a Python that it starts imports
-    from the working directory, where anybody may have put a module.
+    ``peer_s``: longest wait, in seconds, for it to read a message.
     """
     ours, theirs = socket.socketpair()
     channel = ControlChannel(ours, peer_s)
     with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *words, str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**env, "PYTHONSAFEPATH": "1"},
-            start_new_session=True,
-        )
+        process = spawn_on(theirs, words, env, output)
     return process, channel
+
+
+def spawn_on(
+    end: socket.socket, words: Sequence[str], env: Mapping[str, str], output: int | IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m WORDS FD PARENT`` as ``spawn`` does; ``end`` is the child's end of its control channel.
+
+    The caller closes its own copy of ``end``. Neither the child nor a Python that it starts imports from the working
+    directory, where anybody may have put a module.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", *words, str(end.fileno()), str(os.getpid())],
+        pass_fds=[end.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**env, "PYTHONSAFEPATH": "1"},
+        start_new_session=True,
+    )
 
 
 def channel_to_parent(descriptor: str, parent: str) -> ControlChannel:

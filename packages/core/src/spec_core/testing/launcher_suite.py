@@ -1,4 +1,4 @@
-"""LauncherSuite: the contract of spec_core.launcher (L1–L9) as tests, with real processes.
+"""LauncherSuite: the contract of spec_core.launcher (L1–L10) as tests, with real processes.
 
 ::
 
@@ -26,6 +26,7 @@ import pytest
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_core.launcher import LaunchContext, Launcher, WorkerEnded, WorkerMessage, WorkerSpec
 from spec_core.testing.conformance import ConformanceSuite, import_without_torch
+from spec_core.testing.prepared_backend import PreparedBackend, PreparedConfig
 from spec_core.testing.reference import reference_backend
 
 if TYPE_CHECKING:
@@ -54,10 +55,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def construct(launcher_type: type[Launcher], logs: Path) -> Launcher:
-    """Return a launcher of the suite."""
-    context = LaunchContext(backend=reference_backend(), logs=logs, peer_s=PEER_S)
-    return launcher_type(launcher_type.Config(name=launcher_type.name), context)
+def construct(
+    launcher_type: type[Launcher], logs: Path, backend: Backend | None = None, **options: object
+) -> Launcher:
+    """Return a launcher of the suite. ``options``: fields of its configuration."""
+    context = LaunchContext(backend=backend or reference_backend(), logs=logs, peer_s=PEER_S)
+    return launcher_type(launcher_type.Config(name=launcher_type.name, **options), context)
 
 
 def toy(entry: str, name: str = "toy-0", **order: Any) -> WorkerSpec:
@@ -107,11 +110,12 @@ class LauncherSuite(ConformanceSuite):
         import_without_torch(launcher_type)
 
     def test_l1_nothing_is_started_before_start(self, launcher_type: type[Launcher], tmp_path: Path) -> None:
-        """L1: constructing, ``num_devices``, ``check`` and ``close`` start no process and create no file."""
+        """L1: constructing, ``num_devices``, ``check``, ``hosts``, ``close`` start no process and create no file."""
         before = set(psutil.Process().children(recursive=True))
         with construct(launcher_type, tmp_path / "missing") as launcher:
             assert launcher.num_devices() >= 1
             launcher.check([toy("echo")])
+            assert set(launcher.hosts([toy("echo")])) == {"toy-0"}
             assert set(psutil.Process().children(recursive=True)) == before
         assert list(tmp_path.iterdir()) == []
 
@@ -129,13 +133,14 @@ class LauncherSuite(ConformanceSuite):
             assert one["environment"] == wanted
             assert one["order"] == order
 
-    def test_l2_all_are_started_or_none(self, launcher: Launcher) -> None:
+    def test_l2_all_are_started_or_none(self, launcher: Launcher, tmp_path: Path) -> None:
         """L2: where the second worker cannot be started, the first one does not run either."""
-        before = set(psutil.Process().children(recursive=True))
         second = _Unplaceable(name="b-1", entry=toy("echo").entry, order={}, role="engine")
         with pytest.raises(RunError, match="planted"):
-            launcher.start([toy("echo", "b-0"), second])
-        assert_soon(lambda: set(psutil.Process().children(recursive=True)) == before)
+            launcher.start([toy("leave_pid", "b-0", file=str(tmp_path / "pid")), second])
+        time.sleep(_SETTLE_S)
+        if (tmp_path / "pid").exists():
+            assert not is_running(int((tmp_path / "pid").read_text()))
 
     @pytest.mark.parametrize(
         ("how", "killed"),
@@ -258,6 +263,31 @@ class LauncherSuite(ConformanceSuite):
             assert "ValueError: as the suite asked for" in (tmp_path / "raiser-0.log").read_text()
         else:
             assert "see " in ended.how
+
+    def test_l10_a_host_is_prepared_while_workers_run_on_it(
+        self, launcher_type: type[Launcher], tmp_path: Path
+    ) -> None:
+        """L10: workers start inside ``prepare_host``, ``check_hosts`` reports what dies, ``stop`` leaves it."""
+        notes = tmp_path / "notes"
+        notes.mkdir()
+        backend = PreparedBackend(PreparedConfig(name="prepared", notes=notes))
+        with construct(launcher_type, tmp_path, backend) as launcher:
+            assert list(notes.iterdir()) == []
+            launcher.start([toy("echo", variables=["PREPARED"])])
+            assert message(launcher)["environment"] == {"PREPARED": "disaggregated"}
+            assert len(list(notes.iterdir())) == 1
+            launcher.check_hosts()
+            (notes / "died").touch()
+            assert_soon(lambda: _check_fails(launcher))
+        assert_soon(lambda: [note.name for note in notes.iterdir()] == ["died"])
+
+
+def _check_fails(launcher: Launcher) -> bool:
+    try:
+        launcher.check_hosts()
+    except RunError as error:
+        return "as the suite asked for" in str(error)
+    return False
 
 
 def is_running(pid: int) -> bool:

@@ -66,6 +66,12 @@ def stubborn(link: RunLink, order: Mapping[str, Any]) -> None:
     time.sleep(LONG_S)
 
 
+def leave_pid(link: RunLink, order: Mapping[str, Any]) -> None:
+    """Write this worker's process id into ``order["file"]`` and do not end."""
+    Path(order["file"]).write_text(str(os.getpid()))
+    time.sleep(LONG_S)
+
+
 def listen_for_peer(link: RunLink, order: Mapping[str, Any]) -> None:
     """Accept one connection at this worker's address, and send what arrives on it."""
     with socket.create_server((link.address, 0)) as server:

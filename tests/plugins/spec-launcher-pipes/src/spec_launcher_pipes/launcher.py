@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -78,11 +78,13 @@ class PipesLauncher(Launcher):
         self._inbox: queue.SimpleQueue[WorkerMessage | PipeWorker | None] = queue.SimpleQueue()
         self._workers: list[PipeWorker] = []
         self._reaper: Reaper | None = None
+        self._host = ExitStack()
 
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
-        """L2: start every worker; where one cannot be started, end the others."""
+        """L2, L10: prepare this host and start every worker; where one cannot be started, end the others."""
         self._reaper = self._reaper or Reaper()
         try:
+            self._host.enter_context(self.context.backend.prepare_host(self.context.placement))
             return {spec.name: self._start(spec, self._reaper) for spec in workers}
         except BaseException:
             self.close()
@@ -155,7 +157,7 @@ class PipesLauncher(Launcher):
         self._inbox.put(None)
 
     def stop(self, grace_s: float) -> None:
-        """L6, L7: close the pipes, wait, kill what is left of each process group."""
+        """L6, L7, L10: close the pipes, wait, kill what is left of each process group, leave the host."""
         for worker in self._workers:
             worker.process.stdin.close()
         deadline = time.monotonic() + grace_s
@@ -165,6 +167,7 @@ class PipesLauncher(Launcher):
             end_group(worker.process.pid)
             worker.reader.join()
         self._workers = []
+        self._host.close()
         if self._reaper is not None:
             self._reaper.close()
             self._reaper = None

@@ -1,0 +1,150 @@
+"""Actors on the hosts: a HostActor for each host, and a WorkerActor for each worker.
+
+The worker itself is a child process of its actor, as it is one of the launcher's process under ``local``: its exit
+code is known exactly, its environment is the backend's before it starts, and nothing of Ray runs in it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import psutil
+import ray
+
+from spec_core.errors import RunError
+from spec_core.processes import WORKER_MODULE, connect_channel, end_group, spawn_on
+from spec_core.records import Availability
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from spec_core import Backend, BackendConfig, WorkerSpec
+
+_CONNECT_S = 30.0
+_CHECK_S = 0.5
+"""Seconds between looks at what the backend has started on the host."""
+_PACKAGES = ("spec-core", "spec-launcher-ray", "torch", "transformers")
+"""Distributions of which every host must have the same version."""
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the distributions that must be the same everywhere."""
+    found: dict[str, str] = {}
+    for name in _PACKAGES:
+        found |= Availability.of_distribution(name).versions
+    return found
+
+
+@dataclass(frozen=True)
+class HostNeeds:
+    """Conditions that a host must meet for a run, and how it is prepared."""
+
+    backend: tuple[type[Backend], BackendConfig]
+    placement: Literal["inline", "colocated", "disaggregated"]
+    logs: Path
+    versions: Mapping[str, str]
+
+
+class HostActor:
+    """One host of the run, inside ``Backend.prepare_host``."""
+
+    def __init__(self, needs: HostNeeds) -> None:
+        """Construct the backend; nothing is prepared."""
+        backend_type, config = needs.backend
+        self._backend = backend_type(config)
+        self._needs = needs
+        self._stack = ExitStack()
+        self._left = threading.Event()
+
+    def objection(self) -> str:
+        """Return why the host cannot run workers of this run; empty if it can."""
+        for name, version in self._needs.versions.items():
+            if (here := package_versions().get(name)) != version:
+                return (
+                    f"has {name} {here or 'not'} installed, the run {version}: install the same on every host"
+                )
+        available = self._backend.probe()
+        if not available.ok:
+            return f"cannot run backend {self._backend.name}: {available.reason}"
+        if not self._needs.logs.is_dir():
+            directory = self._needs.logs.parent
+            return f"does not see the run directory {directory}: put it on a disk that every host mounts"
+        return ""
+
+    def prepare(self) -> None:
+        """Enter ``prepare_host``."""
+        self._stack.enter_context(self._backend.prepare_host(self._needs.placement))
+
+    def env(self, workers: Sequence[tuple[WorkerSpec, int]], address: str) -> dict[str, dict[str, str]]:
+        """Return the environment of each worker, by name, given its first device on this host."""
+        node = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        node = {"GLOO_SOCKET_IFNAME": _interface(address), **node}
+        return {spec.name: {**node, **spec.env(self._backend, first)} for spec, first in workers}
+
+    def local_ranks(self, devices: Sequence[str]) -> list[int]:
+        """Return Ray's ids of devices as numbers among those that this process sees."""
+        return sorted(local_rank(device, os.environ) for device in devices)
+
+    def watch(self) -> None:
+        """Return once the host is left; raise what ``check_host`` raises before."""
+        while not self._left.wait(_CHECK_S):
+            self._backend.check_host()
+
+    def leave(self) -> None:
+        """Leave ``prepare_host``."""
+        self._left.set()
+        self._stack.close()
+
+
+class WorkerActor:
+    """Starts a worker, and ends with it."""
+
+    def __init__(self) -> None:
+        """Start nothing."""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, name: str, env: Mapping[str, str], log: Path, address: str, token: str) -> int:
+        """Start the worker with a control channel to the launcher and wait for its end; return its return code."""
+        with connect_channel(address, token, name, _CONNECT_S) as end, log.open("ab") as output:
+            self._process = spawn_on(end, [WORKER_MODULE, name], env, output)
+        code = self._process.wait()
+        end_group(self._process.pid)
+        return code
+
+    def end(self) -> None:
+        """Kill the worker and everything that it has started."""
+        if self._process is not None and self._process.returncode is None:
+            end_group(self._process.pid)
+
+
+def device_ids(resource: str) -> list[str]:
+    """Return Ray's ids of the devices of the task that calls it."""
+    return ray.get_runtime_context().get_accelerator_ids()[resource]
+
+
+def local_rank(device: str, environ: Mapping[str, str]) -> int:
+    """Return the number of a device, given Ray's id, among those that a process sees.
+
+    Where the vendor's variable lists the devices to see, Ray takes its ids from there; else they are numbers.
+    """
+    for name, listed in environ.items():
+        if name.endswith("VISIBLE_DEVICES") and device in (visible := listed.split(",")):
+            return visible.index(device)
+    if not device.isdecimal():
+        raise RunError(f"Ray names a device {device!r}, which no variable of visible devices lists")
+    return int(device)
+
+
+def _interface(address: str) -> str:
+    """Return the network interface that has the address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return name
+    raise RunError(f"host {socket.gethostname()} has no network interface of address {address}")

@@ -1,0 +1,242 @@
+"""Cluster: the connection to Ray, the hosts that a run may use, and the devices that Ray reserves for it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray._private.state import (
+    available_resources_per_node,  # vLLM counts by it too; the public API has sums alone
+)
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from spec_core.errors import ConfigError, RunError
+from spec_launcher_ray.placement import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from spec_launcher_ray.config import RayConfig
+    from spec_launcher_ray.placement import Bundle
+
+_CONNECT_S = 10.0
+"""Longest wait for a cluster's port to answer; Ray itself waits for minutes."""
+_CORES = "CPU"
+"""Ray's resource for cores; all cores of a host are one device, as everywhere in this project."""
+_COUNTED = {"CPU": "num_cpus", "GPU": "num_gpus"}
+"""Resources that an actor asks for by an option of its own."""
+
+
+class Cluster:
+    """This process's connection to Ray."""
+
+    def __init__(self, config: RayConfig, address: str | None) -> None:
+        """Connect to the cluster at ``address``, or start one on this host. Raise ConfigError."""
+        self._config = config
+        self._address = address
+        self._owned = not ray.is_initialized()
+        """Whether this object has connected; otherwise the program that it runs in has."""
+        if address is not None:
+            _check_address(address)
+        if self._owned:
+            self._connect()
+        elif address not in ("auto", ray.get_runtime_context().gcs_address):
+            raise ConfigError(
+                f"launcher.address={address}: this process is connected to {self.where} already"
+            )
+
+    @property
+    def where(self) -> str:
+        """The cluster, for messages."""
+        return f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
+
+    @property
+    def own_address(self) -> str:
+        """Address of this process's host."""
+        return ray.util.get_node_ip_address()
+
+    def close(self) -> None:
+        """End the connection, and the cluster if it was started here."""
+        if self._owned:
+            self._owned = False
+            ray.shutdown()
+
+    def hosts(self, resource: str) -> list[Host]:
+        """Return the hosts that the configuration allows and that have devices. Raise ConfigError for none."""
+        nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=_address_of)
+        chosen = [
+            node for node in self._named(nodes) if self._config.labels.items() <= node["Labels"].items()
+        ]
+        free = available_resources_per_node()
+        hosts = [_host(node, resource, free.get(node["NodeID"], {})) for node in chosen]
+        if found := [host for host in hosts if host.num_devices > 0]:
+            return found
+        offered = "; ".join(f"{_address_of(node)} has {_shown(node['Resources'])}" for node in nodes)
+        wanted = f" with labels {self._config.labels} and" if self._config.labels else " with"
+        raise ConfigError(f"{self.where} has no host{wanted} the resource {resource}: {offered}")
+
+    def _named(self, nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not self._config.hosts:
+            return list(nodes)
+        chosen: list[dict[str, Any]] = []
+        for name in self._config.hosts:
+            found = [node for node in nodes if name in _names_of(node)]
+            if not found:
+                known = ", ".join(_address_of(node) for node in nodes)
+                raise ConfigError(f"launcher.hosts names {name!r}, which {self.where} does not have: {known}")
+            chosen += found
+        return chosen
+
+    def _connect(self) -> None:
+        with _own_signal_handler():
+            try:
+                ray.init(
+                    address=self._address or "local",
+                    log_to_driver=False,
+                    configure_logging=False,
+                    **({} if self._address else {"include_dashboard": False}),
+                )
+            except (
+                ConnectionError,
+                RuntimeError,
+                ValueError,
+                TimeoutError,
+                ray.exceptions.RayError,
+            ) as error:
+                where = f"launcher.address={self._address}" if self._address else "a Ray cluster for this run"
+                raise ConfigError(f"{where} cannot be used: {_one_line(error)}") from error
+
+
+class Reservation:
+    """Devices that Ray has reserved: a placement group of one bundle for each ``Bundle``."""
+
+    def __init__(self, name: str, resource: str, bundles: Sequence[Bundle], resources_s: float) -> None:
+        """Wait until the devices are free. Raise RunError, naming what is missing, after ``resources_s`` seconds."""
+        self._resource = resource
+        self._group: PlacementGroup = placement_group(
+            [{resource: bundle.amount} for bundle in bundles],
+            name=name,
+            bundle_label_selector=[{"ray.io/node-id": bundle.host.node} for bundle in bundles],
+        )
+        if not self._group.wait(resources_s):
+            missing = _missing(resource, bundles)
+            self.close()
+            raise RunError(
+                f"{missing} within launcher.resources_s={resources_s} s; others use the rest, or wait longer"
+            )
+
+    def options(self, bundle: int, amount: float) -> dict[str, Any]:
+        """Return the options of an actor or task that takes an amount of a bundle."""
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        return {"num_cpus": 0, **self._amount(amount), "scheduling_strategy": place}
+
+    def close(self) -> None:
+        """Give the devices back."""
+        remove_placement_group(self._group)
+
+    def _amount(self, amount: float) -> dict[str, Any]:
+        if (option := _COUNTED.get(self._resource)) is not None:
+            return {option: amount}
+        return {"resources": {self._resource: amount}}
+
+
+def on_host(host: Host) -> dict[str, Any]:
+    """Return the options of an actor that takes nothing of its host."""
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(host.node, soft=False)}
+
+
+def named_address(config: RayConfig, environ_address: str | None) -> str | None:
+    """Return the address of the running cluster to use; None where one is to be started."""
+    if config.address is None and ray.is_initialized():
+        return "auto"
+    return config.address or environ_address or None
+
+
+def own_host(num_devices: int) -> Host:
+    """Return this host, as the only one of a cluster that is not started yet."""
+    return Host(address="", num_devices=num_devices, free=num_devices)
+
+
+def has_ids(resource: str) -> bool:
+    """Return whether Ray has ids for the devices of a resource."""
+    return resource != _CORES
+
+
+def _host(node: dict[str, Any], resource: str, free: dict[str, float]) -> Host:
+    amount = node["Resources"].get(resource, 0.0)
+    host = Host(
+        address=_address_of(node), node=node["NodeID"], num_devices=int(amount), free=free.get(resource, 0.0)
+    )
+    return replace(host, num_devices=1, units=amount) if resource == _CORES and amount >= 1 else host
+
+
+def _missing(resource: str, bundles: Sequence[Bundle]) -> str:
+    """Return what is not free, host by host."""
+    free = available_resources_per_node()
+    wanted: dict[Host, float] = {}
+    for bundle in bundles:
+        wanted[bundle.host] = wanted.get(bundle.host, 0.0) + bundle.amount
+    short = {
+        host: (amount, there)
+        for host, amount in wanted.items()
+        if (there := free.get(host.node, {}).get(resource, 0.0)) < amount
+    }
+    found = [
+        f"host {host.address} has {there:g} of {amount:g} {resource} free"
+        for host, (amount, there) in (
+            short or {host: (amount, 0.0) for host, amount in wanted.items()}
+        ).items()
+    ]
+    return ", ".join(found)
+
+
+def _address_of(node: dict[str, Any]) -> str:
+    return node["NodeManagerAddress"]
+
+
+def _names_of(node: dict[str, Any]) -> tuple[str, ...]:
+    return (_address_of(node), node["NodeManagerHostname"], node["NodeName"], node["NodeID"])
+
+
+def _shown(resources: dict[str, float]) -> str:
+    counted = [f"{name} {amount:g}" for name, amount in sorted(resources.items()) if ":" not in name]
+    return ", ".join(word for word in counted if "memory" not in word) or "nothing"
+
+
+def _check_address(address: str) -> None:
+    """Refuse what Ray would try for minutes."""
+    if "://" in address:
+        raise ConfigError(
+            f"launcher.address={address}: the run itself must be on a host of the cluster; give HOST:PORT as "
+            "ray start prints it"
+        )
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"launcher.address={address}: no Ray cluster answers there ({error})") from error
+
+
+@contextmanager
+def _own_signal_handler() -> Iterator[None]:
+    """Put the handler of SIGTERM back, which Ray replaces: the run saves a checkpoint on it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]

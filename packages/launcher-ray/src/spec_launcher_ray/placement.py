@@ -1,0 +1,124 @@
+"""Placement: which worker gets which devices of which host.
+
+It is a pure function of the hosts and the workers, so that ``plan`` says what a run does. The launcher numbers the
+devices of all hosts; workers that share a device are one *bundle*, which Ray reserves as a whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from spec_core import WorkerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A node of the cluster that has devices of the run's backend."""
+
+    address: str
+    """Empty for the host of a cluster that is not started yet."""
+    node: str = ""
+    """Ray's id of the node."""
+    num_devices: int
+    units: float = 1.0
+    """Amount of Ray's resource that a device is: all cores of a host where the cores are one device."""
+    free: float = 0.0
+    """Amount of Ray's resource that nobody used when the hosts were listed."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Neighbouring devices of one host, and the workers that have them to themselves."""
+
+    host: Host
+    devices: range
+    """Numbers of the devices among those of the host."""
+    workers: tuple[WorkerSpec, ...]
+
+    @property
+    def amount(self) -> float:
+        """Amount of Ray's resource that the devices are."""
+        return len(self.devices) * self.host.units
+
+    def amount_of(self, worker: WorkerSpec) -> float:
+        """Return what the worker's actor asks Ray for.
+
+        Ray counts in steps of 0.0001 and knows no fraction of several devices: the bundle alone holds those.
+        """
+        if len(self.workers) == 1:
+            return self.amount
+        if len(self.devices) > 1:
+            return 0.0
+        share = worker.share / max(1.0, sum(other.share for other in self.workers))
+        return int(share * self.amount * 10_000) / 10_000
+
+
+class DeviceTable:
+    """Every device of some hosts, numbered from 0."""
+
+    def __init__(self, hosts: Sequence[Host], spread: bool = False) -> None:
+        """Number host by host, or in turns; free devices come before those that others use."""
+        free = [_devices(host, range(_num_free(host))) for host in hosts]
+        used = [_devices(host, range(_num_free(host), host.num_devices)) for host in hosts]
+        self._devices = [*_numbered(free, spread), *_numbered(used, spread)]
+        self._spread = spread
+
+    def __len__(self) -> int:
+        """Return the number of devices."""
+        return len(self._devices)
+
+    def bundles(self, workers: Iterable[WorkerSpec]) -> list[Bundle]:
+        """Return the bundles of the workers, in the order of their first devices. Raise ConfigError."""
+        sharing: list[list[WorkerSpec]] = []
+        stop = 0
+        for worker in sorted(workers, key=lambda worker: worker.first_device):
+            if worker.first_device >= stop:
+                sharing.append([])
+            sharing[-1].append(worker)
+            stop = max(stop, worker.first_device + worker.num_devices)
+        return [self._bundle(group) for group in sharing]
+
+    def _bundle(self, workers: Sequence[WorkerSpec]) -> Bundle:
+        places = [self._place(worker) for worker in workers]
+        host, first = places[0][0], min(first for _, first in places)
+        stop = max(first + worker.num_devices for (_, first), worker in zip(places, workers, strict=True))
+        return Bundle(host, range(first, stop), tuple(workers))
+
+    def _place(self, worker: WorkerSpec) -> tuple[Host, int]:
+        """Return the worker's host and its first device there."""
+        numbers = range(worker.first_device, worker.first_device + worker.num_devices)
+        if numbers.stop > len(self):
+            raise ConfigError(
+                f"{worker.name} needs device {numbers.stop - 1}, but the hosts have {len(self)} devices"
+            )
+        places = [self._devices[number] for number in numbers]
+        host, first = places[0]
+        if places != [(host, first + step) for step in range(worker.num_devices)]:
+            found = ", ".join(f"{device} of {there.address}" for there, device in places)
+            divisor = "engine.tensor_parallel to a divisor of a host's devices"
+            advice = "launcher.spread=false" if self._spread else divisor
+            raise ConfigError(
+                f"{worker.name} needs {worker.num_devices} neighbouring devices of one host, but would get {found}; "
+                f"set {advice}, or wait until whole hosts are free"
+            )
+        return host, first
+
+
+def _num_free(host: Host) -> int:
+    return min(host.num_devices, int(host.free / host.units + 1e-9))
+
+
+def _devices(host: Host, numbers: range) -> list[tuple[Host, int]]:
+    return [(host, number) for number in numbers]
+
+
+def _numbered(devices: Sequence[Sequence[tuple[Host, int]]], spread: bool) -> list[tuple[Host, int]]:
+    turns = zip_longest(*devices) if spread else devices
+    return [device for device in chain.from_iterable(turns) if device is not None]

@@ -1,0 +1,114 @@
+"""Whole runs by the launcher ray: the loss curve is that of ``local``, a killed actor ends the run with its name."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from spec_core.errors import ConfigError, RunError
+from spec_core.processes import WORKER_MODULE
+from spec_core.testing.launcher_suite import assert_soon, construct, is_running, toy
+
+from .launching import assert_bitwise_equal, losses
+from .leftovers import assert_fails, belongings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .launching import Lab
+
+ray = pytest.importorskip("ray")
+RayLauncher = pytest.importorskip("spec_launcher_ray.launcher").RayLauncher
+pytestmark = pytest.mark.xdist_group("ray")
+
+STEPS = 12
+BY_RAY = {"launcher__name": "ray", "engine__replicas": 3, "train__ranks": 2, "train__steps": STEPS}
+
+
+@pytest.fixture(scope="module")
+def output(lab: Lab) -> Path:
+    return lab.folder / "by-ray"
+
+
+def workers(output: Path) -> dict[str, psutil.Process]:
+    """Every worker of a run on this machine, by its open log."""
+    logs = {str(file): file.stem for file in (output / "logs").glob("*-[0-9].log")}
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        if WORKER_MODULE in (process.info["cmdline"] or ()):
+            found |= {logs[file.path]: process for file in process.open_files() if file.path in logs}
+    return found
+
+
+def test_a_killed_actor_ends_the_run_with_rank_and_cause(
+    lab: Lab, output: Path, ray_cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three engines and two trainers on a cluster of somebody else; the process of the run itself imports nothing of
+    torch.distributed."""
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # workers have the environment of the cluster
+    run = lab.start(output, placement__kind="disaggregated", **BY_RAY)
+    run.save_on()
+    imported = run.errors.read_text()
+    assert "import time:" in imported
+    assert "torch.distributed" not in imported
+    started = workers(output)
+    assert sorted(started) == ["engine-0", "engine-1", "engine-2", "trainer-0", "trainer-1"]
+    actors = [process.parent() for process in started.values()]
+    started["trainer-1"].parent().kill()
+    assert_fails(run, belongings(run), "trainer-1 was lost with its Ray actor", "trainer-1.log", within_s=60)
+    assert_soon(lambda: not any(is_running(one.pid) for one in [*started.values(), *actors]))
+
+
+def test_the_same_command_colocated_on_a_cluster_of_its_own_ends_bitwise_as_under_local(
+    lab: Lab, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    lab.train(output, placement__kind="colocated", **BY_RAY)
+    assert workers(output) == {}
+    local = lab.folder / "by-local"
+    lab.train(local, train__steps=STEPS, **lab.one_and_two)
+    assert len(losses(local)) == STEPS
+    assert losses(output) == losses(local)
+    assert_bitwise_equal(output, local, STEPS)
+
+
+def test_devices_that_others_use_are_named(ray_cluster: str, tmp_path: Path) -> None:
+    @ray.remote(num_cpus=0.5)
+    class Other:
+        def pid(self) -> int:
+            return os.getpid()
+
+    other = Other.remote()
+    ray.get(other.pid.remote())
+    with construct(RayLauncher, tmp_path, resources_s=0.5) as launcher:
+        words = r"^host \S+ has 1.5 of 2 CPU free within launcher.resources_s=0.5 s"
+        with pytest.raises(RunError, match=words):
+            launcher.start([toy("echo")])
+    ray.kill(other)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"hosts": ("elsewhere",)},
+            r"^launcher.hosts names 'elsewhere', which the Ray cluster at \S+ does not have",
+        ),
+        (
+            {"labels": {"zone": "a"}},
+            r"has no host with labels {'zone': 'a'} and the resource CPU: \S+ has CPU 2$",
+        ),
+        ({"address": "127.0.0.1:1"}, r"^launcher.address=127.0.0.1:1: "),
+        (
+            {"address": "ray://127.0.0.1:1"},
+            r"^launcher.address=ray://127.0.0.1:1: the run itself must be on a host",
+        ),
+    ],
+)
+def test_what_can_never_be_had_is_bad_usage(ray_cluster: str, tmp_path: Path, options, words) -> None:
+    with construct(RayLauncher, tmp_path, **options) as launcher, pytest.raises(ConfigError, match=words):
+        launcher.num_devices()
