@@ -31,6 +31,7 @@ from random_target import SHAPES, write_random_target
 from spec_core import Backend, Draft, Engine, plugins
 from spec_core.config import read_configuration, validate
 from spec_core.engine import EngineContext
+from spec_core.processes import collect_rarely
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.targets.target_reader import read_target
 
@@ -45,6 +46,7 @@ KEPT_TOKENS = 256
 
 def main() -> int:
     """Measure what the command line asks for and print it; return the exit code."""
+    collect_rarely()  # as an engine's process does
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_core.processes import collect_rarely
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -90,6 +92,7 @@ def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtyp
 
 def main() -> None:
     """Write the folder that the command line names."""
+    collect_rarely()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("folder", type=Path)

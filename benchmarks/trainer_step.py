@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 from measure import growth, line, machine, versions
 from peer_shapes import SHAPES, TARGET, compared
 
+from spec_core.processes import collect_rarely
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -133,6 +135,7 @@ class Runner:
 
 def main() -> int:
     """Measure what the command line asks for and print it; return 1 if a limit was missed."""
+    collect_rarely()  # as a rank does
     started, options = time.monotonic(), _parse()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.case:
