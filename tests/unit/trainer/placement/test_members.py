@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core.config import validate
+from spec_core.errors import ConfigError
 from spec_core.records import Capabilities
 from spec_trainer.config import run_config_type
-from spec_trainer.placement.members import members
+from spec_trainer.placement.members import members, on_hosts
 
 if TYPE_CHECKING:
     from spec_trainer.config import AnyRunConfig
@@ -108,3 +109,14 @@ def test_a_launcher_needs_no_torch() -> None:
     """It trains nothing: hundreds of megabytes and seconds for nothing."""
     program = "import sys, spec_trainer.job, spec_trainer.controller.run_controller; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def test_a_run_stays_on_one_host() -> None:
+    found = members(config("disaggregated", 1, 1), Capabilities(num_devices=2))
+    assert [member.host for member in on_hosts(found, dict.fromkeys(("engine-0", "trainer-0"), "h1"))] == [
+        "h1"
+    ] * 2
+    with pytest.raises(
+        ConfigError, match=r"^engine-0 would run on host h1 and trainer-0 on h2, but neither features"
+    ):
+        on_hosts(found, {"engine-0": "h1", "trainer-0": "h2"})

@@ -96,16 +96,14 @@ def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int 
 
 
 def on_hosts(found: Sequence[Member], hosts: Mapping[str, str]) -> list[Member]:
-    """Return the members with the hosts that the launcher has for them. Raise ConfigError if features cannot pass."""
+    """Return the members with the hosts that the launcher has for them. Raise ConfigError for more than one host."""
     placed = [replace(member, host=hosts[member.name]) for member in found]
-    for engine in (member for member in placed if member.role == "engine"):
-        for trainer in (
-            member for member in placed if member.role == "trainer" and member.host != engine.host
-        ):
+    first = placed[0]
+    for other in placed:
+        if other.host != first.host:
             raise ConfigError(
-                f"{engine.name} would run on host {engine.host} and {trainer.name} on {trainer.host}, but features "
-                "do not travel between hosts; have the launcher use one host, or capture the features first and "
-                "train from their folder (data.features)"
+                f"{first.name} would run on host {first.host} and {other.name} on {other.host}, but neither features "
+                "nor the ranks' store go between hosts; have the launcher use one host"
             )
     return placed
 
