@@ -118,10 +118,8 @@ def ray_cluster() -> Iterator[str]:
     cluster of others, and ends with this process."""
     ray = pytest.importorskip("ray")
     words = ["sh", "-c", 'exec 3<&0; "$@" <&3 &', "sh", sys.executable, "-c", _RAY_CLUSTER]
-    env = {
-        **os.environ,
-        "RAY_AUTH_MODE": "disabled",
-    }  # a token would have to be set before Ray is imported here
+    # A token would have to be set before Ray is imported in this process.
+    env = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     ) as starter:

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 UNDISTURBED = "the undisturbed run"
 LONGEST = (UNDISTURBED, "packaging")
 """Groups that take some minutes on one worker; "packaging" is that of tests/packaging."""
-OF_THE_UNDISTURBED_RUN = ("test_faults", "test_intruder", "test_resume", "test_topologies")
+OF_THE_UNDISTURBED_RUN = ("test_faults", "test_intruder", "test_ray_runs", "test_resume", "test_topologies")
 
 
 @pytest.hookimpl(tryfirst=True)
