@@ -21,6 +21,7 @@ host, a block at a time.
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,10 +35,11 @@ if TYPE_CHECKING:
 
 COLUMNS = 1 << 14
 """Words of a line."""
+_LINE_BYTES = 8 * COLUMNS
 _BLOCK_BYTES = 4 << 20
-"""Bytes that are worked on at a time; four times as much memory is needed beside the tensor."""
+"""Bytes that are worked on at a time, a multiple of a line's; three times as much memory is needed."""
 _DEVICE_BLOCK_BYTES = 64 << 20
-"""The same on a device: in smaller blocks it would wait for the host, which asks for a dozen kernels in each."""
+"""The same on a device: in smaller blocks it would wait for the host, which asks for several kernels in each."""
 _SEEDS = (0x9AE16A3B2F90404F, 0xC949C7DEFE7F8C1D)
 _ROW_SEEDS = tuple(seed ^ 0xA0761D6478BD642F for seed in _SEEDS)
 _LENGTH_SEED = 0xE7037ED1A0B428DB
@@ -52,30 +54,87 @@ class TensorDigests:
     def __init__(self) -> None:
         """Hold nothing yet."""
         self._tensors: list[tuple[str, tuple[int, ...], str, int]] = []
-        self._sums: list[Tensor] = []
+        self._lines: dict[torch.device, _LineSums] = {}
+        self._places: list[tuple[torch.device, int]] = []
+        """Device of each tensor's lines, and its number among those there."""
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Digest a tensor; its memory may change after what is queued on its device now."""
         self._tensors.append((name, tuple(tensor.shape), dtype_name(tensor), tensor.nbytes))
-        self._sums.append(_weighted_sums(tensor.detach().contiguous().reshape(-1).view(torch.uint8)))
+        device = _computing_device(tensor.device)
+        if (lines := self._lines.get(device)) is None:
+            lines = self._lines[device] = _LineSums(device)
+        number = lines.add(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+        self._places.append((device, number))
 
     def entries(self) -> list[TensorEntry]:
         """Return an entry for each tensor, in the order in which they were added."""
-        totals: dict[int, list[int]] = {}
-        for device in {sums.device for sums in self._sums}:
-            numbers = [number for number, sums in enumerate(self._sums) if sums.device == device]
-            found = torch.stack([self._sums[number] for number in numbers]).tolist()
-            totals |= dict(zip(numbers, found, strict=True))
+        totals = {device: lines.totals() for device, lines in self._lines.items()}
         return [
             TensorEntry(
                 name=name,
                 shape=shape,
                 dtype=dtype,
                 num_bytes=num_bytes,
-                digest=_hexadecimal(totals[number], num_bytes),
+                digest=_hexadecimal(totals[device][number], num_bytes),
             )
-            for number, (name, shape, dtype, num_bytes) in enumerate(self._tensors)
+            for (name, shape, dtype, num_bytes), (device, number) in zip(
+                self._tensors, self._places, strict=True
+            )
         ]
+
+
+class _LineSums:
+    """Sums over each line of tensors that come one after the other, a block of lines at a time.
+
+    Many tensors share a block: a thread that asks a device for much has to wait for its turn after every call.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._block = torch.empty(
+            _BLOCK_BYTES if device.type == "cpu" else _DEVICE_BLOCK_BYTES, dtype=torch.uint8, device=device
+        )
+        self._columns = _factors(_SEEDS, COLUMNS, device)[:, None]
+        self._used = 0
+        self._sums: list[Tensor] = []
+        self._ends: list[int] = [0]
+        """Number of lines after each tensor."""
+
+    def add(self, raw: Tensor) -> int:
+        """Add a tensor's bytes; return its number."""
+        start = 0
+        while start < raw.numel():
+            if self._used == len(self._block):
+                self._sum_up()
+            end = min(raw.numel(), start + len(self._block) - self._used)
+            free = self._block[self._used :]
+            free[: end - start].copy_(raw[start:end])
+            filled = -(-(end - start) // _LINE_BYTES) * _LINE_BYTES
+            if filled > end - start:
+                free[end - start : filled].zero_()
+            self._used, start = self._used + filled, end
+        self._ends.append(self._ends[-1] + -(-raw.numel() // _LINE_BYTES))
+        return len(self._ends) - 2
+
+    def totals(self) -> list[list[int]]:
+        """Return the sums of each tensor, one for each seed."""
+        self._sum_up()
+        host = torch.device("cpu")
+        counts = [after - before for before, after in pairwise(self._ends)]
+        rows = _factors(_ROW_SEEDS, max(counts), host)
+        weighted = torch.cat(self._sums, dim=1).to(host) * torch.cat(
+            [rows[:, :count] for count in counts], dim=1
+        )
+        before = torch.nn.functional.pad(weighted.cumsum(dim=1), (1, 0))[:, self._ends]
+        return before.diff(dim=1).t().tolist()
+
+    def _sum_up(self) -> None:
+        words = self._block[: self._used].view(torch.int64).view(-1, COLUMNS)
+        words *= _signed(_WORD_FACTOR)
+        halves = words.view(torch.int32)  # the lower one of each word comes first
+        halves[:, ::2] ^= halves[:, 1::2]
+        self._sums.append((words * self._columns).sum(dim=-1))
+        self._used = 0
 
 
 def tensor_digest(tensor: Tensor) -> str:
@@ -116,42 +175,10 @@ def _hexadecimal(totals: Iterable[int], num_bytes: int) -> str:
     )
 
 
-def _weighted_sums(raw: Tensor) -> Tensor:
-    """Return the sum of each seed, int64 [seeds], where they are computed."""
-    device = _computing_device(raw.device)
-    columns = _factors(_SEEDS, COLUMNS, device)[:, None]
-    rows = _factors(_ROW_SEEDS, -(-raw.numel() // (COLUMNS * 8)), device)
-    sums = torch.zeros(len(_SEEDS), dtype=torch.int64, device=device)
-    block_bytes = _BLOCK_BYTES if sums.is_cpu else _DEVICE_BLOCK_BYTES
-    for start in range(0, raw.numel(), block_bytes):
-        mixed = _mixed(_words(raw[start : start + block_bytes].to(device)))
-        first = start // (COLUMNS * 8)
-        sums += ((mixed * columns).sum(dim=-1) * rows[:, first : first + len(mixed)]).sum(dim=-1)
-    return sums
-
-
 def _computing_device(device: torch.device) -> torch.device:
     """Return ``device`` where torch itself has the kernels, else the CPU."""
     is_torchs = torch.get_device_module(device).__name__.startswith("torch.")
     return device if is_torchs else torch.device("cpu")
-
-
-def _words(raw: Tensor) -> Tensor:
-    """Return bytes as int64 [rows, COLUMNS], filled with zeros."""
-    missing = -raw.numel() % (COLUMNS * 8)
-    if missing:
-        raw = torch.nn.functional.pad(raw, (0, missing))
-    elif raw.storage_offset() % 8:
-        raw = raw.clone()
-    return raw.view(torch.int64).view(-1, COLUMNS)
-
-
-def _mixed(words: Tensor) -> Tensor:
-    """Return m of each word."""
-    products = words * _signed(_WORD_FACTOR)
-    halves = products.view(torch.int32)  # the lower one of each word comes first
-    halves[:, ::2] ^= halves[:, 1::2]
-    return products
 
 
 def _factors(seeds: tuple[int, ...], count: int, device: torch.device) -> Tensor:
