@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import html
+import io
 from typing import TYPE_CHECKING, Any
 
-from spec_trainer.chart import bar_chart, line_chart
 from spec_trainer.disk import write_atomically
 from spec_trainer.metrics import read_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
 
     from spec_trainer.run_directory import RunDirectory
 
@@ -107,30 +109,40 @@ def _speed(summary: Mapping[str, Any]) -> str:
 def _curves(records: Sequence[Record]) -> str:
     if not records:
         return ""
-    panels = {
-        "loss": "loss",
-        "acceptance_length": "acceptance length (simulated)",
-        "lr": "learning rate",
-    }
-    charts: list[str] = []
-    for key, title in panels.items():
-        lines = {"training": [(record["step"], record[key]) for record in records]}
-        if held_out := [(r["step"], r[f"eval_{key}"]) for r in records if f"eval_{key}" in r]:
-            lines["held out"] = held_out
-        charts.append(line_chart(title, "step", lines))
-    return f"<h2>Training</h2><div class=figures>{''.join(charts)}</div>"
+    panels = [
+        ("loss", "loss"),
+        ("acceptance_length", "acceptance length (simulated)"),
+        ("lr", "learning rate"),
+    ]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        steps = [record["step"] for record in records]
+        for axis, (key, label) in zip(axes, panels, strict=True):
+            axis.plot(steps, [record[key] for record in records], lw=1.2, label="training")
+            held_out = [(r["step"], r[f"eval_{key}"]) for r in records if f"eval_{key}" in r]
+            if held_out:
+                axis.plot(*zip(*held_out, strict=True), "o-", ms=4, lw=1, label="held out")
+                axis.legend(frameon=False)
+            axis.set(title=label, xlabel="step")
+
+    return "<h2>Training</h2>" + _svg(draw, columns=3)
 
 
 def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
-    bars: dict[str, Sequence[float]] = {}
+    bars = {}
     if records:
         bars["agreement with the target, last step"] = records[-1].get("accuracy", [])
     if summary.get("acceptance_per_position"):
         bars["accepted in decoding"] = summary["acceptance_per_position"]
     if not bars:
         return ""
-    charts = [bar_chart(title, "draft position", values) for title, values in bars.items()]
-    return f"<h2>Acceptance per position</h2><div class=figures>{''.join(charts)}</div>"
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, (label, values) in zip(axes, bars.items(), strict=True):
+            axis.bar(range(1, len(values) + 1), values, width=0.7)
+            axis.set(title=label, xlabel="draft position", ylim=(0, 1))
+
+    return "<h2>Acceptance per position</h2>" + _svg(draw, columns=len(bars))
 
 
 def _pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
@@ -197,3 +209,20 @@ def _time(summary: Mapping[str, Any]) -> str:
         for name, value in times.items()
     )
     return f"<h2>Where the time went</h2><table>{rows}</table>"
+
+
+def _svg(draw: Any, columns: int) -> str:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * columns, 3.0), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    draw(axes)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg")
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
