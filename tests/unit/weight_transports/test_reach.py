@@ -55,6 +55,15 @@ def test_collective_refuses_the_senders_own_device(collective):
     assert "own device" in collective.obstacle(collective.place(CPU), CPU)
 
 
+def test_collective_refuses_a_rank_in_groups_of_another_backend(collective):
+    class Named(OneThread):
+        name = "named"
+
+    named = CollectiveTransport(WeightTransportConfig(), Named(Named.Config()))
+    reason = collective.obstacle(named.place(CPU), CPU)
+    assert reason == "its groups are those of backend 'named', the sender's of 'cpu'"
+
+
 def test_collective_refuses_a_rank_whose_tensors_are_elsewhere(collective):
     place = collective.place(torch.device("meta"))
     assert collective.obstacle(place, CPU) == "it has its tensors on meta; groups of backend 'cpu' take cpu"

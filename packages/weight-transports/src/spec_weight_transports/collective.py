@@ -37,15 +37,18 @@ class CollectiveTransport(WeightTransport):
         self._kept = KeptGroups()
 
     def place(self, device: torch.device) -> str:
-        """Return this host, why its rank can be in no group, and the device where it has a name of its own."""
+        """Return this host, whose groups these are, why its rank can be in none, and the device's own name if any."""
         hindrance = self._hindrance(device)
-        return "|".join([host_name(), hindrance, "" if hindrance else self.backend.device_id(device)])
+        device_id = "" if hindrance else self.backend.device_id(device)
+        return "|".join([host_name(), self.backend.name, hindrance, device_id])
 
     def obstacle(self, place: str, device: torch.device) -> str:
-        """Return why there can be no group: another host, one device for both, or one end can be in none."""
-        host, hindrance, device_id = (*place.split("|"), "", "")[:3]
+        """Return why there can be no group: another host or backend, one device for both, or an end can be in none."""
+        host, backend_name, hindrance, device_id = (*place.split("|"), "", "", "")[:4]
         if reason := elsewhere(host):
             return reason
+        if backend_name != self.backend.name:
+            return f"its groups are those of backend {backend_name!r}, the sender's of {self.backend.name!r}"
         if hindrance:
             return f"it {hindrance}"
         if hindrance := self._hindrance(device):
