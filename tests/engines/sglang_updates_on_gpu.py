@@ -6,10 +6,10 @@
 
 For each draft a server starts as a user starts it, and answers greedy requests all the time. The draft and a copy of
 it with noise are pushed in turn. What is looked at: no request fails; every token of every text is the target's own
-choice (scored by a prefill of the next Eagle3 server, within rounding: SGLang scores nothing with DFlash); the draft's
-tensors and guesses after a commit are those of the server that has just read the folder; a damaged push leaves the old
-draft; no tensor of the target changes; the longest gap between two tokens with and without pushes. ``--output`` keeps
-the document after each phase, and the servers' logs.
+choice, within rounding (scored by the next Eagle3 server's prefill: SGLang scores nothing with DFlash); the draft's
+tensors and guesses after a commit are those of the server that has just read the folder; a damaged push leaves the
+old draft; no tensor of the target changes; the longest gap between two tokens with and without pushes. ``--output``
+keeps the document after each phase, and the servers' logs.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class CollectiveTransport(WeightTransport):
         return "|".join([host_name(), self.backend.name, hindrance, device_id])
 
     def obstacle(self, place: str, device: torch.device) -> str:
-        """Return why there can be no group: another host or backend, one device for both, or an end can be in none."""
+        """Return why there can be no group: another host or backend, one device for both, or one end is in none."""
         host, backend_name, hindrance, device_id = (*place.split("|"), "", "", "")[:4]
         if reason := elsewhere(host):
             return reason
