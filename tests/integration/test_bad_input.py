@@ -131,7 +131,7 @@ def test_wrong_word(refused, word, line):
         ),
         (["--config"], "Parameter --config requires an argument"),
         (["export", "--checkpoint", "x"], 'Command "export" parameter --output requires an argument'),
-        (["plan", "--launcher", "ray"], "no launcher plugin is called 'ray' (known: local)"),
+        (["plan", "--launcher", "slurm"], "no launcher plugin is called 'slurm' (known: local, ray)"),
         (["plan", "--draft", "nothing"], "no draft plugin is called 'nothing'"),
         (["quickstart", "--backend", "nothing"], "no backend plugin is called 'nothing'"),
         (["check", "--backend", "nothing"], "no backend plugin is called 'nothing'"),

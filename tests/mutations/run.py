@@ -100,7 +100,13 @@ MUTATIONS = [
         "pass",
         UPDATE_TEST + "publisher_that_is_not_there_ends_in_the_status",
     ),
-    Mutation("U7", UPDATES, "if found != expected:", "if False:", WEIGHTS_TEST + "damage_is_never_served"),
+    Mutation(
+        "U7",
+        UPDATES,
+        "if digest != expected_digests[name]:",
+        "if False:",
+        WEIGHTS_TEST + "damage_is_never_served",
+    ),
     Mutation(
         "U7", UPDATES, "        if missing:", "        if False:", WEIGHTS_TEST + "damage_is_never_served"
     ),

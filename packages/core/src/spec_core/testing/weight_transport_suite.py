@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 LONG_S, SHORT_S = 20.0, 1.0
 WATCH_S = 45.0
-"""For several updates and a fault; a vendor's library takes seconds to connect a group."""
+"""Seconds for several updates and a fault; a vendor's library takes seconds to connect a group."""
 ROUNDS = 3
 BROKEN_UPDATE = 15
 LATE_EVENTS = 4

@@ -91,9 +91,8 @@ class _LineSums:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._block = torch.empty(
-            _BLOCK_BYTES if device.type == "cpu" else _DEVICE_BLOCK_BYTES, dtype=torch.uint8, device=device
-        )
+        block_bytes = _BLOCK_BYTES if torch.empty(0, device=device).is_cpu else _DEVICE_BLOCK_BYTES
+        self._block = torch.empty(block_bytes, dtype=torch.uint8, device=device)
         self._columns = _factors(_SEEDS, COLUMNS, device)[:, None]
         self._used = 0
         self._sums: list[Tensor] = []
