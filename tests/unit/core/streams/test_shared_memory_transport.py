@@ -174,6 +174,23 @@ def test_a_sender_that_cannot_be_admitted_keeps_nobody_out(device_id):
         check_works(receiver)
 
 
+def test_a_sender_counts_as_soon_as_it_is_connected(receiver, monkeypatch):
+    """Another one that leaves is not the last, however late the receiver's thread goes on after its reply."""
+    first, go_on, send = connect(receiver), threading.Event(), FramedSocket.send
+
+    def late(channel, *data, **fields):
+        send(channel, *data, **fields)
+        if threading.current_thread() is receiver._thread:
+            go_on.wait(LONG_S)
+
+    monkeypatch.setattr(FramedSocket, "send", late)
+    with connect(receiver):
+        first.close()
+        with pytest.raises(DeadlineExceeded):
+            receiver.receive(0.5)
+        go_on.set()
+
+
 def test_a_wrong_address_says_so_without_the_token(receiver):
     kind, name, token = receiver.address.split(":")
     with pytest.raises(ProtocolError, match="token") as error:

@@ -235,14 +235,18 @@ class StreamReceiver(FeatureReceiver):
         if not name:
             detect_dead_host(channel.end)
         reply = ConnectReply(self._window_bytes, pool.size, pool.kind, pool.offer).encode()
+        with self._changed:  # before it knows: when its ``connect`` returns, it counts
+            self._peers.add(peer)
+            self._num_admitted += 1
         try:
             channel.send(reply, descriptor=pool.descriptor if name else None)
         except OSError:
+            with self._changed:
+                self._peers.discard(peer)
+                self._num_admitted -= 1
+                self._changed.notify_all()
             pool.disconnect(lambda: None)
             raise
-        with self._changed:
-            self._peers.add(peer)
-            self._num_admitted += 1
         return peer
 
     def _serve(self, peer: _Peer) -> None:
