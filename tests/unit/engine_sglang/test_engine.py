@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -129,8 +130,11 @@ def _death_is_told(engine, receiver):
 
 def _scheduler():
     """The process of the stand-in's scheduler: the one that has loaded the model."""
-    children = psutil.Process().children(recursive=True)
-    return next(p for p in children if any("spawn_main" in word for word in p.cmdline()))
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile: another test's, perhaps
+            if any("spawn_main" in word for word in process.cmdline()):
+                return process
+    raise AssertionError("the stand-in has no scheduler")
 
 
 def test_generation_and_counters(open_engine, eagle3_folder):

@@ -29,6 +29,9 @@ _CONNECT_S = 10.0
 """Longest wait for a cluster's port to answer; Ray itself waits for minutes."""
 _CORES = "CPU"
 """Ray's resource for cores; all cores of a host are one device, as everywhere in this project."""
+_UNCOUNTED = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0"}}}
+"""Options of an actor that asks for no core, and runs at the priority of the run: else Ray lowers it by 15, and that
+of the processes that it starts."""
 _COUNTED = {"CPU": "num_cpus", "GPU": "num_gpus"}
 """Resources that an actor asks for by an option of its own."""
 
@@ -134,7 +137,7 @@ class Reservation:
     def options(self, bundle: int, amount: float) -> dict[str, Any]:
         """Return the options of an actor or task that takes an amount of a bundle."""
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-        return {"num_cpus": 0, **self._amount(amount), "scheduling_strategy": place}
+        return {**_UNCOUNTED, **self._amount(amount), "scheduling_strategy": place}
 
     def close(self) -> None:
         """Give the devices back."""
@@ -148,7 +151,7 @@ class Reservation:
 
 def on_host(host: Host) -> dict[str, Any]:
     """Return the options of an actor that takes nothing of its host."""
-    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(host.node, soft=False)}
+    return {**_UNCOUNTED, "scheduling_strategy": NodeAffinitySchedulingStrategy(host.node, soft=False)}
 
 
 def named_address(config: RayConfig, environ_address: str | None) -> str | None:

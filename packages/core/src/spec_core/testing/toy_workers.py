@@ -29,6 +29,7 @@ def echo(link: RunLink, order: Mapping[str, Any]) -> None:
     link.send(
         {
             "pid": os.getpid(),
+            "niceness": os.nice(0),
             "in_main_thread": threading.current_thread() is threading.main_thread(),
             "environment": {name: os.environ.get(name) for name in order.get("variables", ())},
             "order": dict(order),
