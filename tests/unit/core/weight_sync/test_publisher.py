@@ -301,6 +301,9 @@ def test_replica_that_raises_is_at_fault(fleet):
             future.set_exception(EngineError("no room for a spare copy"))
             return future
 
+        def abort(self, update):  # of its own: the receiver is that of replica 0
+            return self.status()
+
     fleet.publisher.add("broken", Broken(fleet.receivers[0])).result(LONG_S)
     assert fleet.publish(1).replicas["broken"].reason == "no room for a spare copy"
     assert fleet.publisher.serving()["0"] == ServingStatus(state="aborted", **served(fleet, 0))
