@@ -207,6 +207,21 @@ def test_a_swap_serves_what_a_fresh_load_would_and_a_second_one_what_was(algorit
     assert scheduler.draft.embed_tokens.weight is scheduler.target.embed_tokens.weight
 
 
+def test_a_loader_that_collects_gets_tensors_that_stay(monkeypatch) -> None:
+    """A received tensor is valid until the next one only, as where both lie in one bucket after the other."""
+    load = Draft.load_weights
+    monkeypatch.setattr(Draft, "load_weights", lambda self, weights: load(self, list(weights)))
+    slot = slot_of(Scheduler.serving())
+
+    def received():
+        for name, tensor in export(1).items():
+            yield name, tensor
+            tensor.zero_()  # the next bucket has come
+
+    slot.load(received())
+    assert slot.digest("spare") == slot.digest("live")
+
+
 def test_an_update_that_breaks_off_is_never_swapped_in() -> None:
     slot = slot_of(Scheduler.serving())
     first = slot.digest("live")

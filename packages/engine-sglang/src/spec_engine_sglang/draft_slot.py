@@ -98,6 +98,11 @@ def exchangeable_draft(scheduler: Any) -> nn.Module:
 
 
 def _for_loader(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Pass the weights on as SGLang's loader reads them: token ids, to which it adds others, on the CPU."""
+    """Pass on copies, since a tensor is valid until the next one only, and a loader may collect several.
+
+    Those of token ids are on the CPU: the loader adds others to them. One call gets all of them, since a loader may
+    join two tensors, or look at its end for what is missing.
+    """
     for name, tensor in weights:
-        yield name, tensor if tensor.is_floating_point() else tensor.cpu()
+        device = tensor.device if tensor.is_floating_point() else torch.device("cpu")
+        yield name, tensor.to(device, copy=True)
