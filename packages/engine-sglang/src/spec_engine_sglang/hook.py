@@ -26,7 +26,7 @@ _TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
 """``spec_core.hosting.DRAFT_TOKEN_VARIABLE``: set where the draft takes fresh weights."""
 _WHITELIST = "SGLANG_PLUGINS"
 """SGLang's own variable: if set, only the plugins in it are loaded (a platform's plugin belongs there, too)."""
-SWITCH_S = 5e-4
+_SWITCH_S = 5e-4
 """Python's thread switch interval. SGLang's scheduler polls without a pause: at the default of 5 ms, our threads in
 its process would wait that long each time, and it for them."""
 
@@ -109,7 +109,7 @@ def attach_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> N
     from spec_core.hosting import CAPTURE_VARIABLE, FeatureExporter
     from spec_engine_sglang.state_capture import StateCapture
 
-    sys.setswitchinterval(SWITCH_S)
+    sys.setswitchinterval(_SWITCH_S)
     exporter = FeatureExporter(os.environ[CAPTURE_VARIABLE])
     runner = scheduler.tp_worker.model_runner
     capture = StateCapture(runner.model, exporter, exporter.schema, os.environ[NORM_VARIABLE])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ import torch.distributed as dist
 
 from spec_core.errors import EngineError
 from spec_core.hosting import DraftRank
-from spec_engine_sglang.hook import SWITCH_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +89,6 @@ def _slot(scheduler: Any) -> SglangDraftSlot:
     from spec_core.weight_sync import DraftLayout
     from spec_engine_sglang.draft_slot import SglangDraftSlot
 
-    sys.setswitchinterval(SWITCH_S)
     arguments = scheduler.server_args
     target = read_target(_folder(arguments.model_path))
     return SglangDraftSlot(
