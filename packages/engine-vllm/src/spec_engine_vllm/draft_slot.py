@@ -63,9 +63,8 @@ class VllmDraftSlot(ExchangedSlot):
         if self._blank is None and not self._is_reloadable:
             self._blank = self._new_model()
             if not torch.empty(0, device=self.device).is_cpu:
-                torch.accelerator.synchronize(
-                    self.device
-                )  # the stream of an update does not wait for the engine's
+                # The stream of an update does not wait for the engine's.
+                torch.accelerator.synchronize(self.device)
 
     def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
         """Load the spare by the model's own loader, in few calls: each derives what it derives anew."""
@@ -146,11 +145,13 @@ class VllmDraftSlot(ExchangedSlot):
 def _groups(weights: Iterator[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield copies of the tensors, which are valid one at a time, in groups."""
     group: list[tuple[str, Tensor]] = []
+    num_bytes = 0
     for name, tensor in weights:
         group.append((name, tensor.clone()))
-        if sum(copied.nbytes for _, copied in group) >= _GROUP_BYTES:
+        num_bytes += tensor.nbytes
+        if num_bytes >= _GROUP_BYTES:
             yield group
-            group = []
+            group, num_bytes = [], 0
     if group:
         yield group
 

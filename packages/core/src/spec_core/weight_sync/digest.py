@@ -53,19 +53,18 @@ class TensorDigests:
 
     def __init__(self) -> None:
         """Hold nothing yet."""
-        self._tensors: list[tuple[str, tuple[int, ...], str, int]] = []
         self._lines: dict[torch.device, _LineSums] = {}
-        self._places: list[tuple[torch.device, int]] = []
-        """Device of each tensor's lines, and its number among those there."""
+        self._tensors: list[tuple[str, tuple[int, ...], str, int, torch.device, int]] = []
+        """Name, shape, dtype and bytes of each, the device of its lines, and its number among those there."""
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Digest a tensor; its memory may change after what is queued on its device now."""
-        self._tensors.append((name, tuple(tensor.shape), dtype_name(tensor), tensor.nbytes))
         device = _computing_device(tensor.device)
         if (lines := self._lines.get(device)) is None:
             lines = self._lines[device] = _LineSums(device)
         number = lines.add(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
-        self._places.append((device, number))
+        shape, dtype = tuple(tensor.shape), dtype_name(tensor)
+        self._tensors.append((name, shape, dtype, tensor.nbytes, device, number))
 
     def entries(self) -> list[TensorEntry]:
         """Return an entry for each tensor, in the order in which they were added."""
@@ -78,9 +77,7 @@ class TensorDigests:
                 num_bytes=num_bytes,
                 digest=_hexadecimal(totals[device][number], num_bytes),
             )
-            for (name, shape, dtype, num_bytes), (device, number) in zip(
-                self._tensors, self._places, strict=True
-            )
+            for name, shape, dtype, num_bytes, device, number in self._tensors
         ]
 
 
