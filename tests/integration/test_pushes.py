@@ -69,6 +69,8 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
         assert [line.split()[:4] for line in outcome.out.splitlines()] == [
             [url, "committed", "version", "1"] for url in (fresh_server, other)
         ]
+        way = " by ipc (not collective: sockets, after host memory; not file: files, after host memory)  "
+        assert outcome.out.count(way) == 2, outcome.out
         by_file = ["--transport", "file", "--folder", tmp_path]
         document = json.loads(command_line(*push, drafts["trained"], *by_file, "--json").out)
         assert (document["version"], document["committed"]) == (2, True)

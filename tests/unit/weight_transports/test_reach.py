@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import WeightTransportConfig
+from spec_core import WeightMedium, WeightTransportConfig
 from spec_core.errors import ConfigError
 from spec_core.testing.reference import reference_backend
 from spec_core.weight_sync import open_weight_transports
@@ -82,6 +82,16 @@ def test_collective_keeps_off_torchs_groups_where_one_thread_must_make_all_calls
     assert collective.obstacle(collective.place(CPU), CPU).startswith("it uses torch's own groups")
     several = CollectiveTransport(WeightTransportConfig(), reference_backend())
     assert several.obstacle(several.place(CPU), CPU) == ""
+
+
+def test_ipc_goes_through_the_device_that_both_are_on_and_last_within_a_process():
+    ipc = IpcWeightTransport(WeightTransportConfig(), OneThread(OneThread.Config()))
+    host, process, device_id = ipc.place(CPU).split("|")
+    assert device_id == "card 1"
+    assert ipc.medium(f"{host}|{process}|card 1", CPU) == WeightMedium.UNSTATED
+    assert ipc.medium(f"{host}|another|card 1", CPU) == WeightMedium.DEVICE_MEMORY
+    assert ipc.medium(f"{host}|another|card 2", CPU) == WeightMedium.HOST_MEMORY
+    assert ipc.medium(f"{host}|another|", torch.device("meta")) == WeightMedium.HOST_MEMORY
 
 
 def test_named_transports_come_in_that_order():

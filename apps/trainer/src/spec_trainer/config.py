@@ -135,7 +135,8 @@ class PushConfig(Config):
     """Servers that must have received a version before any serves it: all, more than half, or any. One where a push
     has failed does not count until it serves the newest version again."""
     transport: tuple[Name, ...] = ()
-    """Weight transports, the preferred one first; by default every installed one that can run here."""
+    """Weight transports, the preferred one first; by default of those installed what is fastest towards
+    each server."""
     bucket_bytes: Annotated[int, Field(ge=4096)] | None = None
     """Most bytes of weights that are sent at once; by default what each transport says, 256 MiB for those here."""
     folder: Annotated[Path | None, BeforeValidator(_named)] = None

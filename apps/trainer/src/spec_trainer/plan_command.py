@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.dispatch import sample_bytes
+from spec_trainer.push.servers import open_transports
 
 if TYPE_CHECKING:
     from spec_trainer.run_spec import RunSpec
@@ -58,7 +59,9 @@ def _processes(run: RunSpec) -> list[str]:
 def _pushes(run: RunSpec) -> str:
     config = run.config
     servers = ", ".join(config.push.to) or "the run's own engine"
-    return f"every {config.train.push_every} steps to {servers}"
+    transports = open_transports(run.backend, config.push)
+    order = "the first" if config.push.transport else "what is fastest there"
+    return f"every {config.train.push_every} steps to {servers}, by {order} of {', '.join(transports)}"
 
 
 def _decoding(run: RunSpec) -> str:

@@ -43,7 +43,13 @@ def push_draft(request: PushRequest) -> dict[str, Any]:
     device = backend.device(0)
     with ExitStack() as stack:
         publisher = stack.enter_context(
-            Publisher(transports, target.digest, device=device, address=request.address)
+            Publisher(
+                transports,
+                target.digest,
+                device=device,
+                address=request.address,
+                fastest_first=not request.transport,
+            )
         )
         for url, server in servers.items():
             stack.enter_context(server)  # closed first: the publisher waits for no answer then
@@ -59,12 +65,18 @@ def push_draft(request: PushRequest) -> dict[str, Any]:
 def push_lines(document: Mapping[str, Any]) -> Iterable[str]:
     """Yield a line for each server of a push."""
     for url, outcome in document["servers"].items():
-        way = f" by {outcome['transport']}" if outcome["transport"] else ""
+        way = f" by {outcome['transport']}{_others(outcome['not_taken'])}" if outcome["transport"] else ""
         reason = f": {outcome['reason']}" if outcome["reason"] else ""
         yield (
             f"{url}  {outcome['state']}  version {document['version']}{way}"
             f"  {sum(outcome['seconds'].values()):.2f} s{reason}"
         )
+
+
+def _others(not_taken: Mapping[str, str]) -> str:
+    """Return why other transports were not used, in parentheses."""
+    reasons = "; ".join(f"not {name}: {reason}" for name, reason in not_taken.items())
+    return f" ({reasons})" if reasons else ""
 
 
 def describe_serving(urls: Sequence[str]) -> dict[str, Any]:
@@ -96,6 +108,7 @@ def _document(report: PublishReport) -> dict[str, Any]:
             url: {
                 "state": outcome.state,
                 "transport": outcome.transport,
+                "not_taken": dict(outcome.not_taken),
                 "reason": outcome.reason,
                 "seconds": dict(outcome.seconds),
             }

@@ -37,7 +37,7 @@ from spec_core.target import TargetSpec, TargetTensors
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 from spec_core.visible_devices import child_devices
 from spec_core.weight_manifest import Manifest
-from spec_core.weight_transport import WeightReceiver, WeightSender, WeightTransport
+from spec_core.weight_transport import WeightMedium, WeightReceiver, WeightSender, WeightTransport
 
 __all__ = [
     "Backend",
@@ -80,6 +80,7 @@ __all__ = [
     "UpdateId",
     "UpdateOrder",
     "VocabularyOps",
+    "WeightMedium",
     "WeightReceiver",
     "WeightSender",
     "WeightTransport",

@@ -15,7 +15,8 @@ W4  Calls end at their ``deadline`` (``time.monotonic``) with DeadlineExceeded, 
     has died or closed.
 W5  ``close`` of an end may come from another thread: what runs then ends with PeerLost within a second. It is
     idempotent and leaves nothing but what W7 keeps: no thread, no descriptor, no memory, no unfinished file.
-W6  ``probe`` and ``obstacle`` say why a transport cannot be used, here or towards a certain rank.
+W6  ``probe`` and ``obstacle`` say why a transport cannot be used, here or towards a certain rank; ``medium`` says
+    what the bytes pass through on their way to one that is reached. Without an order of names the fastest is taken.
 W7  A transport may keep what it has built for an update until the next one of the same update group and replica. It
     uses that again only where every end has come through the update before and has kept it too; else all build anew
     in the same update: after a failure, for other ranks, for a process that was started anew. ``forget`` releases
@@ -25,6 +26,7 @@ W7  A transport may keep what it has built for an update until the next one of t
 from __future__ import annotations
 
 from abc import abstractmethod
+from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from spec_core.config import WeightTransportConfig
@@ -39,6 +41,25 @@ if TYPE_CHECKING:
 
     from spec_core.backend import Backend
     from spec_core.weight_manifest import Manifest
+
+
+class WeightMedium(IntEnum):
+    """Name what the bytes of an update pass through, the fastest first."""
+
+    DEVICE_MEMORY = 1
+    """The memory of one device, which both ends map."""
+    DEVICE_LINK = 2
+    """A link of two devices, without the host's memory."""
+    HOST_MEMORY = 3
+    """The memory of the host, which both ends map."""
+    SOCKETS = 4
+    FILES = 5
+    UNSTATED = 6
+    """The transport does not say."""
+
+    def __str__(self) -> str:
+        """Return the words of a message, such as "host memory"."""
+        return self.name.lower().replace("_", " ")
 
 
 class WeightReceiver(Resource):
@@ -88,6 +109,10 @@ class WeightTransport(Resource):
     @abstractmethod
     def obstacle(self, place: str, device: torch.device) -> str:
         """Return why a sender on ``device`` of this process cannot reach a rank at ``place``; empty if it can."""
+
+    def medium(self, place: str, device: torch.device) -> WeightMedium:
+        """Return what the bytes pass through from a sender on ``device`` to a rank at ``place``, if it is reached."""
+        return WeightMedium.UNSTATED
 
     @abstractmethod
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:

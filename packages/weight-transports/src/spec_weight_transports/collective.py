@@ -6,10 +6,10 @@ import json
 import secrets
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core import WeightReceiver, WeightSender, WeightTransport
+from spec_core import WeightMedium, WeightReceiver, WeightSender, WeightTransport
 from spec_core.errors import ProtocolError
 from spec_core.weight_sync import BucketPlan, bucket_size
-from spec_weight_transports.host import elsewhere, host_name
+from spec_weight_transports.host import device_name, elsewhere, host_name
 from spec_weight_transports.kept_groups import KeptGroups, Membership, Route
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class CollectiveTransport(WeightTransport):
     def place(self, device: torch.device) -> str:
         """Return this host, whose groups these are, why its rank can be in none, and the device's own name if any."""
         hindrance = self._hindrance(device)
-        device_id = "" if hindrance else self.backend.device_id(device)
-        return "|".join([host_name(), self.backend.name, hindrance, device_id])
+        return "|".join([host_name(), self.backend.name, hindrance, device_name(self.backend, device)])
 
     def obstacle(self, place: str, device: torch.device) -> str:
         """Return why there can be no group: another host or backend, one device for both, or one end is in none."""
@@ -56,6 +55,13 @@ class CollectiveTransport(WeightTransport):
         if device_id and device_id == self.backend.device_id(device):
             return "it is on the sender's own device, and a group takes each device once"
         return ""
+
+    def medium(self, place: str, device: torch.device) -> WeightMedium:
+        """Return what connects two devices; on the CPU, sockets."""
+        import torch
+
+        is_cpu = torch.empty(0, device=device).is_cpu
+        return WeightMedium.SOCKETS if is_cpu else WeightMedium.DEVICE_LINK
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
         """Return an end that joins the sender's group."""

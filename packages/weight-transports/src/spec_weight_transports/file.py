@@ -23,6 +23,7 @@ import pydantic
 from spec_core import (
     Manifest,
     StateFolder,
+    WeightMedium,
     WeightReceiver,
     WeightSender,
     WeightTransport,
@@ -77,6 +78,10 @@ class FileTransport(WeightTransport):
     def obstacle(self, place: str, device: torch.device) -> str:
         """Return nothing: every rank may see the folder."""
         return ""
+
+    def medium(self, place: str, device: torch.device) -> WeightMedium:
+        """Return that it is files."""
+        return WeightMedium.FILES
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
         """Return an end that reads; its tensors are on the CPU."""

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from spec_core import Backend
 
 
 def host_name() -> str:
@@ -11,6 +17,11 @@ def host_name() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
     return "/".join([boot, *spaces, str(os.geteuid())])
+
+
+def device_name(backend: Backend, device: torch.device) -> str:
+    """Return the vendor's name of a device; empty where processes cannot compare them."""
+    return backend.device_id(device) if device.type == backend.device_type else ""
 
 
 def elsewhere(place: str) -> str:

@@ -6,16 +6,17 @@ carries the features of a colocated run carries buckets of weights the other way
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from spec_core import WeightReceiver, WeightSender, WeightTransport
+from spec_core import WeightMedium, WeightReceiver, WeightSender, WeightTransport
 from spec_core.errors import DeadlineExceeded, PeerLost
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_core.weight_sync import BucketPlan, bucket_size
-from spec_weight_transports.host import elsewhere, host_name
+from spec_weight_transports.host import device_name, elsewhere, host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -42,12 +43,23 @@ class IpcWeightTransport(WeightTransport):
     api_version: ClassVar[int] = 2
 
     def place(self, device: torch.device) -> str:
-        """Return this host."""
-        return host_name()
+        """Return this host, this process, and the device's own name if any."""
+        return f"{host_name()}|{os.getpid()}|{device_name(self.backend, device)}"
 
     def obstacle(self, place: str, device: torch.device) -> str:
         """Return that a rank is on another host, where it is."""
-        return elsewhere(place)
+        return elsewhere(place.partition("|")[0])
+
+    def medium(self, place: str, device: torch.device) -> WeightMedium:
+        """Return the memory of the device that both are on, else the host's; the last choice within one process.
+
+        Vendors differ in whether a process can map what it shares itself.
+        """
+        _, process, device_id = place.split("|", 2)
+        if process == str(os.getpid()):
+            return WeightMedium.UNSTATED
+        shared = device_id and device_id == device_name(self.backend, device)
+        return WeightMedium.DEVICE_MEMORY if shared else WeightMedium.HOST_MEMORY
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
         """Return an end that takes buckets as they come."""

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from spec_core import WeightMedium
 from spec_core.draft_replica import ServingStatus, UpdateId
 from spec_core.errors import ConfigError, EngineError
 from spec_core.framed_socket import FramedSocket
@@ -268,6 +269,52 @@ def test_obstacles_are_in_the_reason():
         "no weight transport reaches replica 'one' "
         "(other: rank 0 does not have it; file: the rank is on the moon)"
     )
+
+
+@pytest.mark.parametrize(
+    ("fastest_first", "taken", "not_taken"),
+    [
+        (False, "files", {"far": "the rank is on the moon", "wire": "named later", "shy": "named later"}),
+        (
+            True,
+            "wire",
+            {
+                "far": "the rank is on the moon",
+                "files": "files, after device link",
+                "shy": "unstated, after device link",
+            },
+        ),
+    ],
+)
+def test_the_first_transport_or_the_fastest_is_taken_and_the_others_say_why_not(
+    fastest_first, taken, not_taken
+):
+    class Stating(FileTransport):
+        def __init__(self, medium, obstacle=""):
+            super().__init__(FileConfig(), reference_backend())
+            self.stated, self.obstructing = medium, obstacle
+
+        def medium(self, place, device):
+            return self.stated
+
+        def obstacle(self, place, device):
+            return self.obstructing
+
+    def transports():
+        return {
+            "far": Stating(WeightMedium.DEVICE_MEMORY, "the rank is on the moon"),
+            "files": Stating(WeightMedium.FILES),
+            "wire": Stating(WeightMedium.DEVICE_LINK),
+            "shy": Stating(WeightMedium.UNSTATED),
+        }
+
+    with (
+        UpdateReceiver(ToySlot(odd_weights(0)), transports()) as receiver,
+        Publisher(transports(), TARGET, fastest_first=fastest_first) as publisher,
+    ):
+        publisher.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        outcome = publisher.publish(1, odd_weights(1)).result(LONG_S).replicas["one"]
+    assert (outcome.state, outcome.transport, outcome.not_taken) == ("committed", taken, not_taken)
 
 
 @pytest.mark.parametrize("change", [{"token": "wrong"}, {"replica": "two"}, {"rank": 1}, {"rank": -1}])

@@ -106,6 +106,12 @@ class RunDecoder(Resource):
         spec, push = self._spec, self._spec.config.push
         transports = open_transports(spec.backend, push)
         device = spec.backend.device(0)
-        publisher = Publisher(transports, spec.target.digest, device=device, address=push.address)
+        publisher = Publisher(
+            transports,
+            spec.target.digest,
+            device=device,
+            address=push.address,
+            fastest_first=not push.transport,
+        )
         publisher.add(_NAME, self._engine.draft_replica()).result()
         return publisher

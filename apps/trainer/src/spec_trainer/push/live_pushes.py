@@ -109,7 +109,15 @@ class _Pusher(Resource):
             else Canary(self._servers, config.canary_margin, config.canary_rounds)
         )
         transports = open_transports(spec.backend, config)
-        self._publisher = Publisher(transports, spec.target.digest, device=device, address=config.address)
+        self._publisher = Publisher(
+            transports,
+            spec.target.digest,
+            device=device,
+            address=config.address,
+            fastest_first=not config.transport,
+        )
+        self._taken: dict[str, str] = {}
+        """Transport by which each server last got a version."""
         for url, server in self._servers.items():
             self._publisher.add(url, server)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="live-pushes")
@@ -185,10 +193,19 @@ class _Pusher(Resource):
                 **{f"push_{part}_s": value for part, value in report.seconds.items() if part != "total"},
             }
         )
+        self._name_transports(report)
         if failures := _failures(report.replicas, "committed"):
             result = "committed" if report.committed else "not committed"
             log.warning("version %d was %s; %s", version, result, failures)
         return report
+
+    def _name_transports(self, report: PublishReport) -> None:
+        """Say by which transport a server gets versions from now on, and why by no other."""
+        for url, outcome in report.replicas.items():
+            if outcome.transport and outcome.transport != self._taken.get(url):
+                self._taken[url] = outcome.transport
+                others = "; ".join(f"not {name}: {reason}" for name, reason in outcome.not_taken.items())
+                log.info("%s gets the draft by %s; %s", url, outcome.transport, others or "no other is open")
 
     def _judge(self, canary: Canary, report: PublishReport) -> None:
         """Revert a version that live traffic accepts less than the one before."""

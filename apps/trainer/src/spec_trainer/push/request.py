@@ -24,7 +24,8 @@ class PushRequest:
     policy: Literal["all", "quorum", "best_effort"] = "all"
     """Servers that must have received the draft before any serves it: all, more than half, or any."""
     transport: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None
-    """Weight transports, the preferred one first. By default every installed one that can run here."""
+    """Weight transports, the preferred one first. By default of those installed what is fastest towards
+    each server."""
     bucket_bytes: int | None = None
     """Most bytes of weights that are sent at once. By default what each transport says, 256 MiB for those here."""
     folder: Path | None = None

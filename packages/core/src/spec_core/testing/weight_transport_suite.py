@@ -41,6 +41,7 @@ from spec_core.testing.weight_stage import (
 )
 from spec_core.weight_manifest import Manifest
 from spec_core.weight_sync.digest import tensor_entry
+from spec_core.weight_transport import WeightMedium
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,12 +109,13 @@ class WeightTransportSuite(ConformanceSuite):
         run_ranks(_thirty_updates, 2, stage)
 
     def test_w6_it_says_whether_it_can_be_used(self, stage: WeightStage) -> None:
-        """W6: the probe answers, and a rank of this very process is reached or refused with a reason."""
+        """W6: the probe answers, and a rank of this very process is reached or refused with a reason, by a medium."""
         transport = stage.build()
         assert type(transport).probe().ok
         place = transport.place(stage.device)
         assert place.isascii()
         assert isinstance(transport.obstacle(place, stage.device), str)
+        assert isinstance(transport.medium(place, stage.device), WeightMedium)
 
     def test_damage_is_never_served(self, stage: WeightStage) -> None:
         """Whatever a tensor suffers on its way, the old version serves, and the next update succeeds."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from spec_core.draft_replica import DraftReplica, ServingStatus, UpdateId
     from spec_core.weight_manifest import Manifest
     from spec_core.weight_sync.publisher_link import ExpectedRanks, PublisherLink, RankEnd
-    from spec_core.weight_transport import WeightSender, WeightTransport
+    from spec_core.weight_sync.transport_choice import TransportChoice
+    from spec_core.weight_transport import WeightSender
 
 Outcome = Literal["committed", "aborted", "reverted", "quarantined"]
 
@@ -43,6 +44,8 @@ class ReplicaOutcome:
     pushed to anew."""
     transport: str = ""
     """Weight transport that was used; empty where it did not come to that."""
+    not_taken: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why each other transport was not used, by name."""
     reason: str = ""
     """Why the update was not committed there."""
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -69,17 +72,18 @@ class Delivery(Resource):
         name: str,
         replica: DraftReplica,
         link: PublisherLink,
-        transports: Mapping[str, WeightTransport],
+        choice: TransportChoice,
         device: torch.device,
     ) -> None:
-        """Push to ``replica``, called ``name``, by the first of ``transports`` that reaches all of its ranks."""
+        """Push to ``replica``, called ``name``, by one of the transports of ``choice``."""
         self.name, self.replica = name, replica
         self.state: Literal["pending", "received"] | Outcome = "pending"
         self.reason = self.transport = ""
         self.has_failed = False
         """Whether the replica itself is at fault: what it serves has to be asked."""
         self.seconds: dict[str, float] = {}
-        self._link, self._transports, self._device = link, transports, device
+        self.not_taken: Mapping[str, str] = {}
+        self._link, self._choice, self._device = link, choice, device
         self._digests: list[str] = []
         self._expected: ExpectedRanks | None = None
         self._sender: WeightSender | None = None
@@ -155,7 +159,11 @@ class Delivery(Resource):
         """Return how it ended."""
         assert self.state not in ("pending", "received")
         return ReplicaOutcome(
-            state=self.state, transport=self.transport, reason=self.reason, seconds=dict(self.seconds)
+            state=self.state,
+            transport=self.transport,
+            not_taken=self.not_taken,
+            reason=self.reason,
+            seconds=dict(self.seconds),
         )
 
     def _prepare(self) -> list[RankEnd]:
@@ -172,7 +180,8 @@ class Delivery(Resource):
         return self._expected.wait(self._deadline)
 
     def _send(self, ends: Sequence[RankEnd]) -> None:
-        manifest, transport = self.payload.manifest, self._choose(ends)
+        manifest = self.payload.manifest
+        self.transport, transport, self.not_taken = self._choice.towards(self.name, ends)
         for end in ends:
             offer = Offer(
                 manifest=manifest, transport=self.transport, bucket_bytes=transport.config.bucket_bytes
@@ -195,24 +204,6 @@ class Delivery(Resource):
     def _close_sender(self) -> None:
         if (sender := self._sender) is not None:
             sender.close()
-
-    def _choose(self, ends: Sequence[RankEnd]) -> WeightTransport:
-        """Return the first transport that reaches every rank."""
-        obstacles: list[str] = []
-        for name, transport in self._transports.items():
-            found = [self._obstacle(name, transport, end) for end in ends]
-            if not any(found):
-                self.transport = name
-                return transport
-            obstacles.append(f"{name}: {next(filter(None, found))}")
-        raise EngineError(
-            f"no weight transport reaches replica {self.name!r} ({'; '.join(obstacles) or 'none is given'})"
-        )
-
-    def _obstacle(self, name: str, transport: WeightTransport, end: RankEnd) -> str:
-        if name not in end.places:
-            return f"rank {end.rank} does not have it"
-        return transport.obstacle(end.places[name], self._device)
 
     def _raise_reason_of(self, ends: Sequence[RankEnd]) -> None:
         """Raise the error of a rank that has said why it failed."""

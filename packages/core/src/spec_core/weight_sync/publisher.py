@@ -28,6 +28,7 @@ from spec_core.weight_sync.digest import tensor_entries
 from spec_core.weight_sync.messages import reason_of
 from spec_core.weight_sync.publisher_link import PublisherLink
 from spec_core.weight_sync.push import Push
+from spec_core.weight_sync.transport_choice import TransportChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -93,9 +94,11 @@ class Publisher(Resource):
         fence: int | None = None,
         device: torch.device | None = None,
         address: str = "127.0.0.1:0",
+        fastest_first: bool = False,
     ) -> None:
         """Publish drafts for the target with the digest ``target``, by the first transport that reaches a replica.
 
+        With ``fastest_first`` it is the one whose ``medium`` towards the replica is fastest, of equals the first.
         Ranks connect to ``address``. A replica that has seen a higher ``fence`` refuses this publisher; by default it
         is the time, so that the trainer that was started last wins. Buckets are made on ``device``. ``close`` closes
         the transports.
@@ -103,6 +106,7 @@ class Publisher(Resource):
         self.group, self.fence = group, time.time_ns() if fence is None else fence
         self._target, self._transports = target, transports
         self._device = torch.device("cpu") if device is None else device
+        self._choice = TransportChoice(transports, self._device, fastest_first=fastest_first)
         self._members: dict[str, _Member] = {}
         self._newest: Payload | None = None
         self._previous: Payload | None = None
@@ -254,7 +258,7 @@ class Publisher(Resource):
         members = {name: self._members[name] for name in names}
         push = Push(
             {
-                name: Delivery(name, member.replica, self._link, self._transports, self._device)
+                name: Delivery(name, member.replica, self._link, self._choice, self._device)
                 for name, member in members.items()
             },
             policy,
