@@ -45,7 +45,7 @@ def multi_gpu(test):
 class OnTwoGpus(Transport):
     """Receives on the first GPU and sends from the second one."""
 
-    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+    def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
         torch.cuda.set_device(0)
         return nccl().listen(schema, window_bytes)
 

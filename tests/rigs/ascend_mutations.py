@@ -172,7 +172,7 @@ MUTATIONS = [
     ),
     Mutation(
         HCCL_POOL,
-        " and card != card_id(self._device)",
+        " and card != own",
         "",
         HCCL_TEST + "test_two_ends_on_one_card_go_through_the_host",
     ),

@@ -123,11 +123,11 @@ class PushTransport(Transport):
     def __init__(self, link: type[SocketLink] = SocketLink) -> None:
         self._link = link
 
-    def listen(self, schema, window_bytes, port=None):
+    def listen(self, schema, window_bytes, host=""):
         layout = SampleLayout(schema)
         memory = torch.empty(arena_bytes(layout, window_bytes), dtype=torch.uint8)
         pool = PushPool(DeviceArena(memory, layout), CPU, self._new_link)
-        return StreamReceiver(schema, window_bytes, [pool], port)
+        return StreamReceiver(schema, window_bytes, [pool], open_port(host))
 
     def connect(self, address, schema, timeout_s):
         return AsyncSender(address, schema, timeout_s, SocketConnector(self._link))
@@ -135,17 +135,6 @@ class PushTransport(Transport):
     def _new_link(self):
         name = secrets.token_hex(8)
         return name, self._link(name, receives=True)
-
-
-class FarTransport(PushTransport):
-    """As between two hosts: the sender knows no Unix socket of the receiver's name."""
-
-    def listen(self, schema, window_bytes, port=None):
-        return super().listen(schema, window_bytes, open_port("127.0.0.1:0"))
-
-    def connect(self, address, schema, timeout_s):
-        kind, name, rest = address.split(":", 2)
-        return super().connect(f"{kind}:not-{name}:{rest}", schema, timeout_s)
 
 
 def slow() -> Transport:
@@ -156,12 +145,6 @@ class TestPushPool(TransportSuite):
     @pytest.fixture
     def build(self):
         return PushTransport
-
-
-class TestPushPoolOfAnotherHost(TransportSuite):
-    @pytest.fixture
-    def build(self):
-        return FarTransport
 
 
 def die_under_way(me, stage):

@@ -96,11 +96,12 @@ def inline_source(
 
 @contextmanager
 def batch_source(
-    spec: RunSpec, rank: int, device: torch.device, released: Callable[[int, int], None]
+    spec: RunSpec, rank: int, device: torch.device, released: Callable[[int, int], None], host: str = ""
 ) -> Iterator[tuple[BatchSource, str | None]]:
     """Yield the batches of a rank, and the address at which it receives features; None for features of a folder.
 
     ``released`` is called with the rank and the number of tokens of each sample whose transport memory is free.
+    ``host`` is this host's address for engines on others; empty where there are none.
     """
     if spec.config.data.features is not None:
         from spec_trainer.offline.store import open_features
@@ -110,7 +111,7 @@ def batch_source(
             yield stored, None
         return
     transport = spec.backend.transport(spec.config.placement.kind)
-    with transport.listen(spec.schema, spec.window_bytes) as receiver:
+    with transport.listen(spec.schema, spec.window_bytes, host) as receiver:
         yield _feature_stream(spec, rank, device, receiver, released), receiver.address
 
 

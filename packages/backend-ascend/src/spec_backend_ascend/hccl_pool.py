@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from spec_backend_ascend.hccl import HcclCommunicator, root_info
-from spec_backend_ascend.visible_devices import card_id
+from spec_backend_ascend.visible_devices import card_id, host_of
 from spec_core import OwnStream
 from spec_core.errors import PeerLost, RunError
 from spec_core.streams import (
@@ -50,7 +50,7 @@ COUNTER_BYTES = 8
 
 
 class HcclPoolFactory(BufferPoolFactory):
-    """Factory for senders of other cards, each of which gets a pool of its own."""
+    """Factory for senders of the host's other cards, each of which gets a pool of its own."""
 
     def __init__(self, layout: SampleLayout, device: torch.device) -> None:
         """Make pools that deliver on ``device``."""
@@ -60,7 +60,8 @@ class HcclPoolFactory(BufferPoolFactory):
     def serves(self, device_id: str) -> bool:
         """Return whether a sender on that device can write to its pools."""
         kind, card, _ = _split(device_id)
-        return kind == HcclPool.kind and card != card_id(self._device)
+        own = card_id(self._device)
+        return kind == HcclPool.kind and card != own and host_of(card) == host_of(own)
 
     def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
         """Return the pool for one more sender."""

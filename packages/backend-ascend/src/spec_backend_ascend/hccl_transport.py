@@ -1,4 +1,4 @@
-"""HcclTransport: features between the cards of a host, over HCCL; within one card through host memory."""
+"""HcclTransport: features between the cards of a host, over HCCL; through host memory within a card, and by TCP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from spec_backend_ascend.hccl_pool import HcclConnector, HcclPoolFactory
 from spec_core import FeatureReceiver, FeatureSender, Transport
-from spec_core.streams import AsyncSender, HostPool, SampleLayout, StreamReceiver
+from spec_core.streams import AsyncSender, HostPool, SampleLayout, StreamReceiver, open_port
 
 if TYPE_CHECKING:
     from spec_core.records import FeatureSchema
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 class HcclTransport(Transport):
     """Receives on, and sends from, the device that is current when an end is made."""
 
-    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+    def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
         """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
+        port = open_port(host)
         device = torch.device("npu", torch.npu.current_device())
         layout = SampleLayout(schema)
         pools = [HcclPoolFactory(layout, device), HostPool(layout, window_bytes, device)]
-        return StreamReceiver(schema, window_bytes, pools)
+        return StreamReceiver(schema, window_bytes, pools, port)
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
         """Return a sender to the receiver at ``address`` (T1, T6)."""

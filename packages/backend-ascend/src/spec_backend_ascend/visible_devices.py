@@ -45,3 +45,8 @@ def card_id(device: torch.device) -> str:
     index = device.index or 0
     ids = visible_npus(os.environ, index + 1)
     return f"NPU {ids[index]} of host {BOOT_ID.read_text().strip()}"
+
+
+def host_of(card: str) -> str:
+    """Return the name of the host in that of a card."""
+    return card.rpartition(" of host ")[2]

@@ -17,7 +17,7 @@ from spec_backend_cuda.driver import UNSUPPORTED, CudaError
 from spec_backend_cuda.nccl_link import NcclLink, new_link_name
 from spec_backend_cuda.push_buffer import PushBuffer
 from spec_backend_cuda.push_pool import PushPool
-from spec_core import FeatureReceiver, FeatureSender, Transport
+from spec_core import FeatureReceiver, FeatureSender, Transport, parse_address
 from spec_core.streams import (
     AsyncSender,
     DeviceArena,
@@ -45,14 +45,14 @@ class NcclTransport(Transport):
     """Receives on, and sends from, the device that is current when an end is made."""
 
     def __init__(self, listen: str = "") -> None:
-        """Let senders of other hosts reach a receiver at ``listen``, ``host:port``; empty: this host's only."""
+        """Let senders of other hosts reach a receiver at ``listen``, ``host:port``; empty: where its run says."""
         self._listen = listen
 
-    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+    def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
         """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
         device = torch.device("cuda", torch.cuda.current_device())
         layout = SampleLayout(schema)
-        port = open_port(self._listen) if self._listen else None
+        port = open_port(*parse_address(self._listen)) if self._listen else open_port(host)
         pools: list[BufferPoolFactory] = [
             NcclPool(layout, window_bytes, device),
             HostPool(layout, window_bytes, device),

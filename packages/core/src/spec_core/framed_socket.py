@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LENGTH = struct.Struct("!I")
 """Number of bytes of the packet that follows."""
+SILENCE_S = 20
+"""Seconds after which a host that answers nothing at all, not even TCP's probes, counts as dead."""
 _CHUNK_BYTES = 1 << 16
 
 
@@ -62,6 +64,8 @@ class FramedSocket:
                 if not _is_over(deadline):
                     continue
                 raise TimeoutError("the peer sent nothing") from error
+            except TimeoutError as error:  # the connection's, not the call's
+                raise _dead_host() from error
             if not chunk:
                 raise ConnectionResetError("the peer has closed the connection")
             self._received += chunk
@@ -92,6 +96,8 @@ class FramedSocket:
                 if len(left) < len(data):
                     self.shutdown()  # after half a packet the peer could not make sense of another one
                 raise TimeoutError("the peer does not read") from error
+            except TimeoutError as error:
+                raise _dead_host() from error
 
     def _next_packet(self) -> bytes | None:
         """Return a packet that has been received whole, or None."""
@@ -121,6 +127,15 @@ class FramedSocket:
             limit_wait(self.end, direction, left_s / 2)
 
 
+def detect_dead_host(end: socket.socket) -> None:
+    """Make a TCP connection end when the other host has been silent for ``SILENCE_S``; send small packets at once."""
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 4)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S // 4)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+
+
 @contextlib.contextmanager
 def peer_errors(late: str, gone: str) -> Generator[None]:
     """Raise a socket's errors inside as this project's.
@@ -133,6 +148,10 @@ def peer_errors(late: str, gone: str) -> Generator[None]:
         raise DeadlineExceeded(f"{late}: {error}") from error
     except OSError as error:
         raise PeerLost(f"{gone}: {error}") from error
+
+
+def _dead_host() -> OSError:
+    return ConnectionAbortedError(f"the other host has not answered for {SILENCE_S} s")
 
 
 def _left(deadline: float) -> float:

@@ -18,7 +18,7 @@ L4  From ``WorkerHandle.watch`` on, a worker from which nothing has arrived for 
 L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises DeadlineExceeded
     where the worker's process has taken in nothing for ``peer_s`` seconds.
 L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the worker.
-    ``RunLink.address`` is the host under which other workers reach this one.
+    ``RunLink.address`` is the host under which other workers reach this one, LOOPBACK where all are on one host.
 L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds, and then kills them. Afterwards no
     worker runs, and no process that a worker has started. ``close`` is ``stop``, and both may be called again.
 L8  If the launcher's own process is killed, the same holds within seconds.
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core.backend import Backend, Placement, Role
+
+LOOPBACK = "127.0.0.1"
+"""Address of workers that are all on one host (L6)."""
 
 Message = dict[str, Any]
 """A JSON object."""

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 FIRST_PACKET_S = 10.0
 """Longest time from a connection to the end of its first packet, in seconds."""
-MAX_FIRST_PACKET_BYTES = 4096
-"""Largest first packet over TCP."""
-MAX_LOCAL_FIRST_PACKET_BYTES = 8192
-"""Largest first packet over a Unix socket, whose other end is a process of this user."""
+MAX_FIRST_PACKET_BYTES = 8192
+"""Largest first packet."""
 MAX_PENDING = 64
 """Largest number of connections that have not sent their first packet."""
 
@@ -42,11 +40,6 @@ class _Pending:
     socket: socket.socket
     deadline: float
     received: bytearray = field(default_factory=bytearray)
-
-    @property
-    def max_bytes(self) -> int:
-        local = self.socket.family == socket.AF_UNIX
-        return MAX_LOCAL_FIRST_PACKET_BYTES if local else MAX_FIRST_PACKET_BYTES
 
 
 class AcceptLimiter:
@@ -112,7 +105,7 @@ class AcceptLimiter:
         if len(pending.received) >= head:
             size += LENGTH.unpack_from(pending.received)[0]
         try:
-            fits = size <= head + pending.max_bytes
+            fits = size <= head + MAX_FIRST_PACKET_BYTES
             part = pending.socket.recv(size - len(pending.received)) if fits else b""
         except BlockingIOError:
             return b""

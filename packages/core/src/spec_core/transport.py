@@ -4,7 +4,7 @@ Contract (``spec_core.testing.TransportSuite`` quotes the numbers):
 
 T1  The receiver publishes an opaque ``address``; a sender connects to it. The schema is agreed there: a
     mismatch raises SchemaMismatch on the sender, naming both sides' tensors, before anything is sent. Where
-    nobody listens, ``connect`` raises PeerLost.
+    nobody listens, ``connect`` raises PeerLost. Senders of other hosts reach a receiver that was given a ``host``.
 T2  ``send`` hands over one sample and returns a Ticket. When the ticket is done, and not before, the caller may
     reuse the sample's memory: the bytes were copied, or the receiver released them. On a device: by work that
     comes after ``send`` on the stream that was current then.
@@ -73,8 +73,11 @@ class Transport(ABC):
     """A way for features, for one placement. Stateless but for configuration; may be built in any process."""
 
     @abstractmethod
-    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
-        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
+    def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
+        """Return a receiver whose senders share ``window_bytes`` (T1, T5).
+
+        ``host``: this host's address for senders of other hosts; empty where there are none.
+        """
 
     @abstractmethod
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:

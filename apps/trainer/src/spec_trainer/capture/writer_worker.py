@@ -28,5 +28,7 @@ def run_writer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder)
     if order.memory_fraction is not None:
         spec.backend.limit_memory(order.memory_fraction)
     spec.backend.device(0)  # binds this process to its device, which the transport uses
-    stream, address = stack.enter_context(batch_source(spec, 0, torch.device("cpu"), link.released))
+    stream, address = stack.enter_context(
+        batch_source(spec, 0, torch.device("cpu"), link.released, controller.address_elsewhere)
+    )
     link.work(Ready(address), lambda: write_shards(capture, stream, link.should_stop, link.show))

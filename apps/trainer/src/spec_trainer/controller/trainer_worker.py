@@ -120,6 +120,8 @@ def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder
         spec.backend.limit_memory(order.memory_fraction)
     device = spec.backend.device(0)
     links = RankLinks(store=link.join(stack, order, spec), should_stop=link.should_stop, show=link.show)
-    stream, address = stack.enter_context(batch_source(spec, order.index, device, link.released))
+    stream, address = stack.enter_context(
+        batch_source(spec, order.index, device, link.released, controller.address_elsewhere)
+    )
     state = stack.enter_context(train_state(spec, order.index, device, stream, links))
     link.work(Ready(address, state.done_steps), lambda: finish(state, train(state)))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.config import first_line
 from spec_core.errors import PeerLost, UsageError
+from spec_core.launcher import LOOPBACK
 from spec_trainer.controller.protocol import ControlMessage, Failed, WorkerOrder, from_json
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ class ControllerLink:
     def address(self) -> str:
         """Host name or address under which other workers reach this one."""
         return self._link.address
+
+    @property
+    def address_elsewhere(self) -> str:
+        """The same for workers on other hosts; empty where there are none."""
+        return "" if self.address == LOOPBACK else self.address
 
     def send(self, message: ControlMessage) -> None:
         """Send a message. Raise PeerLost if the run has ended."""

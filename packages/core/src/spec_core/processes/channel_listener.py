@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 
-from spec_core.framed_socket import LENGTH
+from spec_core.framed_socket import LENGTH, detect_dead_host
 from spec_core.peer_admission import AcceptLimiter, same_token
 from spec_core.rendezvous import bind, format_address, parse_address
 
@@ -54,7 +54,7 @@ class ChannelListener:
             except ValueError:
                 token = name = None
             if same_token(token, self.token):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                detect_dead_host(connection)
                 self._arrived.put((str(name), connection))
             else:
                 log.debug("refused a connection that does not know the token")
@@ -66,6 +66,6 @@ def connect_channel(address: str, token: str, name: str, timeout_s: float) -> so
     end = socket.create_connection(parse_address(address), timeout_s)
     packet = json.dumps([token, name]).encode()
     end.sendall(LENGTH.pack(len(packet)) + packet)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    detect_dead_host(end)
     end.settimeout(None)
     return end

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spec_core.errors import DeadlineExceeded, PeerLost
-from spec_core.launcher import WorkerEnded, WorkerHandle, WorkerMessage
+from spec_core.launcher import LOOPBACK, WorkerEnded, WorkerHandle, WorkerMessage
 
 if TYPE_CHECKING:
     from spec_core.launcher import Message, WorkerSpec
@@ -38,7 +38,7 @@ class ChannelWorker(WorkerHandle):
     watched: bool = False
     ended: bool = False
 
-    def begin(self, spec: WorkerSpec, peer_s: float, address: str = "127.0.0.1", reap: bool = False) -> None:
+    def begin(self, spec: WorkerSpec, peer_s: float, address: str = LOOPBACK, reap: bool = False) -> None:
         """Send what the worker is to do.
 
         ``address`` is its ``RunLink.address``. ``reap`` has a process of its own end whatever it leaves behind, for

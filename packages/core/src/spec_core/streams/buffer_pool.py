@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from spec_core.errors import ProtocolError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -77,6 +79,10 @@ class ReceiverPool(BufferPoolFactory):
         """Return what the sender must know of a block besides its offset."""
         return b""
 
+    def fill(self, block: Block, position: int, data: bytes) -> None:
+        """Write bytes of a sample that came over the connection. Raise ProtocolError where they do not belong."""
+        raise ProtocolError(f"it sent bytes for memory of kind {self.kind!r}, which it writes itself")
+
     def fetch(self, block: Block, arrived: Arrived) -> None:
         """Call ``arrived`` once a sample that was announced is all there, or never will be.
 
@@ -111,6 +117,10 @@ class SenderBuffer(ABC):
     @abstractmethod
     def write(self, grant: Packet, sample: FeatureSample) -> None:
         """Copy ``sample`` into the block that was granted."""
+
+    def packets(self, grant: Packet, sample: FeatureSample) -> Iterable[Packet]:
+        """Return what takes the sample over the connection after ``write``: nothing where that has put it there."""
+        return ()
 
     @abstractmethod
     def settle(self) -> None:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from spec_core import local_socket
 from spec_core.errors import ProtocolError
-from spec_core.framed_socket import FramedSocket
+from spec_core.framed_socket import FramedSocket, detect_dead_host
 from spec_core.rendezvous import parse_address
 from spec_core.streams.wire import MAX_PACKET_BYTES
 
-SILENCE_S = 20
-"""Seconds after which a host that answers nothing at all, not even TCP's probes, counts as dead."""
 HANG_UP_S = 5.0
 """How long a sender waits for a receiver of another host to close its end, in seconds."""
 
@@ -45,15 +43,6 @@ def is_on_this_host(name: str) -> bool:
     except OSError:
         return False
     return f"@{name}\n" in names
-
-
-def detect_dead_host(end: socket.socket) -> None:
-    """Make a TCP connection end when the other host has been silent for ``SILENCE_S``."""
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 4)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S // 4)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
 
 
 def hang_up(channel: FramedSocket) -> None:

@@ -1,4 +1,4 @@
-"""Pools in host memory that both processes map (``shared_memory``)."""
+"""Pools in host memory that both processes map (``shared_memory``), or that a sender elsewhere fills over TCP."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 from spec_core.errors import ProtocolError
 from spec_core.streams.buffer_pool import Block, ReceiverPool, SenderBuffer, SenderConnector
 from spec_core.streams.shared_memory import Arena, attach
+from spec_core.streams.wire import MAX_DATA_BYTES, Packet, PacketKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from torch import Tensor
 
     from spec_core.records import FeatureSample
-    from spec_core.streams.wire import ConnectReply, Packet, SampleLayout
+    from spec_core.streams.wire import ConnectReply, SampleLayout
 
 
 class HostPool(ReceiverPool):
@@ -31,6 +34,12 @@ class HostPool(ReceiverPool):
         """Return room for a sample of that many tokens, or None until other blocks are freed."""
         offset = self._arena.allocate(self._layout.block_bytes(num_tokens))
         return None if offset is None else Block(offset, num_tokens)
+
+    def fill(self, block: Block, position: int, data: bytes) -> None:
+        """Write bytes of a sample that came over the connection."""
+        if not 0 <= position <= self._layout.block_bytes(block.num_tokens) - len(data):
+            raise ProtocolError(f"it sent {len(data)} bytes for position {position}, outside of its room")
+        self._arena.write(block.offset + position, data)
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
         """Return ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
@@ -70,13 +79,40 @@ class HostBuffer(SenderBuffer):
         del self._mapping, self._bytes
 
 
+class RemoteBuffer(SenderBuffer):
+    """Memory of another host: a sample goes there in the packets of the connection."""
+
+    def __init__(self, layout: SampleLayout) -> None:
+        """Send samples of that layout."""
+        self._layout = layout
+
+    def write(self, grant: Packet, sample: FeatureSample) -> None:
+        """Write nothing here."""
+
+    def packets(self, grant: Packet, sample: FeatureSample) -> Iterator[Packet]:
+        """Yield the bytes of the sample, in pieces."""
+        for start, part in self._layout.parts(sample):
+            data = part.numpy().data
+            for done in range(0, len(data), MAX_DATA_BYTES):
+                piece = bytes(data[done : done + MAX_DATA_BYTES])
+                yield Packet(PacketKind.DATA, grant.number, start + done, piece)
+
+    def settle(self) -> None:
+        """Return at once: nothing is being written."""
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
 class HostConnector(SenderConnector):
-    """Any sender of the receiver's host."""
+    """Any sender, of the receiver's host or of another one."""
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
-        """Return the view of the pool that the receiver offers."""
-        if reply.pool != HostPool.kind or descriptor is None:
+        """Return the view of the pool that the receiver offers; it passes no descriptor to another host."""
+        if reply.pool != HostPool.kind:
             raise ProtocolError(
                 f"the receiver offers memory of kind {reply.pool!r}, which this sender cannot reach"
             )
+        if descriptor is None:
+            return RemoteBuffer(layout)
         return HostBuffer(layout, descriptor, reply.pool_bytes)

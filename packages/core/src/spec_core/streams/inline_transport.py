@@ -27,7 +27,7 @@ class InlineTransport(Transport):
         self._receivers: dict[str, InlineReceiver] = {}
         self._ids = itertools.count()
 
-    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+    def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
         """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
         address = f"inline:{next(self._ids)}"
         receiver = InlineReceiver(address, schema, window_bytes)

@@ -11,7 +11,7 @@ from spec_core.errors import ConfigError
 from spec_core.streams.async_sender import AsyncSender
 from spec_core.streams.device_pool import DeviceConnector, DevicePool, DeviceSharing, SharingUnsupported
 from spec_core.streams.host_pool import HostConnector, HostPool
-from spec_core.streams.receiver import StreamReceiver
+from spec_core.streams.receiver import StreamReceiver, open_port
 from spec_core.streams.wire import SampleLayout
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 
@@ -32,9 +32,9 @@ class IpcTransport(Transport):
         """
         self._sharing_type, self._share_device, self._required = sharing, share_device, required
 
-    def listen(self, schema: FeatureSchema, window_bytes: int) -> FeatureReceiver:
+    def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
         """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
-        sharing = self._sharing()
+        sharing, port = self._sharing(), open_port(host)
         layout = SampleLayout(schema)
         pools: list[ReceiverPool] = [HostPool(layout, window_bytes, sharing.device)]
         if self._share_device:
@@ -52,7 +52,7 @@ class IpcTransport(Transport):
                     sharing.device,
                     error,
                 )
-        return StreamReceiver(schema, window_bytes, pools)
+        return StreamReceiver(schema, window_bytes, pools, port)
 
     def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
         """Return a sender to the receiver at ``address`` (T1, T6)."""

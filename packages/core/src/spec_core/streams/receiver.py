@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from spec_core import local_socket
 from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, RunError
-from spec_core.framed_socket import FramedSocket
+from spec_core.framed_socket import FramedSocket, detect_dead_host
 from spec_core.peer_admission import AcceptLimiter, same_token
 from spec_core.records import FeatureSample, FeatureSchema
-from spec_core.rendezvous import bind, format_address, parse_address
-from spec_core.streams.connection import detect_dead_host
+from spec_core.rendezvous import bind, format_address
 from spec_core.streams.window import take_held
 from spec_core.streams.wire import (
     MAX_PACKET_BYTES,
@@ -72,17 +71,19 @@ class _Loss:
     error: RunError
 
 
-def open_port(listen: str) -> socket.socket:
-    """Return a listener at ``host:port`` (port 0: a free one) for senders of other hosts.
+def open_port(host: str, port: int = 0) -> socket.socket | None:
+    """Return a listener at an address of this host (port 0: a free one) for senders of others; None without one.
 
     Raise ConfigError if this host cannot listen there.
     """
+    if not host:
+        return None
     try:
-        return bind(*parse_address(listen))
+        return bind(host, port)
     except OSError as error:
         raise ConfigError(
-            f"no sender of another host can connect to {listen}: {error.strerror}; name an address of this host, "
-            "with port 0 where several receivers listen"
+            f"no sender of another host can connect to {format_address(host, port)}: {error.strerror}; name an "
+            "address of this host, with port 0 where several receivers listen"
         ) from error
 
 
@@ -274,6 +275,8 @@ class StreamReceiver(FeatureReceiver):
     def _handle(self, peer: _Peer, packet: Packet) -> None:
         if packet.kind is PacketKind.REQUEST:
             self._request(_Request(peer, packet.number, packet.value))
+        elif packet.kind is PacketKind.DATA:
+            peer.pool.fill(self._granted(peer, packet), packet.value, packet.payload)
         elif packet.kind is PacketKind.READY:
             self._ready(peer, packet)
         elif packet.kind is PacketKind.WITHDRAW:
@@ -316,10 +319,14 @@ class StreamReceiver(FeatureReceiver):
                 peer.channel.shutdown()
 
     def _ready(self, peer: _Peer, packet: Packet) -> None:
-        block = peer.granted.pop(packet.number, None)
-        if block is None:
-            raise ProtocolError(f"it filled room {packet.number}, which it was not given")
+        block = self._granted(peer, packet)
+        del peer.granted[packet.number]
         peer.pool.fetch(block, partial(self._arrive, _Arrival(peer, block, packet.value)))
+
+    def _granted(self, peer: _Peer, packet: Packet) -> Block:
+        if (block := peer.granted.get(packet.number)) is None:
+            raise ProtocolError(f"it filled room {packet.number}, which it was not given")
+        return block
 
     def _arrive(self, arrival: _Arrival, failure: RunError | None) -> None:
         """Queue a sample that is all there; called by the pool's thread."""

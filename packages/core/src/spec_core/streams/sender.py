@@ -58,7 +58,10 @@ class StreamSender(FeatureSender):
         self._check(sample)
         num_tokens = len(sample.input_ids)
         with self._exclusive(timeout_s) as deadline, self._withdrawn_on_error():
-            self._buffer.write(self._reserve(num_tokens, deadline), sample)
+            grant = self._reserve(num_tokens, deadline)
+            self._buffer.write(grant, sample)
+            for packet in self._buffer.packets(grant, sample):
+                self._send_packet(packet, deadline)
             self._send_packet(Packet(PacketKind.READY, self._number, sample.request_id), deadline)
         return _done
 
@@ -115,13 +118,18 @@ class StreamSender(FeatureSender):
 
     @contextlib.contextmanager
     def _withdrawn_on_error(self) -> Generator[None]:
-        """Leave neither a request nor a block behind where a send fails, at its deadline for one (T6)."""
+        """Leave neither a request nor a block behind where a send fails, at its deadline for one (T6).
+
+        Where not even that is taken in, over a network that stands still, the connection ends.
+        """
         try:
             yield
         except BaseException:
             self._buffer.settle()
-            with contextlib.suppress(RunError):
+            try:
                 self._send_packet(Packet(PacketKind.WITHDRAW, self._number), time.monotonic())
+            except RunError:  # it takes in nothing: its room would never come back
+                self._channel.shutdown()
             raise
 
     def _handshake(self, token: str, connector: SenderConnector, deadline: float) -> None:

@@ -78,6 +78,10 @@ class Arena:
         start, self._blocks[start] = block
         return start
 
+    def write(self, offset: int, data: bytes) -> None:
+        """Write bytes at ``offset``."""
+        self._mapping[offset : offset + len(data)] = data
+
     def free(self, offset: int) -> None:
         """Free the block at ``offset``."""
         block_stop = self._blocks.pop(offset)

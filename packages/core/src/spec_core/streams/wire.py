@@ -9,6 +9,8 @@
     REQUEST n, tokens      ->                       room for a sample of that many tokens
                            <-   GRANT n, offset     perhaps much later, when others have been released;
                                                     with what the pool says about the block
+    DATA    n, position    ->                       bytes of the sample in its block, where the block is another
+                                                    host's
     READY   n, request id  ->                       the block at that offset is filled, or on its way
     WITHDRAW n             ->                       instead of READY: forget request n, granted or not
     CLOSE                  ->                       a connection that ends without it was cut
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
     from spec_core.records import FeatureSample
 
-VERSION = 2
+VERSION = 3
 MAX_PACKET_BYTES = 1 << 16
 
 
@@ -49,6 +51,7 @@ class PacketKind(enum.IntEnum):
     READY = 3
     WITHDRAW = 4
     CLOSE = 5
+    DATA = 6
 
 
 class Packet(NamedTuple):
@@ -74,6 +77,8 @@ class Packet(NamedTuple):
 
 
 _HEADER = struct.Struct("<QQq")
+MAX_DATA_BYTES = MAX_PACKET_BYTES - _HEADER.size
+"""Largest payload of a packet."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,16 @@ class SampleLayout:
     def block_bytes(self, num_tokens: int) -> int:
         """Return the size of a sample's block, padding included."""
         return aligned(num_tokens * _ID_BYTES) + aligned(num_tokens * self._hidden_bytes)
+
+    def parts(self, sample: FeatureSample) -> tuple[tuple[int, Tensor], tuple[int, Tensor]]:
+        """Return the bytes of a sample's two tensors, uint8 on the host, each after its position in the block."""
+        import torch
+
+        ids, hidden = sample.input_ids, sample.hidden_TNH
+        return (
+            (0, ids.cpu().contiguous().view(torch.uint8)),
+            (aligned(len(ids) * _ID_BYTES), hidden.detach().cpu().contiguous().view(-1).view(torch.uint8)),
+        )
 
     def view(self, memory: Tensor, offset: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Return ``input_ids`` and ``hidden_TNH`` in the block at ``offset``, not copied."""

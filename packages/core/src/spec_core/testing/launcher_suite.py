@@ -120,7 +120,7 @@ class LauncherSuite(ConformanceSuite):
         assert list(tmp_path.iterdir()) == []
 
     def test_l2_a_worker_is_a_process_with_its_order_and_environment(self, launcher: Launcher) -> None:
-        """L2: a handle by name; the entry runs in the main thread of another process, with ``WorkerSpec.env`` and the run's priority."""
+        """L2: a handle by name; the entry runs in the main thread of another process, with the right environment."""
         wanted = toy("echo").env(launcher.context.backend)
         assert wanted, "the reference backend asks for something in the environment"
         order = {"variables": list(wanted), "list": [1, 2.5, None, "é"]}
