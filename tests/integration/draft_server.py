@@ -22,6 +22,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 from spec_core import Engine, EngineContext, UpdateId, UpdateOrder, plugins
 from spec_core.errors import SpecError
@@ -66,14 +67,21 @@ class Served:
         self._plain = generate(self.engine)
         self.engine.load_draft(draft)
         self.replica = self.engine.draft_replica()
+        self._answered = threading.Condition()
 
     def answer_for_ever(self) -> None:
         while True:
             self.as_without &= generate(self.engine, DRAFTING) == self._plain
-            self.answers += len(PROMPTS)
+            with self._answered:
+                self.answers += len(PROMPTS)
+                self._answered.notify_all()
             time.sleep(PAUSE_S)
 
-    def call(self, name: str, body: str) -> dict[str, Any]:
+    def call(self, name: str, body: str, held: dict[str, list[str]]) -> dict[str, Any]:
+        if held:
+            rounds, wait_s = int(held["rounds"][0]), float(held["wait_s"][0])
+            with self._answered:
+                self._answered.wait_for(lambda: self.engine.acceptance().rounds >= rounds, wait_s)
         if name == "status":
             status = self.replica.status()
         else:
@@ -108,7 +116,8 @@ class Routes(BaseHTTPRequestHandler):
         if not hmac.compare_digest(self.headers.get("Authorization", ""), f"Bearer {TOKEN}"):
             return self._send(401, {"error": "wrong token"})
         try:
-            fields = self.served.call(self.path.removeprefix("/spec/draft/"), body)
+            parts = urlsplit(self.path)
+            fields = self.served.call(parts.path.removeprefix("/spec/draft/"), body, parse_qs(parts.query))
         except SpecError as error:
             return self._send(409, {"error": str(error)})
         return self._send(200, fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +144,15 @@ def may_sleep() -> bool:
 
 
 @pytest.fixture
-def routes(monkeypatch, may_sleep) -> Iterator[Callable[..., tuple[int, dict[str, str], Any]]]:
-    """``routes(method, path, body, token)``: status, headers and JSON of an answer of one server."""
+def routes(monkeypatch, may_sleep, counted) -> Iterator[Callable[..., tuple[int, dict[str, str], Any]]]:
+    """``routes(method, path, body, token)``: status, headers and JSON of an answer of one server.
+
+    ``routes(request, …)`` has the answers to several at a time; a completion counts one round.
+    """
     monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
 
     async def inner(scope: dict, receive: object, send: Callable) -> None:
+        counted["rounds"] += scope["path"] == "/v1/completions"
         status = 404 if scope["path"] == "/sleep" and not may_sleep else 200
         await send(
             {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]}
@@ -157,11 +162,13 @@ def routes(monkeypatch, may_sleep) -> Iterator[Callable[..., tuple[int, dict[str
     app = DraftRoutes(inner)
     llm = Ranks("received")
 
-    async def ask(method: str, path: str, body: str, token: str) -> list[dict]:
+    async def ask(method: str, path: str, body: str = "", token: str = "secret") -> list[dict]:
+        path, _, query = path.partition("?")
         scope = {
             "type": "http",
             "method": method,
             "path": path,
+            "query_string": query.encode(),
             "headers": [(b"authorization", f"Bearer {token}".encode())],
             "app": SimpleNamespace(state=SimpleNamespace(engine_client=llm)),
         }
@@ -179,10 +186,18 @@ def routes(monkeypatch, may_sleep) -> Iterator[Callable[..., tuple[int, dict[str
 
     with asyncio.Runner() as runner:
 
-        def answer(method: str, path: str, body: str = "", token: str = "secret") -> tuple[int, dict, Any]:
-            start, end = runner.run(ask(method, path, body, token))
+        def read(sent: list[dict]) -> tuple[int, dict, Any]:
+            start, end = sent
             headers = {name.decode(): value.decode() for name, value in start["headers"]}
             return start["status"], headers, json.loads(end["body"])
+
+        async def all_of(requests: list[list[str]]) -> list[tuple[int, dict, Any]]:
+            return list(map(read, await asyncio.gather(*(ask(*request) for request in requests))))
+
+        def answer(*request: Any) -> Any:
+            if isinstance(request[0], str):
+                return read(runner.run(ask(*request)))
+            return runner.run(all_of(request))
 
         yield answer
 
@@ -198,6 +213,17 @@ def test_answers_name_the_draft_that_was_pushed_until_its_memory_is_given_up(rou
     assert "x-draft-version" not in routes("POST", "/v1/completions")[1]
 
 
+def test_a_status_is_held_back_until_enough_was_counted_or_its_time_is_over(routes) -> None:
+    completion = ["POST", "/v1/completions"]
+    question = ["GET", f"/spec/draft/status?rounds={COUNTED['rounds'] + 2}&wait_s="]
+    (_, _, held), *_ = routes([question[0], f"{question[1]}30"], completion, completion)
+    assert held["acceptance"]["rounds"] == COUNTED["rounds"] + 2
+    begun_s = time.monotonic()
+    status, _, answer = routes("GET", "/spec/draft/status?rounds=100&wait_s=0.2")
+    assert (status, answer["acceptance"]["rounds"]) == (200, COUNTED["rounds"] + 2)
+    assert time.monotonic() - begun_s >= 0.2
+
+
 @pytest.mark.parametrize("may_sleep", [False])
 def test_a_sleep_that_vllm_refuses_forgets_nothing(routes) -> None:
     routes("POST", "/spec/draft/commit", NAME)
@@ -210,6 +236,8 @@ def test_a_sleep_that_vllm_refuses_forgets_nothing(routes) -> None:
     [
         (("GET", "/spec/draft/status", "", "secrets"), 401, "a bearer token is needed"),
         (("GET", "/spec/draft/commit", "", "secret"), 404, "none of status, prepare, commit"),
+        (("GET", "/spec/draft/status?rounds=1", "", "secret"), 409, "expected rounds=NUMBER&wait_s=SECONDS"),
+        (("GET", "/spec/draft/status?rounds=1&wait_s=31", "", "secret"), 409, "expected 0 to 30 seconds"),
         (("POST", "/spec/draft/other", "", "secret"), 404, "'other' is none of"),
         (("POST", "/spec/draft/commit", "{}", "secret"), 409, "no UpdateId"),
         (("POST", "/spec/draft/prepare", "x" * 100_000, "secret"), 409, "more than 65536 bytes"),

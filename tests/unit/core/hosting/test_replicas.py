@@ -85,6 +85,8 @@ def test_a_server_is_asked_by_its_routes(server, url) -> None:
         assert server.asked[-1] == ("POST", f"/spec/draft/{name}", body)
     assert server.asked[0] == ("GET", "/spec/draft/status", "")
     assert replica.acceptance().accepted_per_position == (2, 1, 0)
+    assert replica.acceptance(rounds=9, wait_s=0.5).rounds == 2
+    assert server.asked[-1] == ("GET", "/spec/draft/status?rounds=9&wait_s=0.5", "")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,9 +17,10 @@ class Counting:
     """A server whose counters are set by the test; an error is raised."""
 
     def __init__(self, *counted):
-        self.counted = list(counted)
+        self.counted, self.asked = list(counted), []
 
-    def acceptance(self):
+    def acceptance(self, rounds=0, wait_s=0.0):
+        self.asked.append(rounds)
         now = self.counted[0] if len(self.counted) == 1 else self.counted.pop(0)
         if isinstance(now, Exception):
             raise now
@@ -31,7 +33,7 @@ def rounds(number, accepted):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(canary_module, "_ASK_S", 0.001)
+    monkeypatch.setattr(canary_module, "_AGAIN_S", 0.001)
 
 
 @pytest.mark.parametrize(("accepted", "has_fallen"), [(50, True), (91, False), (100, False), (200, False)])
@@ -40,7 +42,8 @@ def test_a_fall_by_more_than_the_margin_shows(accepted, has_fallen):
     canary = Canary({"a": server}, margin=0.1, rounds=100)
     canary.look()
     server.counted = [rounds(0, 0), rounds(99, 0), rounds(100, accepted)]
-    verdict = canary.judge(["a"], threading.Event())
+    verdict = canary.judge(["a"])
+    assert server.asked == [0, 100, 100, 100]
     assert verdict.has_fallen is has_fallen
     assert (verdict.before.acceptance_length, verdict.after.acceptance_length) == (2.0, 1 + accepted / 100)
 
@@ -54,14 +57,16 @@ def test_servers_count_together_and_a_lost_one_not_at_all():
     canary = Canary(servers, margin=0.1, rounds=100)
     canary.look()
     servers["a"].counted = [rounds(100, 100)]
-    verdict = canary.judge(["a"], threading.Event())
-    assert (verdict.before.acceptance_length, verdict.after.acceptance_length) == (1.5, 2.0)
+    assert canary.judge(["a"]).after.acceptance_length == 2.0
+    servers["a"].counted, servers["b"].counted = [rounds(50, 50)], [rounds(50, 25)]
+    verdict = canary.judge(["a", "b", "c"])
+    assert (verdict.before.acceptance_length, verdict.after.acceptance_length) == (1.5, 1.75)
 
 
 def test_without_traffic_before_nothing_is_judged():
     canary = Canary({"a": Counting(rounds(99, 99))}, margin=0.1, rounds=100)
     canary.look()
-    assert canary.judge(["a"], threading.Event()) is None
+    assert canary.judge(["a"]) is None
 
 
 def test_a_version_with_too_little_traffic_is_compared_with_nothing_and_is_no_reference():
@@ -69,9 +74,14 @@ def test_a_version_with_too_little_traffic_is_compared_with_nothing_and_is_no_re
     canary = Canary({"a": server}, margin=0.1, rounds=100)
     canary.look()
     server.counted = [rounds(3, 0)]
-    ending = threading.Event()
-    ending.set()
-    assert canary.judge(["a"], ending) is None
     canary.look()
     server.counted = [rounds(100, 50)]
-    assert canary.judge(["a"], threading.Event()).has_fallen
+    assert canary.judge(["a"]).has_fallen
+    server.counted, server.asked = [rounds(3, 0)], []
+    with ThreadPoolExecutor(1) as judge:
+        judging = judge.submit(canary.judge, ["a"])
+        while len(server.asked) < 3:
+            time.sleep(0.001)
+        canary.end()
+        assert judging.result(60) is None
+    assert canary.judge(["a"]) is None

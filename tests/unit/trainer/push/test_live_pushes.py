@@ -197,11 +197,11 @@ def test_closing_cuts_the_connections_to_a_server_that_does_not_answer(spec, pub
 
 
 def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatch, caplog):
-    rounds = iter([100, 10])  # accepted, before and after
+    accepted = iter([100, 10])  # before and after
 
     class Counting(Hanging):
-        def acceptance(self):
-            return AcceptanceCounters(rounds=100, drafted=300, accepted=next(rounds))
+        def acceptance(self, rounds=0, wait_s=0.0):
+            return AcceptanceCounters(rounds=100, drafted=300, accepted=next(accepted))
 
     def revert(timeout_s):
         outcomes = Future()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,14 @@ from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterable, Mapping
 
     from spec_core.hosting import HttpReplica
 
-_ASK_S = 1.0
-"""Time between two looks at the servers' counters, which they do not send by themselves."""
+_HELD_S = 10.0
+"""Longest time for which a server holds back its answer: a server that stops waits for it."""
+_AGAIN_S = 1.0
+"""Time until a server is asked again that is lost, or has answered without traffic enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,30 +41,75 @@ class Canary:
         """Watch ``servers``; ``margin`` is in tokens of acceptance length."""
         self._servers, self._margin, self._rounds = servers, margin, rounds
         self._reference: AcceptanceCounters | None = None
+        self._count: _Count | None = None
+        self._ended = False
 
     def look(self) -> None:
         """Note what the version is worth that serves now, if there was traffic enough; called before each push."""
-        counted = self._counted(self._servers)
+        counted = AcceptanceCounters()
+        for server in self._servers.values():
+            with contextlib.suppress(EngineError):  # the publisher says which one is lost
+                counted += server.acceptance()
         if counted.rounds >= self._rounds:
             self._reference = counted
 
-    def judge(self, names: Iterable[str], ending: threading.Event) -> CanaryVerdict | None:
+    def judge(self, names: Iterable[str]) -> CanaryVerdict | None:
         """Wait for traffic on the servers that have committed a version, and compare it with the reference.
 
-        Return None where there is none, and where ``ending`` is set before there was traffic enough.
+        Return None where there is none, and where ``end`` is called before there was traffic enough.
         """
         if self._reference is None:
             return None
-        servers = {name: self._servers[name] for name in names}
-        while (counted := self._counted(servers)).rounds < self._rounds:
-            if ending.wait(_ASK_S):
-                return None
-        fall = self._reference.acceptance_length - counted.acceptance_length
-        return CanaryVerdict(before=self._reference, after=counted, has_fallen=fall > self._margin)
+        self._count = _Count([self._servers[name] for name in names], self._rounds)
+        if self._ended or (after := self._count.wait()).rounds < self._rounds:
+            return None
+        fall = self._reference.acceptance_length - after.acceptance_length
+        return CanaryVerdict(before=self._reference, after=after, has_fallen=fall > self._margin)
 
-    def _counted(self, servers: Mapping[str, HttpReplica]) -> AcceptanceCounters:
-        total = AcceptanceCounters()
-        for server in servers.values():
+    def end(self) -> None:
+        """Judge nothing any more, also not what is waited for; any thread may call it."""
+        self._ended = True
+        if self._count is not None:
+            self._count.end()
+
+
+class _Count:
+    """What servers count since their last commit, until it is enough of all of them together."""
+
+    def __init__(self, servers: Iterable[HttpReplica], rounds: int) -> None:
+        self._counted = dict.fromkeys(servers, AcceptanceCounters())
+        self._rounds = rounds
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+
+    def wait(self) -> AcceptanceCounters:
+        """Return what was counted when it was enough, or at ``end``."""
+        for server in self._counted:
+            threading.Thread(target=self._follow, args=(server,), name="canary", daemon=True).start()
+        self._over.wait()
+        return self._total()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _follow(self, server: HttpReplica) -> None:
+        """Note what a server has counted, each time that its share of the rounds that are left has come."""
+        while not self._over.is_set():
+            wanted = self._counted[server].rounds + max(1, self._num_left() // len(self._counted))
             with contextlib.suppress(EngineError):  # the publisher says which one is lost
-                total += server.acceptance()
-        return total
+                self._note(server, server.acceptance(rounds=wanted, wait_s=_HELD_S))
+                if self._counted[server].rounds >= wanted:
+                    continue
+            self._over.wait(_AGAIN_S)
+
+    def _note(self, server: HttpReplica, counted: AcceptanceCounters) -> None:
+        with self._lock:
+            self._counted[server] = counted
+            if self._num_left() <= 0:
+                self._over.set()
+
+    def _num_left(self) -> int:
+        return self._rounds - self._total().rounds
+
+    def _total(self) -> AcceptanceCounters:
+        return sum(self._counted.values(), AcceptanceCounters())

@@ -123,7 +123,6 @@ class _Pusher(Resource):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="live-pushes")
         self._newest: Future[None] | None = None
         self._outcomes: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._ending = threading.Event()
 
     @property
     def is_busy(self) -> bool:
@@ -150,11 +149,11 @@ class _Pusher(Resource):
         if self._newest is not None and not self._newest.done():
             log.info("waiting for the last push, at most %g s", 2 * self._config.timeout_s)
             wait([self._newest], self._config.timeout_s)
-            self._ending.set()  # a version that had no traffic yet is not judged
+            self._end_canary()  # a version that had no traffic yet is not judged
             wait([self._newest], self._config.timeout_s)
 
     def close(self) -> None:
-        self._ending.set()
+        self._end_canary()
         cut = threading.Timer(_LEAVING_S, self._disconnect)
         cut.daemon = True
         cut.start()
@@ -162,6 +161,10 @@ class _Pusher(Resource):
         self._thread.shutdown(wait=True, cancel_futures=True)
         cut.cancel()
         self._disconnect()
+
+    def _end_canary(self) -> None:
+        if self._canary is not None:
+            self._canary.end()
 
     def _disconnect(self) -> None:
         for server in self._servers.values():
@@ -210,7 +213,7 @@ class _Pusher(Resource):
     def _judge(self, canary: Canary, report: PublishReport) -> None:
         """Revert a version that live traffic accepts less than the one before."""
         served = [url for url, outcome in report.replicas.items() if outcome.state == "committed"]
-        verdict = canary.judge(served, self._ending)
+        verdict = canary.judge(served)
         if verdict is None:
             log.info("version %d is not judged: there was too little traffic", report.version)
             return

@@ -1,9 +1,10 @@
 """DraftMiddleware: an ASGI middleware for a server that a user has started with this project's extension.
 
 It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST with
-JSON). Each needs ``Authorization: Bearer TOKEN`` with the token in the server's environment variable
-``SPEC_DRAFT_TOKEN``. Other answers of the server get the headers ``x-draft-version`` and ``x-draft-digest`` while a
-draft that was pushed serves.
+JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is answered when N verifications were counted since the last commit
+or revert, or after S seconds: the counters are looked at while answers of the server go out. Each needs
+``Authorization: Bearer TOKEN`` with the token in the server's environment variable ``SPEC_DRAFT_TOKEN``. Other
+answers get the headers ``x-draft-version`` and ``x-draft-digest`` while a draft that was pushed serves.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import parse_qs
 
 from spec_core.errors import SpecError
 from spec_core.hosting.draft_ranks import CALLS
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 _PREFIX = "/spec/draft/"
 _LONGEST_BODY = 1 << 16
 """Bytes of the largest order that is read."""
+_LONGEST_WAIT_S = 30.0
+"""Longest time for which an answer is held back: a server that stops waits for it."""
+_LOOK_S = 0.1
+"""Time between an answer that goes out and a look at the counters, in which more of them may."""
 _NEWS_S = 1.0
 """Age at which the status is asked for again, for the next answers: another frontend may change it."""
 
@@ -53,6 +60,8 @@ class DraftMiddleware(ABC):
         self._served: list[tuple[bytes, bytes]] = []
         self._asked_s = float("-inf")
         self._asking: asyncio.Future[None] | None = None
+        self._traffic = asyncio.Event()
+        """Set with the next part of an answer that goes out."""
 
     @abstractmethod
     def find_ranks(self, scope: Message) -> DraftRanks:
@@ -82,6 +91,8 @@ class DraftMiddleware(ABC):
                 answered.append(message["status"])
                 message = {**message, "headers": [*message.get("headers", []), *self._served]}
             await send(message)
+            passed, self._traffic = self._traffic, asyncio.Event()
+            passed.set()
 
         await self._app(scope, receive, naming)
         if path == self.sleep_path and answered == [http.HTTPStatus.OK]:  # without such a route it is refused
@@ -93,13 +104,29 @@ class DraftMiddleware(ABC):
         if (scope["method"], name) != ("GET", "status") and (scope["method"] != "POST" or name not in CALLS):
             return 404, {"error": f"{scope['method']} {name!r} is none of {', '.join(['status', *CALLS])}"}
         try:
-            return 200, await self._call(name, (await _body(receive)).decode())
+            body = (await _body(receive)).decode()
+            if name == "status" and scope.get("query_string"):
+                return 200, await self._counted(*_held(scope["query_string"].decode()))
+            return 200, await self._call(name, body)
         except (SpecError, ValueError) as error:
             return 409, {"error": str(error)}
 
     def _is_admitted(self, scope: Message) -> bool:
         claimed = dict(scope["headers"]).get(b"authorization", b"")
         return bool(self._token) and hmac.compare_digest(claimed, f"Bearer {self._token}".encode())
+
+    async def _counted(self, rounds: int, wait_s: float) -> Fields:
+        """Return the status when so many verifications were counted, or when the time is over."""
+        ends_s = time.monotonic() + wait_s
+        while True:
+            traffic = self._traffic
+            answer = await self._call("status", "")
+            left_s = ends_s - time.monotonic()
+            if answer["acceptance"]["rounds"] >= rounds or left_s <= 0:
+                return answer
+            with suppress(TimeoutError):
+                await asyncio.wait_for(traffic.wait(), left_s)
+                await asyncio.sleep(_LOOK_S)
 
     async def _call(self, name: str, argument: str) -> Fields:
         assert self._ranks is not None
@@ -121,6 +148,17 @@ class DraftMiddleware(ABC):
             await self._call(name, "")
         except SpecError:  # a server without a draft
             self._served = []
+
+
+def _held(query: str) -> tuple[int, float]:
+    """Return the rounds and seconds of a question that is held back. Raise ValueError for another one."""
+    fields = parse_qs(query, strict_parsing=True)
+    if set(fields) != {"rounds", "wait_s"}:
+        raise ValueError(f"{query!r}: expected rounds=NUMBER&wait_s=SECONDS")
+    rounds, wait_s = int(fields["rounds"][0]), float(fields["wait_s"][0])
+    if not 0 <= wait_s <= _LONGEST_WAIT_S:
+        raise ValueError(f"wait_s={wait_s:g}: expected 0 to {_LONGEST_WAIT_S:g} seconds")
+    return rounds, wait_s
 
 
 async def _body(receive: Receive) -> bytes:

@@ -94,9 +94,14 @@ class HttpReplica(DraftReplica, Resource):
         self._closed = False
         self.num_ranks = self._exchange("status", "").ranks
 
-    def acceptance(self) -> AcceptanceCounters:
-        """Return what the server has counted since the last commit or revert; waits for the answer."""
-        return self._exchange("status", "").acceptance
+    def acceptance(self, rounds: int = 0, wait_s: float = 0.0) -> AcceptanceCounters:
+        """Return what the server has counted since the last commit or revert; waits for the answer.
+
+        The server holds that back until it has counted ``rounds`` verifications, for ``wait_s`` at most.
+        """
+        if not rounds:
+            return self._exchange("status", "").acceptance
+        return self._exchange("status", "", f"?rounds={rounds}&wait_s={wait_s:g}", wait_s).acceptance
 
     def close(self) -> None:
         """End every call under way with EngineError, and each that follows; any thread may call it."""
@@ -119,14 +124,14 @@ class HttpReplica(DraftReplica, Resource):
         threading.Thread(target=run, name=f"draft {name}", daemon=True).start()
         return status
 
-    def _exchange(self, name: str, argument: str) -> _Answer:
-        """Send one request and return its answer."""
+    def _exchange(self, name: str, argument: str, query: str = "", held_s: float = 0.0) -> _Answer:
+        """Send one request and return its answer, which the server may hold back for ``held_s``."""
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         connection = kinds[self._url.scheme](self._url.hostname or "", self._url.port, timeout=_CONNECT_S)
         where = f"{self._url.scheme}://{self._url.netloc}"
-        path = f"{self._url.path.rstrip('/')}/spec/draft/{name}"
+        path = f"{self._url.path.rstrip('/')}/spec/draft/{name}{query}"
         try:
-            with self._connected(connection):
+            with self._connected(connection, held_s):
                 method = "POST" if argument else "GET"
                 connection.request(method, path, argument or None, {"Authorization": f"Bearer {self._token}"})
                 response = connection.getresponse()
@@ -146,11 +151,11 @@ class HttpReplica(DraftReplica, Resource):
             raise EngineError(f"{where} is no server with this project's extension: {error}") from error
 
     @contextmanager
-    def _connected(self, connection: http.client.HTTPConnection) -> Generator[None]:
+    def _connected(self, connection: http.client.HTTPConnection, held_s: float) -> Generator[None]:
         """Connect; ``close`` ends what happens then."""
         connection.connect()
         connected = connection.sock
-        connected.settimeout(self._timeout_s)
+        connected.settimeout(self._timeout_s + held_s)
         with self._lock:
             if self._closed:
                 raise ConnectionAbortedError("this side has closed")
