@@ -74,7 +74,7 @@ class Canary:
 
 
 class _Count:
-    """What servers count since their last commit, until it is enough of all of them together."""
+    """Collects what servers count since their last commit, until it is enough of all of them together."""
 
     def __init__(self, servers: Iterable[HttpReplica], rounds: int) -> None:
         self._counted = dict.fromkeys(servers, AcceptanceCounters())
