@@ -425,8 +425,8 @@ MUTATIONS = [
     Mutation(
         "R7",
         RENDEZVOUS,
-        '        mine = f"{_store_file()}#{secrets.token_hex(8)}" if self.rank == 0 else ""\n',
-        '        mine = f"{_store_file()}#" if self.rank == 0 else ""\n',
+        "        mine = [*_store_file(), secrets.token_hex(8)] if self.rank == 0 else []\n",
+        '        mine = [*_store_file(), ""] if self.rank == 0 else []\n',
         RENDEZVOUS_TEST + "stores_are_namespaces_of_their_own",
     ),
     Mutation(

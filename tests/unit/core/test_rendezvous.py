@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import gc
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.framed_socket import LENGTH
-from spec_core.rendezvous import Rendezvous, parse_address
+from spec_core.rendezvous import Rendezvous, _store_file, parse_address
 from spec_core.rendezvous_server import JOIN, Frame, JoinRequest
 from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
 from spec_core.testing.resources import settled_resources
@@ -325,19 +326,68 @@ def test_a_rank_that_closes_is_lost_to_the_others_after_what_it_took_part_in():
     assert run_ranks(leave_early, 3) == ["PeerLost", "", "PeerLost"]
 
 
-def use_stores(me: Rank) -> tuple[bytes, bool]:
-    with meet(me) as rendezvous:
+def use_stores(me: Rank, far: bool) -> tuple[bytes, bool, int]:
+    with meet(me) as rendezvous, as_on_another_host(far and me.rank == 1):
         first, second = rendezvous.store("x"), rendezvous.store("x")
         if me.rank == 1:
-            first.set("key", b"\x00value")
+            first.set("key", b"\x00value\xff")
         value = first.get("key")
         apart = not second.check(["key"])
+        first.add("number", 3)
         rendezvous.barrier()
-        return value, apart
+        number = first.add("number", 0)
+        rendezvous.barrier()
+        return value, apart, number
 
 
-def look_for_the_store(me: Rank) -> int:
-    with meet(me) as rendezvous:
+@contextlib.contextmanager
+def as_on_another_host(far: bool):
+    """See no file of rank 0's memory, as a process of another host does."""
+    with pytest.MonkeyPatch.context() as patch:
+        if far:
+            patch.setattr("spec_core.rendezvous._sees", lambda file, name: False)
+        yield
+
+
+def miss_a_key(me: Rank) -> None:
+    with meet(me, timeout_s=LONG_S) as rendezvous, as_on_another_host(me.rank == 1):
+        store = rendezvous.store("x")
+        with pytest.raises(DeadlineExceeded, match=r"has set \['.*x/nothing'\] within 0\.5 s"):
+            store.wait(["nothing"], dt.timedelta(seconds=SHORT_S))
+        store.set(f"of {me.rank}", "still works")
+        store.wait([f"of {1 - me.rank}"])
+        rendezvous.barrier()
+
+
+def test_a_key_that_nobody_sets_exceeds_the_deadline_between_hosts():
+    """R7: and the rendezvous still works."""
+    run_ranks(miss_a_key, 2)
+
+
+def sum_between_hosts(me: Rank) -> float:
+    import torch
+    import torch.distributed as dist
+
+    from spec_core.collectives import prove_default_group
+
+    with meet(me) as rendezvous, as_on_another_host(me.rank == 1):
+        store = rendezvous.store("x")
+        dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size)
+        prove_default_group(store, LONG_S)
+        number = torch.tensor([1.0 + me.rank])
+        dist.all_reduce(number, group=dist.new_group([0, 1]))
+        gc.collect()
+        dist.destroy_process_group()
+        return number.item()
+
+
+def test_torchs_groups_meet_in_the_store_between_hosts():
+    """R7."""
+    assert run_ranks(sum_between_hosts, 2) == [3.0, 3.0]
+
+
+def look_for_the_store(me: Rank, far: bool) -> int:
+    with meet(me) as rendezvous, as_on_another_host(far and me.rank == 1):
         store = rendezvous.store("x")
         store.set(f"of {me.rank}", "")
         rendezvous.barrier()
@@ -349,33 +399,32 @@ def tcp_ports_of_this_process() -> set[int]:
     return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
 
 
-def test_a_store_listens_nowhere():
+@pytest.mark.parametrize("far", [False, True])
+def test_a_store_listens_nowhere(far):
     """R7."""
-    assert run_ranks(look_for_the_store, 2) == [0, 0]
+    assert run_ranks(look_for_the_store, 2, far) == [0, 0]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_cannot_open_a_store():
-    """R7: it is a file of rank 0's memory, and rank 1 as another user is told so."""
-    assert run_ranks(store_of_another_user, 2) == ["", "rank 1 cannot open rank 0's store"]
+def test_another_user_cannot_open_the_file_of_a_store():
+    """R7: it is of rank 0's memory. Only a member that knows the token is served otherwise."""
+    assert run_ranks(store_of_another_user, 2) == [(True, "RendezvousStore"), (False, "RendezvousStore")]
 
 
-def store_of_another_user(me: Rank) -> str:
+def store_of_another_user(me: Rank) -> tuple[bool, str]:
     with meet(me) as rendezvous:
-        if me.rank == 0:
-            rendezvous.store("x")
-            rendezvous.barrier()
-            return ""
-        os.setuid(65534)
-        with pytest.raises(ProtocolError) as error:
-            rendezvous.store("x")
+        file = rendezvous.broadcast(_store_file()[0].encode(), src=0).decode()
+        if me.rank == 1:
+            os.setuid(65534)
+        store = rendezvous.store("x")
         rendezvous.barrier()
-        return str(error.value).partition(" /proc")[0]
+        return os.access(file, os.R_OK), type(store.underlying_store).__name__
 
 
-def test_stores_are_namespaces_of_their_own():
+@pytest.mark.parametrize("far", [False, True])
+def test_stores_are_namespaces_of_their_own(far):
     """R7."""
-    assert run_ranks(use_stores, 2) == [(b"\x00value", True)] * 2
+    assert run_ranks(use_stores, 2, far) == [(b"\x00value\xff", True, 6)] * 2
 
 
 def let_the_store_go(me: Rank) -> bool:

@@ -15,8 +15,9 @@ R4  ``barrier``, ``broadcast``, ``all_gather`` return when every rank has made t
 R5  Every call ends within ``timeout_s``: DeadlineExceeded names the ranks that did not come, also when rank 0
     itself is silent. After any error but a mistaken argument the rendezvous is unusable.
 R6  A member that dies or closes raises PeerLost, naming its rank, in every other rank that waits or calls.
-R7  ``store`` gives torch's own groups a store that only processes of this user on this host can open, a separate
-    namespace at each call. ProtocolError in a rank that cannot reach it.
+R7  ``store`` gives torch's own groups a store, a separate namespace at each call: a file of rank 0's memory, which
+    only processes of this user on this host can open, or where a member cannot, a store over the connections of
+    the rendezvous, which lasts as long as it does.
 R8  ``close`` is idempotent, needs no other rank and leaves no socket and no thread.
 
 Threat model: the token keeps out other users and processes of other runs; a connection that has not shown it is
@@ -45,17 +46,19 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
-from spec_core.framed_socket import FramedSocket, peer_errors
+from spec_core.framed_socket import FramedSocket, detect_dead_host, peer_errors
 from spec_core.rendezvous_server import (
     JOIN,
     LOST,
     MAX_PACKET_BYTES,
     MAX_RECORD_BYTES,
     REFUSED,
+    STORE,
     VERSION,
     Frame,
     JoinRequest,
     RendezvousServer,
+    StoreRequest,
 )
 from spec_core.resource import Resource
 
@@ -72,13 +75,22 @@ opening = threading.Lock()
 
 
 @functools.cache
-def _store_file() -> str:
-    """Return where processes of this user find a file of this one's memory, which goes with it.
+def _store_file() -> tuple[str, str]:
+    """Return where processes of this user find a file of this one's memory, and what it is called there.
 
     It has no name elsewhere, and the kernel opens it to nobody else. torch opens it anew for each call, so it stays
     for as long as this process lives: its number must not come to mean another file.
     """
-    return f"/proc/{os.getpid()}/fd/{os.memfd_create('spec-store')}"
+    name = f"spec-store-{secrets.token_hex(8)}"
+    return f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}", f"/memfd:{name} (deleted)"
+
+
+def _sees(file: str, name: str) -> bool:
+    """Return whether a process's file is that one, and not another host's of the same number."""
+    try:
+        return os.readlink(file) == name and os.access(file, os.R_OK | os.W_OK)
+    except OSError:
+        return False
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -179,17 +191,19 @@ class Rendezvous(Resource):
         return [json.loads(payload) for payload in self.all_gather(json.dumps(value).encode())]
 
     def store(self, name: str) -> torch.distributed.Store:
-        """Return a store for torch's groups; collective. It lasts as long as the process of rank 0 (R7)."""
+        """Return a store for torch's groups; collective. Use it while the rendezvous is open (R7)."""
         from torch.distributed import FileStore, PrefixStore
 
-        mine = f"{_store_file()}#{secrets.token_hex(8)}" if self.rank == 0 else ""
-        file, _, namespace = self.broadcast(mine.encode(), src=0).decode().partition("#")
-        if not os.access(file, os.R_OK | os.W_OK):
-            raise ProtocolError(
-                f"rank {self.rank} cannot open rank 0's store {file}: both must be processes of one user on one host"
-            )
-        store = FileStore(file)
-        # Its destructor opens the file again and ends the process where rank 0 has gone (torch 2.13): never run it.
+        mine = [*_store_file(), secrets.token_hex(8)] if self.rank == 0 else []
+        file, file_name, namespace = self.all_gather_json(mine)[0]
+        if all(self.all_gather_json(_sees(file, file_name))):
+            store = FileStore(file)
+        else:
+            from spec_core.rendezvous_store import RendezvousStore
+
+            store = RendezvousStore(self._ask, self.timeout_s)
+        # A FileStore's destructor opens the file again and ends the process where rank 0 has gone (torch 2.13), and
+        # torch keeps the other one without its Python half: never run either.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
         store.set_timeout(dt.timedelta(seconds=self.timeout_s))
         return PrefixStore(f"{namespace}/{name}", store)
@@ -219,7 +233,7 @@ class Rendezvous(Resource):
             connection = socket.create_connection(
                 (self._host, self._port), max(1e-3, deadline - time.monotonic())
             )
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        detect_dead_host(connection)
         return FramedSocket(connection, MAX_PACKET_BYTES)
 
     def _exchange(self, call: str, payload: bytes) -> list[bytes]:
@@ -231,19 +245,33 @@ class Rendezvous(Resource):
                 raise ProtocolError("join the rendezvous first")
             return self._collect(Frame(call, self._calls, self.rank, payload), deadline)
 
-    def _collect(self, mine: Frame, deadline: float) -> list[bytes]:
-        """Send this rank's record of the call and wait for everybody's."""
+    def _ask(self, request: StoreRequest) -> str | None:
+        """Return what the server answers for the members' store; any thread may call it."""
+        deadline = time.monotonic() + self.timeout_s
+        with self._lock, self._unusable_on_error():
+            self._send(Frame(STORE, 0, self.rank, request.encode()), deadline)
+            while (frame := self._receive(deadline)).call != STORE:
+                self._accept(frame)
+        return json.loads(frame.payload)
+
+    @contextlib.contextmanager
+    def _unusable_on_error(self) -> Generator[None]:
         if self._broken is not None:
             raise type(self._broken)(str(self._broken))
-        frames = self._received.setdefault(mine.number, {})
         try:
+            yield
+        except (DeadlineExceeded, PeerLost, ProtocolError) as error:
+            self._broken = error
+            raise
+
+    def _collect(self, mine: Frame, deadline: float) -> list[bytes]:
+        """Send this rank's record of the call and wait for everybody's."""
+        frames = self._received.setdefault(mine.number, {})
+        with self._unusable_on_error():
             self._send(mine, deadline)
             while len(frames) < self.world_size:
                 self._accept(self._receive(deadline))
             self._compare(frames)
-        except (DeadlineExceeded, PeerLost, ProtocolError) as error:
-            self._broken = error
-            raise
         self._calls += 1
         del self._received[mine.number]
         frames[self.rank] = mine  # what came back is only the receipt

@@ -1,7 +1,8 @@
 """RendezvousServer: admits the members of a Rendezvous and forwards every record to all the others; rank 0 runs it.
 
-The server knows no calls and keeps nothing but who has joined and who has left. One thread admits members; each
-member has a thread that receives from it and one that sends to it, so that a member that does not read delays nobody.
+The server knows no calls. It keeps who has joined, who has left, and what members put into their store. One
+thread admits members; each member has a thread that receives from it and one that sends to it, so that a member that
+does not read delays nobody.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 import pydantic
 
 from spec_core.errors import ProtocolError
-from spec_core.framed_socket import FramedSocket
+from spec_core.framed_socket import FramedSocket, detect_dead_host
 from spec_core.peer_admission import AcceptLimiter, same_token
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ MAX_RECORD_BYTES = 64 << 20
 FLUSH_S = 1.0
 """How long ``close`` waits for members that do not read, in seconds."""
 
-LOST, REFUSED, JOIN = "lost", "refused", "join"
+LOST, REFUSED, JOIN, STORE = "lost", "refused", "join", "store"
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,36 @@ class JoinRequest:
             return pydantic.TypeAdapter(cls).validate_json(payload)
         except pydantic.ValidationError as error:
             raise ProtocolError("a first record that is no request to join") from error
+
+
+@dataclass(frozen=True)
+class StoreRequest:
+    """Payload of a STORE record, which the server answers; values are bytes as latin-1."""
+
+    act: str
+    """``set``, ``get`` or ``add``."""
+    key: str
+    value: str = ""
+
+    def encode(self) -> bytes:
+        """Return the request as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Self:
+        """Return the request in ``payload``. Raise ProtocolError for anything else."""
+        try:
+            return pydantic.TypeAdapter(cls).validate_json(payload)
+        except pydantic.ValidationError as error:
+            raise ProtocolError("a record that asks nothing of the store") from error
+
+    def apply(self, values: dict[str, str]) -> str | None:
+        """Do it to the store's values; return the value that the key has then."""
+        if self.act == "set":
+            values[self.key] = self.value
+        elif self.act == "add":
+            values[self.key] = str(int(values.get(self.key, "0")) + int(self.value))
+        return values.get(self.key)
 
 
 class _Member:
@@ -142,6 +173,8 @@ class RendezvousServer:
         self._lock = threading.Lock()
         self._members: dict[int, _Member] = {}
         self._gone: dict[int, _Member] = {}
+        self._values: dict[str, str] = {}
+        """The members' store."""
         self._closed = False
         self._limiter = AcceptLimiter(listener)
         self._thread = threading.Thread(target=self._accept, name="rendezvous", daemon=True)
@@ -163,6 +196,7 @@ class RendezvousServer:
     def _accept(self) -> None:
         for connection, packet in self._limiter.first_packets():
             channel = FramedSocket(connection, MAX_PACKET_BYTES)
+            detect_dead_host(connection)
             try:
                 rank = self._rank_of(channel, packet)
             except (ProtocolError, OSError) as error:
@@ -210,7 +244,12 @@ class RendezvousServer:
 
     def _forward(self, rank: int, frame: Frame) -> None:
         with self._lock:
-            if not self._closed:
+            if self._closed:
+                return
+            if frame.call == STORE:
+                answer = StoreRequest.decode(frame.payload).apply(self._values)
+                self._members[rank].post(Frame(STORE, 0, rank, json.dumps(answer).encode()).encode())
+            else:
                 self._send_to_all(rank, frame)
 
     def _send_to_all(self, rank: int, frame: Frame) -> None:
