@@ -144,13 +144,20 @@ class BatchSchedule:
     @lru_cache(maxsize=64)  # noqa: B019
     def destinations(self, item: GlobalBatch) -> dict[int, tuple[int, ...]]:
         """Return sample id -> the trainer processes that train it: all of one data-parallel rank."""
-        ranks = self.settings.data_parallel_ranks
         return {
-            sample_id: tuple(process for process, its_rank in enumerate(ranks) if its_rank == rank)
-            for rank, share in enumerate(self.shares(item))
+            sample_id: processes
+            for share, processes in zip(self.shares(item), self._processes, strict=True)
             for part in share
             for sample_id in part
         }
+
+    @cached_property
+    def _processes(self) -> list[tuple[int, ...]]:
+        """The trainer processes of each data-parallel rank."""
+        found: list[list[int]] = [[] for _ in range(self.num_shares)]
+        for process, rank in enumerate(self.settings.data_parallel_ranks):
+            found[rank].append(process)
+        return [tuple(processes) for processes in found]
 
     def captures(self, item: GlobalBatch) -> list[tuple[int, ...]]:
         """Return the capture batches of an item: made for the target, whoever trains the samples."""

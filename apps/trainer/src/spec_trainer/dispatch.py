@@ -7,6 +7,7 @@ engine is.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import Counter
 from concurrent.futures import Future
@@ -105,12 +106,16 @@ class Dispatcher:
     ) -> None:
         """Prepare the schedule's captures for ``engines``; nothing is sent before ``start``."""
         self._schedule = schedule
-        self._schema = schema
+        self._token_bytes = sample_bytes(schema, 1)
         self._engines = engines
         self._addresses = addresses
         self._window_bytes = window_bytes
-        self._used_bytes = Counter[int]()
-        self._running = Counter[int]()
+        self._used_bytes = [0] * len(addresses)
+        self._running = [0] * len(engines)
+        self._free = [
+            (place, engine) for place in range(_QUEUED_PER_ENGINE) for engine in range(len(engines))
+        ]
+        """Heap of what engines have room for: (batches that the engine has besides, engine)."""
         self._batches: Iterator[_Batch] = iter(())
         self._waiting: _Batch | None = None
         """The next batch, for which the window has no room yet."""
@@ -129,7 +134,7 @@ class Dispatcher:
     def released(self, rank: int, num_tokens: int) -> None:
         """Free the bytes of a sample of ``num_tokens`` that a rank has released."""
         with self._lock:
-            self._used_bytes[rank] -= sample_bytes(self._schema, num_tokens)
+            self._used_bytes[rank] -= num_tokens * self._token_bytes
         self._pump()
 
     def stop(self) -> None:
@@ -145,11 +150,12 @@ class Dispatcher:
             need = Counter[int]()
             for sample_id in sample_ids:
                 ranks = destinations[sample_id]
-                size = sample_bytes(self._schema, self._schedule.dataset.lengths[sample_id])
+                size = self._schedule.dataset.lengths[sample_id] * self._token_bytes
                 if any(need[rank] + size > self._window_bytes for rank in ranks):
                     yield batch, need
                     batch, need = [], Counter[int]()
-                need.update(dict.fromkeys(ranks, size))
+                for rank in ranks:
+                    need[rank] += size
                 batch.append(
                     SampleReference(
                         request_id=self._schedule.request_id(item, sample_id),
@@ -184,8 +190,7 @@ class Dispatcher:
             return refused
 
     def _next(self) -> tuple[int, list[SampleReference]] | None:
-        engine = min(range(len(self._engines)), key=lambda index: self._running[index])
-        if self._stopped or self._running[engine] >= _QUEUED_PER_ENGINE:
+        if self._stopped or not self._free:
             return None
         self._waiting = self._waiting or next(self._batches, None)
         if self._waiting is None:
@@ -194,7 +199,9 @@ class Dispatcher:
         if any(self._used_bytes[rank] + size > self._window_bytes for rank, size in need.items()):
             return None
         self._waiting = None
-        self._used_bytes.update(need)
+        for rank, size in need.items():
+            self._used_bytes[rank] += size
+        _, engine = heapq.heappop(self._free)
         self._running[engine] += 1
         return engine, batch
 
@@ -202,6 +209,7 @@ class Dispatcher:
         error = None if future.cancelled() else future.exception()
         with self._lock:
             self._running[engine] -= 1
+            heapq.heappush(self._free, (self._running[engine], engine))
             first = error is not None and not self._stopped
             self._stopped = self._stopped or error is not None
         if first:

@@ -13,7 +13,7 @@ from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.local_socket import limit_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 LENGTH = struct.Struct("!I")
 """Number of bytes of the packet that follows."""
@@ -38,12 +38,21 @@ class FramedSocket:
         self._limits_s: dict[int, float] = {}
         """Longest waits that the kernel knows of, by direction."""
 
-    def send(self, packet: bytes, deadline: float | None = None, descriptor: int | None = None) -> None:
-        """Send one packet, over a Unix socket with a file descriptor if one is given."""
+    def send(
+        self,
+        packet: bytes,
+        deadline: float | None = None,
+        descriptor: int | None = None,
+        wait: Callable[[float | None], None] | None = None,
+    ) -> None:
+        """Send one packet, over a Unix socket with a file descriptor if one is given.
+
+        ``wait`` is called, with the seconds until the deadline, in place of waiting here for the peer to read.
+        """
         if not self._sending.acquire(timeout=-1 if deadline is None else _left(deadline)):
             raise TimeoutError("another thread is sending")
         try:
-            self._send_all(LENGTH.pack(len(packet)) + packet, descriptor, deadline)
+            self._send_all(LENGTH.pack(len(packet)) + packet, descriptor, deadline, wait)
         finally:
             self._sending.release()
 
@@ -71,6 +80,17 @@ class FramedSocket:
             self._received += chunk
         return packet
 
+    def arrived(self) -> list[bytes]:
+        """Read once, without waiting, and return the packets that are whole; raises as ``receive`` does."""
+        try:
+            chunk = self.end.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        if not chunk:
+            raise ConnectionResetError("the peer has closed the connection")
+        self._received += chunk
+        return list(iter(self._next_packet, None))
+
     def shutdown(self, how: int = socket.SHUT_RDWR) -> None:
         """End the connection and wake a thread that waits in it; any thread may call it."""
         with contextlib.suppress(OSError):
@@ -80,18 +100,26 @@ class FramedSocket:
         """Give the socket back. No other thread may be in a call any more."""
         self.end.close()
 
-    def _send_all(self, data: bytes, descriptor: int | None, deadline: float | None) -> None:
+    def _send_all(
+        self,
+        data: bytes,
+        descriptor: int | None,
+        deadline: float | None,
+        wait: Callable[[float | None], None] | None,
+    ) -> None:
         left = memoryview(data)
         while left:
             self._limit_wait(socket.SO_SNDTIMEO, deadline)
             try:
                 if descriptor is None:
-                    left = left[self.end.send(left) :]
+                    left = left[self.end.send(left, 0 if wait is None else socket.MSG_DONTWAIT) :]
                 else:
                     left = left[socket.send_fds(self.end, [left], [descriptor]) :]
                     descriptor = None
             except BlockingIOError as error:
                 if not _is_over(deadline):
+                    if wait is not None:
+                        wait(None if deadline is None else _left(deadline))
                     continue
                 if len(left) < len(data):
                     self.shutdown()  # after half a packet the peer could not make sense of another one

@@ -68,9 +68,10 @@ class FailureReports:
             if name in self._settled:
                 return None
             return Failure(name, PeerLost(f"{name} {event.how}"), 0 if event.killed else 1)
-        report = from_json(event.message)
-        if not isinstance(report, Failed):
+        if event.message["kind"] != Failed.__name__:
             return None
+        report = from_json(event.message)
+        assert isinstance(report, Failed)
         self._settled.add(name)
         if report.usage:
             return Failure(name, UsageError(report.message), 1)

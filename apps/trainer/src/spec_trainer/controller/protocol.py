@@ -19,7 +19,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -28,14 +29,20 @@ class ControlMessage:
     """A message; its fields hold what JSON can hold."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the message as an object that JSON can hold."""
-        return {"kind": type(self).__name__, **asdict(self)}
+        """Return the message as an object that JSON can hold; it shares what the fields hold."""
+        return {"kind": type(self).__name__, **vars(self)}
 
 
 def from_json(fields: dict[str, Any]) -> ControlMessage:
     """Return the message that ``to_json`` has written."""
-    types = {message.__name__: message for message in ControlMessage.__subclasses__()}
-    return types[fields["kind"]](**{name: value for name, value in fields.items() if name != "kind"})
+    values = fields.copy()
+    return _types()[values.pop("kind")](**values)
+
+
+@functools.cache
+def _types() -> dict[str, type[ControlMessage]]:
+    """Return the messages by name."""
+    return {message.__name__: message for message in ControlMessage.__subclasses__()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spec_core.errors import DeadlineExceeded, RunError
@@ -68,12 +68,14 @@ class RunController:
         self._engines: dict[str, RemoteEngine] = {}
         self._ranks: dict[str, WorkerHandle] = {}
         self._ready: dict[str, protocol.Ready] = {}
-        self._init_orders: dict[str, int] = {}
-        """``WorkerOrder.init_order`` of the workers that are not ready."""
+        self._loading: dict[int, set[str]] = {}
+        """``WorkerOrder.init_order`` -> its workers that are not ready."""
         self._working: set[str] = set()
         """Ranks that have not finished."""
         self._proceed: dict[int, bool] = {}
         """Steps done -> the answer to every rank."""
+        self._next_check_s = 0.0
+        """When the hosts are to be looked at again."""
         self._interrupted: str | None = None
         self._capture_error: BaseException | None = None
         """Error of an engine to which no capture can be sent; one that fails to capture reports that itself."""
@@ -91,9 +93,9 @@ class RunController:
         """Start every worker; they load in parallel, and touch shared devices one after the other."""
         self._workers = self._launcher.start(workers)
         self._running = set(self._workers)
-        self._init_orders = {spec.name: spec.order["init_order"] for spec in workers}
         for spec in workers:
             worker = self._workers[spec.name]
+            self._loading.setdefault(spec.order["init_order"], set()).add(spec.name)
             if spec.role == "engine":
                 self._engines[spec.name] = RemoteEngine(worker)
             else:
@@ -114,8 +116,11 @@ class RunController:
         while not done():
             if self._capture_error is not None:
                 raise self._capture_error
-            self._launcher.check_hosts()
-            event = self._failures.receive(min(deadline_s, time.monotonic() + _HOST_CHECK_S))
+            now = time.monotonic()
+            if now >= self._next_check_s:
+                self._launcher.check_hosts()
+                self._next_check_s = now + _HOST_CHECK_S
+            event = self._failures.receive(min(deadline_s, self._next_check_s))
             if event is not None:
                 self._handle(event)
             elif time.monotonic() >= deadline_s or (self._stop.requested and self._dispatcher is None):
@@ -171,16 +176,18 @@ class RunController:
         worker.watch()
         self._ready[worker.name] = message
         log.info("%s is ready", worker.name)
-        self._begin_next(self._init_orders.pop(worker.name))
-        if not self._init_orders:
-            self._begin_work()
+        self._loading[done := min(self._loading)].remove(worker.name)
+        if not self._loading[done]:
+            del self._loading[done]
+            self._begin_next()
 
-    def _begin_next(self, done: int) -> None:
-        """Let the workers that come next begin once every worker of the number ``done`` is ready."""
-        following = min(self._init_orders.values(), default=done)
-        if following > done:
-            for name in [name for name, order in self._init_orders.items() if order == following]:
-                self._workers[name].send(protocol.Begin().to_json())
+    def _begin_next(self) -> None:
+        """Let the workers that come next touch their devices; begin the work if all are ready."""
+        if not self._loading:
+            self._begin_work()
+            return
+        for name in self._loading[min(self._loading)]:
+            self._workers[name].send(protocol.Begin().to_json())
 
     def _begin_work(self) -> None:
         spec = self._spec
@@ -210,7 +217,7 @@ class RunController:
 
 def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = _TRAINER) -> Iterator[WorkerSpec]:
     """Yield every worker of a run. ``consumer`` is the name and the program of those that receive features."""
-    token = secrets.token_hex(16)
+    token, config = secrets.token_hex(16), spec.config.model_dump(mode="json")
     for member in spec.members():
         role, program = ("engine", _ENGINE) if member.role == "engine" else consumer
         name = f"{role}-{member.index}"
@@ -220,11 +227,11 @@ def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = _TRAI
             index=member.index,
             memory_fraction=member.memory_fraction,
             init_order=member.init_order,
-            config=spec.config.model_dump(mode="json"),
+            config=config,
             token=token,
             dataset=str(dataset),
         )
-        yield replace(member.worker, name=name, entry=_ENTRY, order=asdict(order))
+        yield replace(member.worker, name=name, entry=_ENTRY, order=vars(order))
 
 
 def run_workers(

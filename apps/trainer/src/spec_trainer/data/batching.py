@@ -6,6 +6,7 @@ accumulation and the engine's batches only partition it.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -129,11 +130,12 @@ def shares(
     sample first into the lightest micro-batch; ties go to the earlier pass, then the lower rank.
     """
     parts: list[list[int]] = [[] for _ in range(world_size * accumulation)]
-    tokens = [0] * len(parts)
+    loads = [(0, part) for part in range(len(parts))]
+    """Heap of the tokens of each part."""
     for sample_id in _longest_first(sample_ids, lengths):
-        lightest = tokens.index(min(tokens))
+        tokens, lightest = loads[0]
         parts[lightest].append(sample_id)
-        tokens[lightest] += lengths[sample_id]
+        heapq.heapreplace(loads, (tokens + lengths[sample_id], lightest))
     return tuple(
         tuple(tuple(sorted(parts[micro * world_size + rank])) for micro in range(accumulation))
         for rank in range(world_size)

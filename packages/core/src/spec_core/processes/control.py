@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
-from spec_core.framed_socket import FramedSocket, peer_errors
+from spec_core.framed_socket import FramedSocket
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from spec_core.launcher import Message
 
@@ -34,15 +34,20 @@ class ControlChannel:
         self._socket = FramedSocket(end, _MAX_BYTES)
         self._closed = threading.Event()
         self._send_timeout_s = send_timeout_s
+        self.wait: Callable[[float | None], None] | None = None
+        """Called in place of waiting for the other process to read, at most so many seconds."""
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message. Raise PeerLost if the other process is gone, DeadlineExceeded if it does not read."""
         limit_s = self._send_timeout_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
-        with peer_errors(
-            f"the control channel was not read within {limit_s} s", "the control channel is closed"
-        ):
-            self._socket.send(json.dumps({"kind": kind, **fields}).encode(), deadline)
+        packet = json.dumps({"kind": kind, **fields}).encode()
+        try:
+            self._socket.send(packet, deadline, wait=self.wait)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the control channel was not read within {limit_s} s: {error}") from error
+        except OSError as error:
+            raise PeerLost(f"the control channel is closed: {error}") from error
 
     def keep_alive(self, peer_s: float) -> None:
         """Begin to send heartbeats, which a stopped process does not send.
@@ -60,6 +65,17 @@ class ControlChannel:
             except (OSError, ProtocolError):
                 return
             yield json.loads(packet)
+
+    def arrived(self) -> list[Message]:
+        """Return the messages that are there, without waiting. Raise PeerLost at their end."""
+        try:
+            return [json.loads(packet.decode()) for packet in self._socket.arrived()]
+        except (OSError, ProtocolError) as error:
+            raise PeerLost(f"the control channel is closed: {error}") from error
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for, for ``selectors``."""
+        return self._socket.end.fileno()
 
     def close(self) -> None:
         """Close this end, which also ends ``messages`` in another thread."""

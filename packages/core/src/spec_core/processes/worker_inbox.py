@@ -1,16 +1,19 @@
 """WorkerInbox: what a launcher receives from workers with control channels, and how silence counts as their end.
 
-One thread for each worker reads its channel into one inbox. The run takes from the inbox in one thread, so no state
-needs a lock.
+The thread in which the run receives waits for all channels at once and reads them: thousands of workers need no
+thread, and no state needs a lock.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-import queue
-import threading
+import os
+import select
+import selectors
 import time
 from abc import abstractmethod
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 WORKER_MODULE = "spec_core.processes.worker_main"
 """Program of a worker for ``spawn``; its first word is the worker's name."""
 _CONFIRM_S = 1.0
-"""Pause before a silent worker counts as lost: this process may itself have been stopped (Ctrl-Z)."""
+"""Time that a silent worker gets before it counts as lost: this process may itself have been stopped (Ctrl-Z)."""
 
 
 @dataclass(eq=False)
@@ -36,7 +39,6 @@ class ChannelWorker(WorkerHandle):
     received_s: float = field(default_factory=time.monotonic)
     """Monotonic time of its last message or heartbeat."""
     watched: bool = False
-    ended: bool = False
 
     def begin(self, spec: WorkerSpec, peer_s: float, address: str = LOOPBACK, reap: bool = False) -> None:
         """Send what the worker is to do.
@@ -81,72 +83,97 @@ class WorkerInbox:
     def __init__(self, peer_s: float) -> None:
         """``peer_s``: seconds of silence after which a watched worker counts as lost (L4)."""
         self._peer_s = peer_s
-        self._arrived: queue.SimpleQueue[WorkerMessage | ChannelWorker | None] = queue.SimpleQueue()
-        self._workers: list[ChannelWorker] = []
-        self._readers: list[threading.Thread] = []
+        self._arrived: deque[WorkerMessage | WorkerEnded | ChannelWorker | None] = deque()
+        """Events that ``receive`` has not returned: a worker for the end of its channel, None for ``wake``."""
+        self._selector: selectors.EpollSelector | None = None
+        """Selector of the channels that have not ended; None where nothing is read."""
+        self._waker: int | None = None
+        self._next_check_s = time.monotonic() + peer_s
 
     def add(self, worker: ChannelWorker) -> None:
         """Begin to read the worker's channel."""
-        self._workers.append(worker)
-        reader = threading.Thread(target=self._read, args=(worker,), name=f"read {worker.name}", daemon=True)
-        reader.start()
-        self._readers.append(reader)
+        worker.channel.wait = functools.partial(self._read_meanwhile, worker.channel)
+        self._opened().register(worker.channel, selectors.EVENT_READ, worker)
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
         """Return what comes next from any worker (L3)."""
-        while True:
-            if (lost := self._silent_worker()) is not None:
-                return lost
-            wait_s = min(deadline_s, self._next_check_s()) - time.monotonic()
-            try:
-                event = self._arrived.get(timeout=min(max(0.0, wait_s), threading.TIMEOUT_MAX))
-            except queue.Empty:
-                if time.monotonic() >= deadline_s:
-                    return None
-                continue
-            if not isinstance(event, ChannelWorker):
-                return event
-            if not event.ended:
-                return self._ending(event)
+        while not self._arrived:
+            self._read(min(deadline_s, self._next_check_s))
+            if time.monotonic() >= self._next_check_s:
+                self._end_silent_workers()
+            elif not self._arrived and time.monotonic() >= deadline_s:
+                return None
+        event = self._arrived.popleft()
+        return event.ending() if isinstance(event, ChannelWorker) else event
 
     def wake(self) -> None:
         """Make ``receive`` return None."""
-        self._arrived.put(None)
+        self._arrived.append(None)
+        if self._waker is not None:
+            os.eventfd_write(self._waker, 1)
 
     def close(self) -> None:
         """Forget the workers, whose channels the launcher has closed."""
-        for reader in self._readers:
-            reader.join()
-        self._workers, self._readers = [], []
+        if self._selector is not None and self._waker is not None:
+            self._selector.close()
+            waker, self._selector, self._waker = self._waker, None, None
+            os.close(waker)
 
-    def _read(self, worker: ChannelWorker) -> None:
-        for envelope in worker.channel.messages():
-            worker.received_s = time.monotonic()
-            if envelope["kind"] == "message":  # not a heartbeat
-                self._arrived.put(WorkerMessage(worker, envelope["message"]))
-        self._arrived.put(worker)
+    def _opened(self) -> selectors.EpollSelector:
+        if self._selector is None:
+            self._waker = os.eventfd(0)
+            self._selector = selectors.EpollSelector()
+            self._selector.register(self._waker, selectors.EVENT_READ)
+        return self._selector
 
-    def _ending(self, worker: ChannelWorker) -> WorkerEnded:
-        worker.ended = True
-        return worker.ending()
+    def _read(self, deadline_s: float) -> None:
+        """Wait until something is there, and read it."""
+        for key, _ in self._opened().select(max(0.0, deadline_s - time.monotonic())):
+            if key.data is None:
+                os.eventfd_read(key.fd)
+            else:
+                self._read_channel(key.data)
 
-    def _silent_worker(self) -> WorkerEnded | None:
-        if time.monotonic() < self._next_check_s():
-            return None
-        time.sleep(_CONFIRM_S)
-        now = time.monotonic()
-        for worker in self._watched():
-            if now - worker.received_s >= self._peer_s:
-                if worker.has_exited():
-                    return self._ending(worker)
-                worker.ended = True
-                silence = f"has been silent for timeouts.peer_s={self._peer_s} s"
-                return WorkerEnded(worker, silence, killed=True)
-        return None
+    def _read_meanwhile(self, channel: ControlChannel, limit_s: float | None) -> None:
+        """Wait until a channel has room or something is there, and read that: its worker may wait to be read."""
+        waiting = select.poll()
+        waiting.register(channel, select.POLLOUT)
+        waiting.register(self._opened(), select.POLLIN)
+        waiting.poll(None if limit_s is None else 1e3 * limit_s)
+        self._read(time.monotonic())
 
-    def _next_check_s(self) -> float:
-        """Return when the watched worker that has been silent for longest will have been so for ``peer_s``."""
-        return min((worker.received_s for worker in self._watched()), default=math.inf) + self._peer_s
+    def _read_channel(self, worker: ChannelWorker) -> None:
+        worker.received_s = time.monotonic()
+        try:
+            for envelope in worker.channel.arrived():
+                if envelope["kind"] == "message":  # not a heartbeat
+                    self._arrived.append(WorkerMessage(worker, envelope["message"]))
+        except PeerLost:
+            self._opened().unregister(worker.channel)
+            self._arrived.append(worker)
+
+    def _end_silent_workers(self) -> None:
+        """End what has been silent for ``peer_s``, and find out when to look again."""
+        if self._silent_workers():
+            deadline_s = time.monotonic() + _CONFIRM_S
+            while time.monotonic() < deadline_s:
+                self._read(deadline_s)
+        for worker in self._silent_workers():
+            self._opened().unregister(worker.channel)
+            self._arrived.append(self._silence(worker))
+        oldest_s = min((worker.received_s for worker in self._watched()), default=math.inf)
+        self._next_check_s = min(oldest_s, time.monotonic()) + self._peer_s
+
+    def _silent_workers(self) -> list[ChannelWorker]:
+        limit_s = time.monotonic() - self._peer_s
+        return [worker for worker in self._watched() if worker.received_s <= limit_s]
 
     def _watched(self) -> list[ChannelWorker]:
-        return [worker for worker in self._workers if worker.watched and not worker.ended]
+        workers = (key.data for key in self._opened().get_map().values())
+        return [worker for worker in workers if worker is not None and worker.watched]
+
+    def _silence(self, worker: ChannelWorker) -> WorkerEnded:
+        if worker.has_exited():
+            return worker.ending()
+        silence = f"has been silent for timeouts.peer_s={self._peer_s} s"
+        return WorkerEnded(worker, silence, killed=True)
