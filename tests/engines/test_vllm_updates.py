@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -403,7 +404,10 @@ def test_a_server_that_a_user_has_started_takes_fresh_weights(
     assert report.committed, report
     assert "has more besides" in refused.replicas["server"].reason
     assert replica.acceptance().rounds == 0
-    after, headers = server.generate(prompts)
+    with ThreadPoolExecutor(1) as asking:
+        held = asking.submit(replica.acceptance, rounds=5, wait_s=30.0)
+        after, headers = server.generate(prompts)
+        assert held.result(LIMIT_S).rounds >= 5
     assert after == texts
     assert headers["x-draft-version"] == "1"
     assert headers["x-draft-digest"] == report.digest

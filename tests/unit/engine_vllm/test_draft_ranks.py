@@ -224,6 +224,24 @@ def test_a_status_is_held_back_until_enough_was_counted_or_its_time_is_over(rout
     assert time.monotonic() - begun_s >= 0.2
 
 
+@pytest.mark.parametrize("state", ["idle", None])
+def test_ranks_are_made_ready_before_the_server_has_started(monkeypatch, caplog, state) -> None:
+    """Also where there is nothing to make ready, it starts."""
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
+    llm = Ranks(state)
+
+    async def inner(scope: dict, receive: object, send: Callable) -> None:
+        await send({"type": "lifespan.startup.complete"})
+
+    async def send(message: dict) -> None:
+        llm.calls.append(message["type"])
+
+    app = SimpleNamespace(state=SimpleNamespace(engine_client=llm))
+    asyncio.run(DraftRoutes(inner)({"type": "lifespan", "app": app}, None, send))
+    assert llm.calls == ["open", "lifespan.startup.complete"]
+    assert ("not ready for pushes of a draft: this vLLM serves no draft" in caplog.text) is (state is None)
+
+
 @pytest.mark.parametrize("may_sleep", [False])
 def test_a_sleep_that_vllm_refuses_forgets_nothing(routes) -> None:
     routes("POST", "/spec/draft/commit", NAME)

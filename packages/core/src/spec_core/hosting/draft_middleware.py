@@ -13,6 +13,7 @@ import asyncio
 import hmac
 import http
 import json
+import logging
 import os
 import time
 from abc import ABC, abstractmethod
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     Receive = Callable[[], Awaitable[Message]]
     Send = Callable[[Message], Awaitable[None]]
     App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+log = logging.getLogger(__name__)
 
 _PREFIX = "/spec/draft/"
 _LONGEST_BODY = 1 << 16
@@ -65,15 +68,15 @@ class DraftMiddleware(ABC):
 
     @abstractmethod
     def find_ranks(self, scope: Message) -> DraftRanks:
-        """Return the ranks of the server that got the first request, of this ASGI scope."""
+        """Return the ranks of the server that starts, or that got the first request, of this ASGI scope."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer a request about the draft, and pass on any other."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        """Answer a request about the draft, and pass on any other, and the server's start."""
         if self._ranks is None:
             self._ranks = self.find_ranks(scope)
+        if scope["type"] != "http":
+            await self._app(scope, receive, self._opening(send))
+            return
         path = scope["path"]
         if path.startswith(_PREFIX):
             status, fields = await self._answer(scope, path.removeprefix(_PREFIX), receive)
@@ -97,6 +100,19 @@ class DraftMiddleware(ABC):
         await self._app(scope, receive, naming)
         if path == self.sleep_path and answered == [http.HTTPStatus.OK]:  # without such a route it is refused
             await self._note("forget")
+
+    def _opening(self, send: Send) -> Send:
+        """Return ``send`` of the server's lifespan: before there is traffic the ranks are made ready for pushes."""
+
+        async def opening(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete" and self._token:
+                try:
+                    await self._call("open", "")
+                except SpecError as error:
+                    log.warning("this server is not ready for pushes of a draft: %s", error)
+            await send(message)
+
+        return opening
 
     async def _answer(self, scope: Message, name: str, receive: Receive) -> tuple[int, Fields]:
         if not self._is_admitted(scope):
