@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-PATH = "/inference/v1/generate"
+PATHS = {"vllm": "/inference/v1/generate", "sglang": "/generate"}
 PROMPT_TOKENS = 32
 
 
@@ -38,7 +38,9 @@ def main() -> None:
     print(json.dumps([asdict(answer) for answer in asyncio.run(load(url, **options))]))
 
 
-async def load(url: str, streams: int, new_tokens: int, vocab_size: int) -> list[Answer]:
+async def load(
+    url: str, streams: int, new_tokens: int, vocab_size: int, server: str = "vllm"
+) -> list[Answer]:
     """Keep ``streams`` requests under way until standard input ends; return the answers of those that have ended."""
     parts = urlsplit(url)
     over, answers = asyncio.Event(), list[Answer]()
@@ -49,7 +51,9 @@ async def load(url: str, streams: int, new_tokens: int, vocab_size: int) -> list
         while not over.is_set():
             prompt = [draw.randrange(vocab_size) for _ in range(PROMPT_TOKENS)]
             answers.append(Answer(time.monotonic()))
-            await ask(parts.hostname or "", parts.port or 80, prompt, new_tokens, answers[-1])
+            body = json.dumps(request(server, prompt, new_tokens)).encode()
+            head = f"POST {PATHS[server]} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+            await ask(parts.hostname or "", parts.port or 80, head, body, answers[-1])
 
     loop = asyncio.get_running_loop()
     loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: over.set())
@@ -57,10 +61,8 @@ async def load(url: str, streams: int, new_tokens: int, vocab_size: int) -> list
     return answers
 
 
-async def ask(host: str, port: int, prompt: list[int], new_tokens: int, answer: Answer) -> None:
+async def ask(host: str, port: int, head: str, body: bytes, answer: Answer) -> None:
     """Send one request and note when its tokens come."""
-    body = json.dumps(request(prompt, new_tokens)).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -77,10 +79,11 @@ async def ask(host: str, port: int, prompt: list[int], new_tokens: int, answer: 
         writer.close()
 
 
-def request(prompt: list[int], new_tokens: int) -> dict[str, Any]:
-    """Return the body of a request."""
-    sampling = {"max_tokens": new_tokens, "temperature": 0.0, "ignore_eos": True}
-    return {"token_ids": prompt, "sampling_params": sampling, "stream": True}
+def request(server: str, prompt: list[int], new_tokens: int) -> dict[str, Any]:
+    """Return the body of a request, by the names of the server's engine."""
+    ids, length = {"vllm": ("token_ids", "max_tokens"), "sglang": ("input_ids", "max_new_tokens")}[server]
+    sampling = {length: new_tokens, "temperature": 0.0, "ignore_eos": True}
+    return {ids: prompt, "sampling_params": sampling, "stream": True}
 
 
 if __name__ == "__main__":
