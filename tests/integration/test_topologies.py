@@ -81,8 +81,11 @@ def test_processes_take_memory_in_turns(two_and_two: Run) -> None:
     assert ready["engine-1"] <= min(limited["trainer-0"], limited["trainer-1"])
 
 
-def test_two_runs_of_one_host_at_once(lab: Lab, inline: list[float], two_and_two: Run) -> None:
-    """The other one has an engine and a trainer."""
+def test_two_runs_of_one_host_at_once(
+    lab: Lab, inline: list[float], two_and_two: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has an engine and a trainer; its own process imports nothing of torch.distributed."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # workers write that into their logs
     small = lab.start(
         lab.folder / "one-one",
         placement__kind="disaggregated",
@@ -94,6 +97,9 @@ def test_two_runs_of_one_host_at_once(lab: Lab, inline: list[float], two_and_two
         assert run.wait(150) == 0, run.story()
         assert_same_curve(run.output, inline)
     assert (lab.folder / "slow-one").exists()
+    imported = small.errors.read_text()
+    assert "import time:" in imported
+    assert "torch.distributed" not in imported
 
 
 def test_plan_refuses_a_window_that_a_sample_does_not_fit(lab: Lab) -> None:

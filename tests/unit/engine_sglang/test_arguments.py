@@ -23,7 +23,7 @@ from spec_core.records import FeatureSchema
 from spec_core.targets.target_reader import read_target
 from spec_engine_sglang import hook
 from spec_engine_sglang.arguments import server_arguments
-from spec_engine_sglang.config import RESERVED, SglangConfig
+from spec_engine_sglang.config import RESERVED, SPREADING, SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 from spec_engine_sglang.request_names import Assignment, name_of, read_name
 from spec_engine_sglang.serving_format import check_speculation
@@ -100,7 +100,7 @@ def test_a_chain_is_drafted_step_by_step_and_a_block_at_once(arguments, draft):
         assert Path(given["speculative_draft_model_path"]).is_dir()
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED))
+@pytest.mark.parametrize("name", sorted(RESERVED | SPREADING))
 def test_arguments_that_the_engine_decides_cannot_be_given(name):
     with pytest.raises(ConfigError, match=f"engine: args: .*{name} cannot be set here"):
         validate(SglangConfig, {"args": {name: 1}}, "engine")

@@ -120,6 +120,14 @@ def test_further_arguments_are_handed_on_and_never_override_ours(target) -> None
         validate(VllmConfig, {"draft_args": {"method": "other"}}, "engine")
 
 
+def test_a_pipeline_is_refused_with_the_reason() -> None:
+    """vLLM's last stage alone would have the states, and not those of the layers before."""
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size"):
+        words = rf"^engine: args: .*{name} cannot be set here: one process must hold .* use engine.tensor_parallel"
+        with pytest.raises(ConfigError, match=words):
+            validate(VllmConfig, {"args": {name: 2}}, "engine")
+
+
 def test_every_argument_of_ours_is_reserved_or_a_default(target) -> None:
     from spec_engine_vllm.config import RESERVED
 

@@ -69,6 +69,18 @@ def test_shares_hold_every_sample_once_in_equally_many_passes(make_schedule):
         }
 
 
+def test_imbalance_is_the_largest_micro_batches_over_the_mean_share(make_schedule):
+    assert (
+        make_schedule([3, 4, 5], global_batch_tokens=12).imbalance(GlobalBatch(0, False, 0, (0, 1, 2))) == 1
+    )
+    (item,) = (schedule := make_schedule([6, 5, 2], ranks=2)).items(0)
+    assert schedule.shares(item) == (((0,),), ((1, 2),))
+    assert schedule.imbalance(item) == 7 / 6.5
+    (item,) = (schedule := make_schedule([6, 5, 2], ranks=2, accumulation=2)).items(0)
+    assert schedule.shares(item) == (((0,), (2,)), ((1,), ()))
+    assert schedule.imbalance(item) == (6 + 2) / 6.5
+
+
 def test_every_process_of_a_data_parallel_rank_gets_its_samples(make_schedule):
     """As the two ranks of each tensor-parallel group do."""
     schedule = make_schedule([3, 4, 5, 6], data_parallel_ranks=(0, 0, 1, 1))

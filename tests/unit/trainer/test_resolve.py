@@ -66,6 +66,16 @@ def test_window_holds_two_global_batches_by_default(resolved):
     assert resolved("placement.window_bytes=99999").window_bytes == 99999
 
 
+@pytest.mark.parametrize(
+    ("ranks", "tokens"), [(8, 2 * 640), (9, 16 * 640 // 9 + 1), (32, 16 * 20), (640, 2 * 10)]
+)
+def test_windows_of_many_ranks_hold_sixteen_of_their_shares(resolved, ranks, tokens):
+    """Else each would have to have room for what all of them train."""
+    words = ["train.global_batch_tokens=640", f"train.ranks={ranks}", "placement.kind=disaggregated"]
+    run = resolved(*words)
+    assert run.window_bytes == sample_bytes(run.schema, tokens)
+
+
 @pytest.mark.parametrize("features", [[], ["data.features=nowhere"]])
 def test_samples_longer_than_the_targets_positions_are_refused(tiny_llama, tmp_path, words, features):
     """Whatever the engine, and without one: tiny_llama has 256 positions."""

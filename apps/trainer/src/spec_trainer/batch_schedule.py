@@ -137,6 +137,17 @@ class BatchSchedule:
         """Return [data-parallel rank][micro-batch] -> sample ids: every sample once, every rank as many passes."""
         return shares(item.sample_ids, self.dataset.lengths, self.num_shares, self.settings.accumulation)
 
+    def imbalance(self, item: GlobalBatch) -> float:
+        """Return the tokens of each pass's largest micro-batch, summed, over those of a mean share; at best 1.
+
+        Ranks wait for each other in every pass.
+        """
+        lengths = self.dataset.lengths
+        tokens = [
+            [sum(lengths[sample_id] for sample_id in part) for part in share] for share in self.shares(item)
+        ]
+        return sum(map(max, zip(*tokens, strict=True))) * self.num_shares / sum(map(sum, tokens))
+
     def share(self, item: GlobalBatch, process: int) -> tuple[tuple[int, ...], ...]:
         """Return [micro-batch] -> sample ids of what a trainer process trains."""
         return self.shares(item)[self.settings.data_parallel_ranks[process]]

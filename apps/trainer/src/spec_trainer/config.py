@@ -115,7 +115,8 @@ class PlacementConfig(Config):
     engine_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of each device that the engine gets; colocated only."""
     window_bytes: PositiveInt | None = None
-    """Features in flight per trainer rank; by default twice the features of one global batch."""
+    """Features in flight per trainer rank; by default those of two global batches, or of the rank's shares of sixteen
+    if that is less."""
 
 
 class CaptureConfig(Config):

@@ -133,6 +133,7 @@ def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float
         "grad_norm": result.grad_norm.item(),
         "tokens": tokens,
         "samples": len(item.sample_ids),
+        "tokens_max_over_mean": state.spec.schedule.imbalance(item),
         "tokens_per_s": tokens / (data_s + step_s),
         "samples_per_s": len(item.sample_ids) / (data_s + step_s),
         "time_s": state.timer.wall_s,

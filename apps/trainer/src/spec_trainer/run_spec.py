@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from spec_trainer.data.dataset import Dataset
     from spec_trainer.placement.members import Member
 
+_WINDOW_SHARES = 16
+"""Most steps that engines may be ahead of a rank, by default; a rank's share of a step is hundreds of megabytes."""
+
 
 def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
     """Return the steps of a run that decodes: ``train.steps``, or ``train.epochs`` passes over the prompts."""
@@ -101,12 +104,16 @@ class RunSpec(RunParts):
     def window_bytes(self) -> int:
         """Bytes of features in flight for each trainer process.
 
-        ``placement.window_bytes``, or room for two global batches, so that one is captured while one trains.
+        ``placement.window_bytes``, or room for two global batches, so that one is captured while one trains. Where
+        many ranks share a global batch, ``_WINDOW_SHARES`` of a rank's shares are enough.
         """
         if self.config.placement.window_bytes is not None:
             return self.config.placement.window_bytes
-        longest = max(self.dataset.lengths.values())
-        return 2 * sample_bytes(self.schema, max(self.config.train.global_batch_tokens, longest))
+        batch, longest = self.config.train.global_batch_tokens, max(self.dataset.lengths.values())
+        return sample_bytes(
+            self.schema,
+            max(2 * longest, min(2 * batch, ceil(_WINDOW_SHARES * batch / self.schedule.num_shares))),
+        )
 
     def members(self) -> list[Member]:
         """Return the processes of the run; none inline. Raise ConfigError where their devices cannot hold them."""

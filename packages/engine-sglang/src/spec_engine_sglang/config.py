@@ -11,7 +11,6 @@ from spec_core.hosting import unreserved
 
 RESERVED = frozenset(
     {
-        # decided by this engine
         "model_path",
         "skip_tokenizer_init",
         "context_length",
@@ -27,20 +26,25 @@ RESERVED = frozenset(
         "speculative_eagle_topk",
         "speculative_num_draft_tokens",
         "speculative_dflash_block_size",
-        # ways of running that spread a request's rows over processes, or cut a batch otherwise than by request
+        # ways of running that cut a batch otherwise than by request
+        "enable_two_batch_overlap",
+        "enable_pdmux",
+        "enable_mixed_chunk",
+    }
+)
+"""Arguments of SGLang that the engine sets itself or forbids."""
+SPREADING = frozenset(
+    {
         "pp_size",
         "dp_size",
         "nnodes",
         "attn_cp_size",
         "dcp_size",
         "enable_dp_attention",
-        "enable_two_batch_overlap",
-        "enable_pdmux",
         "disaggregation_mode",
-        "enable_mixed_chunk",
     }
 )
-"""Arguments of SGLang that ``engine.args`` may not hold."""
+"""Arguments of SGLang that spread a request's layers or rows over processes."""
 
 
 class SglangConfig(EngineConfig):
@@ -55,5 +59,5 @@ class SglangConfig(EngineConfig):
     """Whether plain greedy answers have the gap of the two largest logits, which costs a little speed."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level of SGLang's processes; their output joins this one's log."""
-    args: Annotated[dict[str, Any], unreserved(RESERVED)] = pydantic.Field(default_factory=dict)
+    args: Annotated[dict[str, Any], unreserved(RESERVED, SPREADING)] = pydantic.Field(default_factory=dict)
     """Further arguments of SGLang's ``ServerArgs``, by its own names (``attention_backend: triton``)."""

@@ -17,8 +17,6 @@ RESERVED = frozenset(
         "max_model_len",
         "max_num_batched_tokens",
         "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "data_parallel_size",
         "enable_chunked_prefill",
         "enforce_eager",
         "generation_config",
@@ -31,6 +29,16 @@ RESERVED = frozenset(
     }
 )
 """Arguments of vLLM that the engine sets itself."""
+SPREADING = frozenset(
+    {
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "prefill_context_parallel_size",
+        "decode_context_parallel_size",
+        "nnodes",
+    }
+)
+"""Arguments of vLLM that spread a request's layers or rows over processes."""
 DRAFT_RESERVED = frozenset({"method", "model", "num_speculative_tokens", "draft_model_config"})
 """Fields of vLLM's ``speculative_config`` that the engine sets itself."""
 
@@ -52,5 +60,5 @@ class VllmConfig(EngineConfig):
     """vLLM's speculative method for the exported draft; None: the one that the draft's plugin names for vLLM."""
     draft_args: Annotated[dict[str, Any], unreserved(DRAFT_RESERVED)] = Field(default_factory=dict)
     """Further fields of vLLM's ``speculative_config``, while a draft is served."""
-    args: Annotated[dict[str, Any], unreserved(RESERVED)] = Field(default_factory=dict)
+    args: Annotated[dict[str, Any], unreserved(RESERVED, SPREADING)] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, by their Python names."""

@@ -85,7 +85,7 @@ class MemoryBudget:
         return (
             f"a device of {_gib(total)} does not hold {', '.join(wanted)}"
             f"{'' if len(given) == 2 else ' and leave memory to the rest'}; lower {lower}placement.window_bytes "
-            "(by default twice the features of train.global_batch_tokens)"
+            "(by default the features of two train.global_batch_tokens, or of a rank's shares of sixteen)"
         )
 
 

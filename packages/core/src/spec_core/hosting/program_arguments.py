@@ -7,10 +7,18 @@ from typing import Any
 from pydantic import AfterValidator
 
 
-def unreserved(reserved: frozenset[str]) -> AfterValidator:
-    """Return a validator of a mapping of arguments that refuses the ``reserved`` ones."""
+def unreserved(reserved: frozenset[str], spreading: frozenset[str] = frozenset()) -> AfterValidator:
+    """Return a validator of a mapping of arguments that refuses the ``reserved`` ones.
+
+    It refuses the ``spreading`` ones, too, which have a program spread the states of one request over processes.
+    """
 
     def check(args: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(spreading & args.keys()):
+            raise ValueError(
+                f"{', '.join(taken)} cannot be set here: one process must hold all layers and rows of a request that "
+                "is captured; use engine.tensor_parallel for a large target, engine.replicas for more speed"
+            )
         if taken := sorted(reserved & args.keys()):
             raise ValueError(
                 f"{', '.join(taken)} cannot be set here: the engine sets or forbids it; remove it"
