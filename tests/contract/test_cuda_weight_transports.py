@@ -8,6 +8,7 @@ from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_core import WeightTransportConfig
 from spec_core.testing import WeightTransportSuite
 from spec_core.testing.processes import run_ranks
+from spec_core.testing.reference import reference_backend
 from spec_core.testing.weight_faults import publish_damaged
 from spec_core.testing.weight_stage import BUCKET_BYTES, WeightStage
 from spec_weight_transports.collective import CollectiveTransport
@@ -31,6 +32,11 @@ def over_the_gpu():
 
 def over_the_host():
     return IpcWeightTransport(WeightTransportConfig(bucket_bytes=BUCKET_BYTES), backend_on(0, "never"))
+
+
+def from_the_cpu():
+    """Return the transport of a publisher on the CPU, as ``spec-trainer push`` has by default."""
+    return IpcWeightTransport(WeightTransportConfig(bucket_bytes=BUCKET_BYTES), reference_backend())
 
 
 def through_a_folder():
@@ -75,6 +81,14 @@ class TestCollectiveTransport(WeightTransportSuite):
         return 1  # NCCL takes each GPU once
 
 
-@pytest.mark.parametrize("build", [over_the_host, through_a_folder])
-def test_through_the_host_what_arrives_is_whole_and_damage_is_never_served(build):
-    run_ranks(publish_damaged, 2, WeightStage(build, "cuda"))
+@pytest.mark.parametrize(
+    "stage",
+    [
+        WeightStage(over_the_host, "cuda"),
+        WeightStage(through_a_folder, "cuda"),
+        WeightStage(over_the_gpu, "cuda", from_the_cpu, publishes_from_cpu=True),
+    ],
+    ids=["over the host", "by files", "from the CPU"],
+)
+def test_through_the_host_what_arrives_is_whole_and_damage_is_never_served(stage):
+    run_ranks(publish_damaged, 2, stage)

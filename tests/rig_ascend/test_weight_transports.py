@@ -9,6 +9,7 @@ from spec_backend_ascend.backend import AscendBackend
 from spec_core import WeightTransportConfig
 from spec_core.testing import WeightTransportSuite
 from spec_core.testing.processes import run_ranks
+from spec_core.testing.reference import reference_backend
 from spec_core.testing.weight_faults import publish_damaged
 from spec_core.testing.weight_stage import BUCKET_BYTES, WeightStage
 from spec_weight_transports.collective import CollectiveTransport
@@ -34,6 +35,11 @@ def over_the_host():
     return IpcWeightTransport(WeightTransportConfig(bucket_bytes=BUCKET_BYTES), backend_on(0, "never"))
 
 
+def from_the_cpu():
+    """Return the transport of a publisher on the CPU, as ``spec-trainer push`` has by default."""
+    return IpcWeightTransport(WeightTransportConfig(bucket_bytes=BUCKET_BYTES), reference_backend())
+
+
 def file_transport():
     return FileTransport(FileConfig(bucket_bytes=BUCKET_BYTES), backend_on(0))
 
@@ -56,6 +62,14 @@ class TestIpcTransport(RigSuite):
         return over_the_card
 
 
-@pytest.mark.parametrize("build", [over_the_host, file_transport])
-def test_through_the_host_what_arrives_is_whole_and_damage_is_never_served(build):
-    run_ranks(publish_damaged, 2, WeightStage(build, "npu"))
+@pytest.mark.parametrize(
+    "stage",
+    [
+        WeightStage(over_the_host, "npu"),
+        WeightStage(file_transport, "npu"),
+        WeightStage(over_the_card, "npu", from_the_cpu, publishes_from_cpu=True),
+    ],
+    ids=["over the host", "by files", "from the CPU"],
+)
+def test_through_the_host_what_arrives_is_whole_and_damage_is_never_served(stage):
+    run_ranks(publish_damaged, 2, stage)

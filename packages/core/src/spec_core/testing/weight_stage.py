@@ -141,15 +141,22 @@ class WeightStage:
     device_type: str
     build_sender: Callable[[], WeightTransport] | None = None
     """Makes the publisher's, where it needs a device of its own; None means ``build``."""
+    publishes_from_cpu: bool = False
+    """Whether the publisher has its tensors on the CPU, wherever the replicas have theirs."""
 
     @property
     def device(self) -> torch.device:
         """Return this process's device, once a transport was made."""
         return torch.empty(0, device=self.device_type).device
 
+    @property
+    def publisher_device(self) -> torch.device:
+        """Return the device of the process that publishes."""
+        return torch.device("cpu") if self.publishes_from_cpu else self.device
+
     def weights(self, version: int) -> dict[str, Tensor]:
-        """Return the draft of that version on this process's device."""
-        return {name: tensor.to(self.device) for name, tensor in odd_weights(version).items()}
+        """Return the draft of that version on the publisher's device."""
+        return {name: tensor.to(self.publisher_device) for name, tensor in odd_weights(version).items()}
 
     def resources(self) -> Resources:
         """Return what this process holds, without memory of the device that nobody uses."""
@@ -166,7 +173,7 @@ class WeightStage:
     def publisher(self, fence: int = FENCE) -> Publisher:
         """Return a publisher that uses the transport under test."""
         transports = {"tested": self.build_publishers()}
-        return Publisher(transports, TARGET, group="suite", fence=fence, device=self.device)
+        return Publisher(transports, TARGET, group="suite", fence=fence, device=self.publisher_device)
 
 
 class StagedReceiver(UpdateReceiver):
