@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,16 @@ VLLM = {
     "engine__kv_cache_bytes": 64 << 20,
     **{f"engine__args__{key}": value for key, value in VLLM_ARGS.items()},
 }
+DECODING = {
+    "decode__every": STEPS // 2,
+    "decode__prompts": 8,
+    "decode__max_new_tokens": 30,
+    "decode__temperature": 0,
+    "decode__num_draft_tokens": 3,
+    "train__push_every": STEPS // 2,
+    "train__lr": 8e-3,
+    "train__global_batch_tokens": 256,
+}
 START_S = 240.0
 
 
@@ -49,13 +60,38 @@ def lab(vllm_environment: None, llama: Path, tmp_path_factory: pytest.TempPathFa
         yield lab
 
 
-def test_a_run_has_the_losses_of_one_with_the_reference_engine(lab: Lab) -> None:
+def test_a_run_does_what_one_with_the_reference_engine_does(lab: Lab) -> None:
+    """It decodes, and pushes to the vLLM that does; another captures. Both stay from the first cycle to the last.
+
+    Held out is what it trains on: a target of random weights says nothing that could be learned elsewhere.
+    """
     with_vllm, reference = lab.folder / "vllm", lab.folder / "hf"
-    lab.train(with_vllm, timeout_s=START_S, **VLLM)
-    lab.train(reference)
+    few = lab.folder / "few.jsonl"
+    few.write_text("".join((lab.folder / "rows.jsonl").read_text().splitlines(keepends=True)[1:9]))
+    keys = {"data__path": few, "data__eval_path": few, **DECODING}
+    lab.train(with_vllm, timeout_s=START_S, **keys, **VLLM)
+    lab.train_here(reference, **keys)
     assert len(losses(with_vllm)) == STEPS
     assert losses(with_vllm) == pytest.approx(losses(reference), rel=1e-3)
-    assert "EngineCore" in (with_vllm / "logs" / "engine-0.log").read_text()
+    assert [cycle["draft_version"] for cycle in cycles(with_vllm)] == [0, STEPS // 2, STEPS]
+    assert lengths(with_vllm) == pytest.approx(lengths(reference), abs=0.1)
+    assert lengths(with_vllm)[-1] > lengths(with_vllm)[0] + 0.5
+    assert all(cycle["prefill_s"] > 0 for cycle in cycles(with_vllm)[:-1])
+    engine, decoder = ((with_vllm / "logs" / name).read_text() for name in ("engine-0.log", "decoder-0.log"))
+    assert "EngineCore" in engine
+    assert (engine.count("vLLM is up"), decoder.count("vLLM is up"), decoder.count("was pushed in")) == (
+        1,
+        1,
+        2,
+    )
+
+
+def cycles(output: Path) -> list[dict]:
+    return json.loads((output / "summary.json").read_text())["cycles"]
+
+
+def lengths(output: Path) -> list[float]:
+    return [cycle["held_out_acceptance_length"] for cycle in cycles(output)]
 
 
 def vllm_processes(run: Run) -> list[psutil.Process]:

@@ -149,6 +149,28 @@ def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(lab, draft):
     assert lengths(output)[-1] > lengths(output)[0]
 
 
+def test_workers_do_what_one_process_does(lab):
+    """Two ranks and two decoders: their first cycle is stopped, and the end is another placement's."""
+    keys = {"decode__on_policy": True, "train__steps": 2 * EVERY, "decode__prompts": 20, **CHAIN}
+    here, output = lab.folder / "here", lab.folder / "workers"
+    lab.train_here(here, **keys)
+    workers = {"placement__kind": "colocated", "train__ranks": 2, "decode__replicas": 2}
+    run = lab.start(output, **keys, **workers)
+    run.train_on(1)
+    run.process.terminate()
+    assert run.wait(150) == 130, run.story()
+    workers["placement__kind"] = "disaggregated"
+    lab.train(output, **keys, **workers)
+    assert lengths(output) == lengths(here)
+    assert launching.losses(output) == pytest.approx(launching.losses(here), rel=1e-3)
+    assert summary(output).keys() == summary(here).keys()
+    for done in (output, here):
+        assert all(cycle["prefill_s"] > 0 for cycle in summary(done)["cycles"][:-1])
+        costs = [record["prefill_s"] for record in launching.metrics(done)]
+        assert costs[EVERY] < costs[EVERY - 1] > 0
+    assert "pushed in" in (output / "logs/decoder-1.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -162,7 +184,7 @@ def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(lab, draft):
         ),
         ({"push__to": "[http://127.0.0.1:1]"}, "decode.every=10 with push.to=http://127.0.0.1:1"),
         ({"push__canary_margin": 0.1}, "decode.every=10 with push.canary_margin=0.1"),
-        ({"placement__kind": "disaggregated"}, "decode.every=10 with placement.kind=disaggregated"),
+        ({"decode__replicas": 2}, "decode.replicas=2 with placement.kind=inline"),
         ({"data__features": "features"}, "decode.every=10 with data.features"),
         ({"decode__max_new_tokens": 5000}, "decode.max_new_tokens=5000 leaves no room for a prompt"),
         ({"placement__window_bytes": 1000}, "placement.window_bytes=1000 is smaller than a prompt"),

@@ -168,6 +168,9 @@ class DecodeConfig(Config):
     """Sample from the most likely tokens that together have this probability."""
     num_draft_tokens: PositiveInt | None = None
     """Tokens that the draft proposes per round. By default a whole block, 4 for a chain."""
+    replicas: PositiveInt = 1
+    """Engines that decode, each in a process of its own beside the ``engine.replicas`` that capture; with
+    ``placement.kind=inline`` the one engine of the run does both."""
     on_policy: bool = False
     """Only guesses that the engine's draft made and the target judged carry loss: of every round those that were
     accepted, and the first that was not."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+import time
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -116,6 +117,10 @@ class Dispatcher:
             (place, engine) for place in range(_QUEUED_PER_ENGINE) for engine in range(len(engines))
         ]
         """Heap of what engines have room for: (batches that the engine has besides, engine)."""
+        self._num_busy = 0
+        """Engines with a capture under way."""
+        self._busy_s = 0.0
+        """Sum of what captures have taken; of one under way, minus the time at which it began."""
         self._batches: Iterator[_Batch] = iter(())
         self._waiting: _Batch | None = None
         """The next batch, for which the window has no room yet."""
@@ -136,6 +141,12 @@ class Dispatcher:
         with self._lock:
             self._used_bytes[rank] -= num_tokens * self._token_bytes
         self._pump()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds so far in which engines had captures under way, added up over engines."""
+        with self._lock:
+            return self._busy_s + self._num_busy * time.monotonic()
 
     def stop(self) -> None:
         """Dispatch nothing more."""
@@ -203,13 +214,21 @@ class Dispatcher:
             self._used_bytes[rank] += size
         _, engine = heapq.heappop(self._free)
         self._running[engine] += 1
+        if self._running[engine] == 1:
+            self._note_busy(1)
         return engine, batch
+
+    def _note_busy(self, change: int) -> None:
+        self._num_busy += change
+        self._busy_s -= change * time.monotonic()
 
     def _finished(self, engine: int, future: Future[None]) -> None:
         error = None if future.cancelled() else future.exception()
         with self._lock:
             self._running[engine] -= 1
             heapq.heappush(self._free, (self._running[engine], engine))
+            if self._running[engine] == 0:
+                self._note_busy(-1)
             first = error is not None and not self._stopped
             self._stopped = self._stopped or error is not None
         if first:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.resume import checkpoint_to_resume
-from spec_trainer.loop import train
 from spec_trainer.progress import StepProgress
 from spec_trainer.push.servers import check_servers
 from spec_trainer.stop_request import StopRequest
-from spec_trainer.wiring import RankLinks, finish, inline_engine, inline_source, train_state
+from spec_trainer.wiring import RankLinks, inline_engine, inline_source, train_and_finish, train_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import torch
 
-    from spec_trainer.feature_stream import BatchSource
+    from spec_trainer.controller.run_controller import RunController
     from spec_trainer.loop import TrainState
     from spec_trainer.run_spec import RunSpec
     from spec_trainer.timer import Timer
+    from spec_trainer.wiring import InlineSource
 
 
 def run_training(spec: RunSpec) -> dict[str, Any]:
@@ -47,58 +48,80 @@ def _train_by_workers(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
     """Train with each engine replica and trainer rank in a process of its own."""
     from spec_trainer.controller.run_controller import run_workers
 
-    run_workers(spec, stop, StepProgress(spec.schedule.total_steps))
+    work = functools.partial(_cycles_by_workers, spec) if spec.config.decode.every else None
+    run_workers(spec, stop, StepProgress(spec.schedule.total_steps), work=work)
+    return _summary(spec)
+
+
+def _cycles_by_workers(spec: RunSpec, controller: RunController) -> None:
+    """Train cycle by cycle on what workers decode."""
+    from spec_trainer.decode.cycles import TrainedPart, train_with_decode
+
+    def train_part(part: RunSpec, notes: dict[str, Any], timer: Timer) -> TrainedPart:
+        prefill_s = controller.train_cycle(part, notes["cycle"], notes)
+        is_last = part.schedule.steps.stop == part.schedule.total_steps
+        summary = _summary(spec) if is_last else {}
+        timer.total_s |= {
+            name: seconds for name, seconds in summary.get("time_s", {}).items() if name != "other"
+        }
+        return TrainedPart(summary=summary, prefill_s=prefill_s)
+
+    train_with_decode(spec, controller.decoder, _done_steps(spec), train_part)
+
+
+def _summary(spec: RunSpec) -> dict[str, Any]:
     return json.loads(spec.directory.summary.read_text())
+
+
+def _done_steps(spec: RunSpec) -> int:
+    """Return the steps of the checkpoint that the run begins from."""
+    start = spec.config.train.resume_from
+    return 0 if start == "latest" else read_meta(spec.directory.checkpoints / start).step
 
 
 def _train_inline(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
     """Train with the engine, if there is one, and the one rank in this process."""
     if spec.config.decode.every:
-        return _train_and_decode(spec, stop)
+        return _cycles_inline(spec, stop)
     device = spec.backend.device(0)
     with ExitStack() as stack:
         source = stack.enter_context(inline_source(spec, device))
         progress = stack.enter_context(StepProgress(spec.schedule.total_steps))
-        state = stack.enter_context(_inline_rank(spec, device, source, stop, progress))
-        return finish(state, train(state))
+        return train_and_finish(stack.enter_context(_inline_rank(spec, device, source, stop, progress)))
 
 
-def _train_and_decode(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
+def _cycles_inline(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
     """Train cycle by cycle on what the run's engine decodes, in this process."""
-    from spec_trainer.decode.cycles import train_with_decode
+    from spec_trainer.decode.cycles import TrainedPart, train_with_decode
+    from spec_trainer.decode.decoder import EngineDecoder, InlineDecoder
 
     device = spec.backend.device(0)
-    start = spec.config.train.resume_from
-    done_steps = 0 if start == "latest" else read_meta(spec.directory.checkpoints / start).step
-    with inline_engine(spec) as own, StepProgress(spec.schedule.total_steps) as progress:
+    with (
+        inline_engine(spec) as own,
+        EngineDecoder(spec, own.engine) as decoder,
+        StepProgress(spec.schedule.total_steps) as progress,
+    ):
 
-        def train_part(part: RunSpec, notes: dict[str, Any], timer: Timer) -> dict[str, Any]:
+        def train_part(part: RunSpec, notes: dict[str, Any], timer: Timer) -> TrainedPart:
             with ExitStack() as stack:
                 source = stack.enter_context(inline_source(part, device, own))
                 state = stack.enter_context(_inline_rank(part, device, source, stop, progress))
-                state.notes, state.timer = notes, timer
-                last = train(state)
-                is_last = state.done_steps == part.schedule.total_steps
-                return finish(state, last) if is_last else {}
+                state.notes, state.timer = lambda: {**notes, "prefill_s": source.capture_s()}, timer
+                return TrainedPart(summary=train_and_finish(state), prefill_s=source.capture_s())
 
-        return train_with_decode(spec, own.engine, stop, done_steps, train_part)
+        return train_with_decode(spec, InlineDecoder(decoder, stop), _done_steps(spec), train_part)
 
 
 @contextmanager
 def _inline_rank(
-    spec: RunSpec,
-    device: torch.device,
-    source: tuple[BatchSource, Callable[[int], None]],
-    stop: StopRequest,
-    progress: StepProgress,
+    spec: RunSpec, device: torch.device, source: InlineSource, stop: StopRequest, progress: StepProgress
 ) -> Iterator[TrainState]:
     """Yield the state of the one rank, for which the capture of its batches has begun."""
     import torch.distributed as dist
 
-    stream, begin = source
     links = RankLinks(
         store=dist.HashStore(), should_stop=lambda done_steps: stop.requested, show=progress.show
     )
-    with train_state(spec, 0, device, stream, links) as state:
-        begin(state.done_steps)
+    with train_state(spec, 0, device, source.stream, links) as state:
+        source.begin(state.done_steps)
         yield state

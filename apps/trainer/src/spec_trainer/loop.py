@@ -47,8 +47,8 @@ class TrainState:
     best: float
     """Best held-out acceptance length so far."""
     timer: Timer = field(default_factory=Timer)
-    notes: dict[str, Any] = field(default_factory=dict)
-    """Fields of every record: which draft the run's engine serves, where it decodes."""
+    notes: Callable[[], dict[str, Any]] = dict
+    """Returns fields of every record: which draft the run's engine serves, where it decodes."""
     ahead: Iterator[GlobalBatch] = field(init=False)
     """Items after the one that is being trained on or evaluated."""
 
@@ -74,7 +74,7 @@ def train(state: TrainState) -> dict[str, Any]:
             _prepare_next(state)  # while the device computes
             result.grad_norm.item()  # waits for the device: the step's time is the step's
         state.stream.check()
-        record = _record(state, item, result, rate) | state.notes
+        record = _record(state, item, result, rate) | state.notes()
         _check_finite(state, record)
         state.done_steps = item.step + 1
         state.log.trained(state.done_steps, share)

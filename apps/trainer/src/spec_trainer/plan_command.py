@@ -50,6 +50,9 @@ def _processes(run: RunSpec) -> list[str]:
         engine = f"engine {config.engine.name} and " if replicas else ""
         return [f"this process: {engine}trainer rank 0 ({config.strategy.name}), {where}"]
     engines = [f"engine {config.engine.name} replica {index}, {where}" for index in replicas]
+    if config.decode.every:
+        decoders = range(config.decode.replicas)
+        engines += [f"engine {config.engine.name} that decodes {index}, {where}" for index in decoders]
     shares = run.schedule.settings.data_parallel_ranks
     ranks = [f"trainer rank {rank} ({_parallel(run, share)}), {where}" for rank, share in enumerate(shares)]
     hosts = [f", host {member.host}" if member.host else "" for member in run.members()]

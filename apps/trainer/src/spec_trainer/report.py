@@ -177,6 +177,7 @@ def _cycles(summary: Mapping[str, Any]) -> str:
         "decode_acceptance_length": "{:.2f}",
         "decode_tokens": "{:,}",
         "decode_s": "{:.1f} s",
+        "prefill_s": "{:.1f} s",
     }
     rows = "".join(
         f"<tr><td class=n>{cycle['draft_version']}"
@@ -185,7 +186,7 @@ def _cycles(summary: Mapping[str, Any]) -> str:
     )
     return (
         "<h2>Decoding by the run's engine</h2><table><tr><th>draft version<th>τ, held out<th>τ, trained on"
-        f"<th>tokens<th>seconds{rows}</table>"
+        f"<th>tokens<th>seconds<th>second prefill{rows}</table>"
     )
 
 

@@ -133,9 +133,7 @@ def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
 
 def _check_window(run: RunSpec) -> None:
     """Refuse a window that cannot hold the longest answer with its prompt."""
-    window = run.config.placement.window_bytes
-    prompts = [len(sample.prompt) for sample in run.dataset.samples if sample.prompt is not None]
-    longest = max(prompts) + run.config.decode.max_new_tokens
+    window, longest = run.config.placement.window_bytes, run.longest_sample
     size = sample_bytes(run.schema, longest)
     if window is not None and size > window:
         raise ConfigError(
@@ -256,9 +254,9 @@ def _check_decoding(config: AnyRunConfig) -> None:
             "of them",
         ),
         (
-            config.placement.kind != "inline",
-            f"{subject} placement.kind={config.placement.kind}: only an engine in the trainer's own process decodes "
-            "so far; set placement.kind=inline and an engine.name that allows it",
+            config.placement.kind == "inline" and decode.replicas > 1,
+            f"decode.replicas={decode.replicas} with placement.kind=inline: an inline engine lives in the one "
+            "trainer process; set placement.kind=disaggregated or decode.replicas=1",
         ),
         (
             bool(push.to),

@@ -38,7 +38,8 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
         "seed": config.seed,
     }
     if config.decode.every:
-        parts["decode"] = {**config.decode.model_dump(mode="json"), "push_every": config.train.push_every}
+        decode = config.decode.model_dump(mode="json", exclude={"replicas"})
+        parts["decode"] = {**decode, "push_every": config.train.push_every}
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 

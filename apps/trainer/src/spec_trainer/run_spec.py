@@ -109,11 +109,19 @@ class RunSpec(RunParts):
         """
         if self.config.placement.window_bytes is not None:
             return self.config.placement.window_bytes
-        batch, longest = self.config.train.global_batch_tokens, max(self.dataset.lengths.values())
+        batch, longest = self.config.train.global_batch_tokens, self.longest_sample
         return sample_bytes(
             self.schema,
             max(2 * longest, min(2 * batch, ceil(_WINDOW_SHARES * batch / self.schedule.num_shares))),
         )
+
+    @cached_property
+    def longest_sample(self) -> int:
+        """Most tokens of a sample; of a prompt with its answer in a run that decodes."""
+        prompts = [len(sample.prompt) for sample in self.source.samples if sample.prompt is not None]
+        if prompts:
+            return max(prompts) + self.config.decode.max_new_tokens
+        return max(self.dataset.lengths.values())
 
     def members(self) -> list[Member]:
         """Return the processes of the run; none inline. Raise ConfigError where their devices cannot hold them."""

@@ -14,7 +14,7 @@ from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.dispatch import DatasetCapturer, Dispatcher
 from spec_trainer.draft_trainer import DraftTrainer
-from spec_trainer.loop import TrainState
+from spec_trainer.loop import TrainState, train
 from spec_trainer.metrics import read_metrics
 from spec_trainer.profiling import StepProfiler
 from spec_trainer.report import write_report
@@ -72,17 +72,28 @@ def inline_engine(spec: RunSpec) -> Iterator[InlineEngine]:
         yield InlineEngine(engine=engine, transport=transport)
 
 
+@dataclass(frozen=True, kw_only=True)
+class InlineSource:
+    """The batches of a run that has one process."""
+
+    stream: BatchSource
+    begin: Callable[[int], None] = lambda done_steps: None
+    """Begins their capture, given the steps done."""
+    capture_s: Callable[[], float] = float
+    """Returns the seconds that the engine has captured for."""
+
+
 @contextmanager
 def inline_source(
     spec: RunSpec, device: torch.device, own: InlineEngine | None = None
-) -> Iterator[tuple[BatchSource, Callable[[int], None]]]:
-    """Yield the batches of a run that has one process, and what begins their capture, given the steps done.
+) -> Iterator[InlineSource]:
+    """Yield the batches of a run that has one process.
 
     ``own`` is the run's engine where that is there already, and stays.
     """
     if spec.config.data.features is not None:
         with batch_source(spec, 0, device, lambda rank, num_tokens: None) as (stored, _):
-            yield stored, lambda done: None
+            yield InlineSource(stream=stored)
         return
     with ExitStack() as stack:
         own = own or stack.enter_context(inline_engine(spec))
@@ -90,8 +101,12 @@ def inline_source(
         capturer = DatasetCapturer(own.engine, spec.dataset, spec.schema)
         dispatcher = Dispatcher(spec.schedule, spec.schema, [capturer], [receiver.address], spec.window_bytes)
         stack.callback(dispatcher.stop)
-        stream = _feature_stream(spec, 0, device, receiver, dispatcher.released)
-        yield stream, lambda done: dispatcher.start(spec.schedule.items(done), failed=stream.fail)
+        stream = feature_stream(spec, 0, device, receiver, dispatcher.released)
+        yield InlineSource(
+            stream=stream,
+            begin=lambda done_steps: dispatcher.start(spec.schedule.items(done_steps), failed=stream.fail),
+            capture_s=lambda: dispatcher.busy_s,
+        )
 
 
 @contextmanager
@@ -112,16 +127,17 @@ def batch_source(
         return
     transport = spec.backend.transport(spec.config.placement.kind)
     with transport.listen(spec.schema, spec.window_bytes, host) as receiver:
-        yield _feature_stream(spec, rank, device, receiver, released), receiver.address
+        yield feature_stream(spec, rank, device, receiver, released), receiver.address
 
 
-def _feature_stream(
+def feature_stream(
     spec: RunSpec,
     rank: int,
     device: torch.device,
     receiver: FeatureReceiver,
     released: Callable[[int, int], None],
 ) -> FeatureStream:
+    """Return the batches of a rank, filled by what ``receiver`` delivers."""
     from spec_trainer.feature_stream import FeatureStream
 
     return FeatureStream(spec.schedule, rank, receiver, spec.schema, spec.config, device, released)
@@ -211,6 +227,12 @@ def _default_group(spec: RunSpec, rank: int, device: torch.device, store: Store)
         yield
     finally:
         dist.destroy_process_group()
+
+
+def train_and_finish(state: TrainState) -> dict[str, Any]:
+    """Train what is left of the schedule; return the summary on rank 0 where that was the end of the run."""
+    last = train(state)
+    return finish(state, last) if state.done_steps == state.spec.schedule.total_steps else {}
 
 
 def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:

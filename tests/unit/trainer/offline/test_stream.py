@@ -24,12 +24,12 @@ def test_batches_equal_those_of_an_engine_bit_for_bit(capture, resolved, packing
     keys = ["train.global_batch_tokens=64", "train.steps=5", "train.eval_every=2", f"data.packing={packing}"]
     online = resolved(*keys, "train.accumulation=2", ONE_PASS_EACH)
     offline = resolved(*keys, "train.accumulation=2", f"data.features={capture(ONE_PASS_EACH)}")
-    with inline_source(online, CPU) as (live, begin), stored(offline) as read:
-        begin(0)
+    with inline_source(online, CPU) as live, stored(offline) as read:
+        live.begin(0)
         items = list(online.schedule.items(0))
         assert sum(item.evaluates for item in items) >= 2
         for item in items:
-            for one, other in zip(live.micro_batches(item), read.micro_batches(item), strict=True):
+            for one, other in zip(live.stream.micro_batches(item), read.micro_batches(item), strict=True):
                 assert one.spans == other.spans
                 assert torch.equal(one.input_ids_T, other.input_ids_T)
                 assert torch.equal(one.loss_mask_T, other.loss_mask_T)

@@ -77,10 +77,10 @@ def _capture_inline(capture: CaptureRun, stop: StopRequest) -> None:
 
     with ExitStack() as stack:
         stack.enter_context(capture.run.backend.prepare_host("inline"))
-        stream, begin = stack.enter_context(inline_source(capture.run, torch.device("cpu")))
+        source = stack.enter_context(inline_source(capture.run, torch.device("cpu")))
         progress = stack.enter_context(_progress(capture))
-        begin(0)
-        write_shards(capture, stream, lambda done: stop.requested, progress.show)
+        source.begin(0)
+        write_shards(capture, source.stream, lambda done: stop.requested, progress.show)
 
 
 def _capture_by_workers(capture: CaptureRun, stop: StopRequest) -> None:

@@ -7,8 +7,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from spec_trainer.controller.health_watch import HealthWatch
-from spec_trainer.controller.protocol import Capture, Captured, Ready
+from spec_trainer.controller.protocol import Capture, Captured, Ready, TrainCycle
 from spec_trainer.data.store import open_dataset
+from spec_trainer.decode.folder import cycle_dataset
 from spec_trainer.dispatch import DatasetCapturer, SampleReference
 from spec_trainer.resolve import resolve_parts
 from spec_trainer.wiring import create_engine
@@ -39,13 +40,19 @@ def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder)
     stack.enter_context(HealthWatch(engine, controller, parts.config.timeouts.peer_s))
     capturer = DatasetCapturer(engine, open_dataset(order.dataset), parts.schema)
     controller.send(Ready())
-    while isinstance(message := controller.receive(), Capture):
-        samples = [
-            SampleReference(request_id, sample_id, tuple(destinations))
-            for request_id, sample_id, destinations in message.samples
-        ]
-        done = capturer.capture(samples)
-        done.add_done_callback(functools.partial(_report, controller, message.batch))
+    while True:
+        match controller.receive():
+            case Capture(batch, samples):
+                references = [
+                    SampleReference(request_id, sample_id, tuple(destinations))
+                    for request_id, sample_id, destinations in samples
+                ]
+                done = capturer.capture(references)
+                done.add_done_callback(functools.partial(_report, controller, batch))
+            case TrainCycle(number):
+                capturer = DatasetCapturer(engine, cycle_dataset(parts.config, number), parts.schema)
+            case _:
+                return
 
 
 def _report(controller: ControllerLink, batch: int, done: Future[None]) -> None:

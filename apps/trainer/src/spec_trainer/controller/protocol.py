@@ -15,6 +15,12 @@
     Finished ─────────────────►       from trainer ranks: the work is done, or was stopped on request
       ◄──────────────────── Stop      to everyone, once every rank has finished
     Failed ───────────────────►       from anyone, at any time
+
+A run that decodes goes through cycles. For each one::
+
+      ◄──────────────────── Serve       to decoders; answered by Serving
+      ◄──────────────────── Generate    to decoders; answered by Generated
+      ◄──────────────────── TrainCycle  to engines and ranks; a rank answers Ready, and what follows that goes on
 """
 
 from __future__ import annotations
@@ -129,6 +135,8 @@ class Proceed(ControlMessage):
     """Answer to StepDone, the same to every rank after the same step."""
 
     proceed: bool
+    prefill_s: float = 0.0
+    """Seconds that engines have captured for, in this cycle of a run that decodes."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,50 @@ class Finished(ControlMessage):
 
     interrupted: str | None = None
     """Explanation for the user of what is left; None where nothing is."""
+
+
+@dataclass(frozen=True)
+class TrainCycle(ControlMessage):
+    """A cycle of a run that decodes begins, whose answers are on disk."""
+
+    number: int
+    steps: tuple[int, int]
+    """Its first step, and the first one after it."""
+    resume_from: str
+    """``train.resume_from`` of the ranks."""
+    notes: dict[str, Any]
+    """Fields of the record of every step."""
+
+
+@dataclass(frozen=True)
+class Serve(ControlMessage):
+    """A decoder is to serve the draft in ``folder``."""
+
+    version: int
+    folder: str
+
+
+@dataclass(frozen=True)
+class Serving(ControlMessage):
+    """A decoder serves the draft that it was to serve."""
+
+
+@dataclass(frozen=True)
+class Generate(ControlMessage):
+    """A decoder is to answer a portion of prompts."""
+
+    prompts: list[list[int]]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Generated(ControlMessage):
+    """The answers to a portion, in order."""
+
+    answers: list[tuple[list[int], list[int]]]
+    """New tokens of each, and the guess places of these or nothing."""
+    counters: dict[str, Any]
+    """Fields of the AcceptanceCounters of this portion."""
 
 
 @dataclass(frozen=True)

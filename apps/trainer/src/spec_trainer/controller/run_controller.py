@@ -1,7 +1,7 @@
 """RunController: a run of several processes, engine replicas and trainer ranks, on any launcher.
 
 The controller trains nothing. It hands out capture batches, answers the ranks after every step, and watches. A
-capture has one writer in place of the ranks.
+capture has one writer in place of the ranks. In a run that decodes the workers stay from cycle to cycle.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import math
 import secrets
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_core.launcher import WorkerEnded, WorkerMessage
 from spec_trainer.controller import protocol
 from spec_trainer.controller.failures import FailureReports, end_run
+from spec_trainer.controller.remote_decoders import RemoteDecoders
 from spec_trainer.controller.remote_engine import RemoteEngine
 from spec_trainer.data.store import saved_dataset
 from spec_trainer.dispatch import Dispatcher
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _ENTRY = "spec_trainer.controller.worker_main:run_worker"
 _ENGINE = "spec_trainer.controller.engine_worker:run_engine"
+_DECODER = "spec_trainer.controller.decoder_worker:run_decoder"
 _TRAINER = ("trainer", "spec_trainer.controller.trainer_worker:run_trainer")
 _LEAVING_S = 30.0
 """Least time for workers without work to end; an engine ends processes of its own first."""
@@ -66,6 +68,7 @@ class RunController:
         self._running: set[str] = set()
         """Workers that have not ended."""
         self._engines: dict[str, RemoteEngine] = {}
+        self._decoders: dict[str, WorkerHandle] = {}
         self._ranks: dict[str, WorkerHandle] = {}
         self._ready: dict[str, protocol.Ready] = {}
         self._loading: dict[int, set[str]] = {}
@@ -79,15 +82,39 @@ class RunController:
         self._interrupted: str | None = None
         self._capture_error: BaseException | None = None
         """Error of an engine to which no capture can be sent; one that fails to capture reports that itself."""
+        self.decoder = RemoteDecoders(self._decoders, self._until, stop)
+        """The workers that decode; only for ``work`` of ``run``."""
 
-    def run(self, workers: Sequence[WorkerSpec]) -> None:
-        """Start the workers and return when all have ended. Raise the failure that ends the run, or Interrupted."""
+    def run(
+        self, workers: Sequence[WorkerSpec], work: Callable[[RunController], object] | None = None
+    ) -> None:
+        """Start the workers, have them do ``work``, by default the whole schedule, and return when all have ended.
+
+        Raise the failure that ends the run, or Interrupted.
+        """
         self._start(workers)
         self._await_start()
-        self._until(lambda: not self._working)
+        interrupted: Interrupted | None = None
+        try:
+            self._train(self._spec) if work is None else work(self)
+        except Interrupted as stopped:
+            interrupted = stopped
         self._stop_workers()
-        if self._interrupted is not None:
-            raise Interrupted(self._interrupted)
+        if interrupted is not None:
+            raise interrupted
+
+    def train_cycle(self, part: RunSpec, number: int, notes: dict[str, Any]) -> float:
+        """Train a cycle of a run that decodes; return the seconds that engines have captured for.
+
+        ``notes`` are fields of the record of every step. Raise Interrupted.
+        """
+        steps = part.schedule.steps
+        cycle = protocol.TrainCycle(number, (steps.start, steps.stop), part.config.train.resume_from, notes)
+        self._loading = {0: set(self._ranks)}
+        for name in (*self._engines, *self._ranks):
+            self._workers[name].send(cycle.to_json())
+        self._await_ready()
+        return self._train(part)
 
     def _start(self, workers: Sequence[WorkerSpec]) -> None:
         """Start every worker; they load in parallel, and touch shared devices one after the other."""
@@ -96,23 +123,36 @@ class RunController:
         for spec in workers:
             worker = self._workers[spec.name]
             self._loading.setdefault(spec.order["init_order"], set()).add(spec.name)
-            if spec.role == "engine":
+            if spec.order["program"] == _DECODER:
+                self._decoders[spec.name] = worker
+            elif spec.role == "engine":
                 self._engines[spec.name] = RemoteEngine(worker)
             else:
                 self._ranks[spec.name] = worker
-        self._working = set(self._ranks)
 
     def _await_start(self) -> None:
-        start_s = self._spec.config.timeouts.start_s
-        started = self._until(lambda: self._dispatcher is not None, time.monotonic() + start_s)
-        if self._stop.requested and self._dispatcher is None:
+        self._await_ready(lambda: self._stop.requested)
+        if self._loading:
             raise Interrupted("interrupted before the first step; the same command starts again")
-        if not started:
-            missing = sorted(self._workers.keys() - self._ready.keys())
-            raise DeadlineExceeded(f"{', '.join(missing)} not ready within timeouts.start_s={start_s} s")
+
+    def _await_ready(self, no_more: Callable[[], bool] = lambda: False) -> None:
+        """Wait until every worker that is to say so is ready, or until ``no_more``."""
+        start_s = self._spec.config.timeouts.start_s
+        if not self._until(lambda: not self._loading or no_more(), time.monotonic() + start_s):
+            missing = ", ".join(sorted(set[str]().union(*self._loading.values())))
+            raise DeadlineExceeded(f"{missing} not ready within timeouts.start_s={start_s} s")
+
+    def _train(self, spec: RunSpec) -> float:
+        """Train the schedule of ``spec``, for which every rank is ready; return the seconds of captures."""
+        self._working = set(self._ranks)
+        dispatcher = self._dispatch(spec)
+        self._until(lambda: not self._working)
+        if self._interrupted is not None:
+            raise Interrupted(self._interrupted)
+        return dispatcher.busy_s
 
     def _until(self, done: Callable[[], bool], deadline_s: float = math.inf) -> bool:
-        """Handle events until ``done``; return False at the deadline, or for a request to stop before the start."""
+        """Handle events until ``done``; return False at the deadline."""
         while not done():
             if self._capture_error is not None:
                 raise self._capture_error
@@ -123,7 +163,7 @@ class RunController:
             event = self._failures.receive(min(deadline_s, self._next_check_s))
             if event is not None:
                 self._handle(event)
-            elif time.monotonic() >= deadline_s or (self._stop.requested and self._dispatcher is None):
+            elif time.monotonic() >= deadline_s:
                 return False
         return True
 
@@ -162,13 +202,20 @@ class RunController:
                 assert self._dispatcher is not None
                 self._dispatcher.released(rank, num_tokens)
             case protocol.StepDone(steps):
-                worker.send(protocol.Proceed(self._may_proceed(steps)).to_json())
+                assert self._dispatcher is not None
+                proceed = protocol.Proceed(self._may_proceed(steps), self._dispatcher.busy_s)
+                worker.send(proceed.to_json())
             case protocol.StepShown(record):
                 self._progress.show(record)
             case protocol.Finished(interrupted):
                 self._interrupted = self._interrupted or interrupted
                 self._working.discard(worker.name)
-                self._failures.expect_end(worker.name)
+                if not self._decoders:  # else there may be more cycles
+                    self._failures.expect_end(worker.name)
+            case protocol.Serving():
+                self.decoder.serving(worker.name)
+            case protocol.Generated():
+                self.decoder.generated(worker.name, message)
             case _:
                 raise RunError(f"{worker.name} sent {message}, which only the controller sends")
 
@@ -182,15 +229,12 @@ class RunController:
             self._begin_next()
 
     def _begin_next(self) -> None:
-        """Let the workers that come next touch their devices; begin the work if all are ready."""
-        if not self._loading:
-            self._begin_work()
-            return
-        for name in self._loading[min(self._loading)]:
+        """Let the workers that come next touch their devices."""
+        for name in self._loading[min(self._loading)] if self._loading else ():
             self._workers[name].send(protocol.Begin().to_json())
 
-    def _begin_work(self) -> None:
-        spec = self._spec
+    def _dispatch(self, spec: RunSpec) -> Dispatcher:
+        """Let every rank start, and begin the captures for what it is to train."""
         addresses = [self._ready[name].address or "" for name in self._ranks]
         done_steps = {self._ready[name].done_steps for name in self._ranks}
         if len(done_steps) != 1:
@@ -203,6 +247,7 @@ class RunController:
         log.info("every process is ready; %d steps are done", done := done_steps.pop())
         if self._engines:
             self._dispatcher.start(spec.schedule.items(done), failed=self._capture_failed)
+        return self._dispatcher
 
     def _may_proceed(self, done_steps: int) -> bool:
         """Return the answer to the first rank that asked after a step: all ranks stop after the same one."""
@@ -218,8 +263,11 @@ class RunController:
 def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = _TRAINER) -> Iterator[WorkerSpec]:
     """Yield every worker of a run. ``consumer`` is the name and the program of those that receive features."""
     token, config = secrets.token_hex(16), spec.config.model_dump(mode="json")
+    if spec.config.decode.every:  # a worker does not know how long prompts are
+        config["placement"]["window_bytes"] = spec.window_bytes
     for member in spec.members():
-        role, program = ("engine", _ENGINE) if member.role == "engine" else consumer
+        engine = ("decoder", _DECODER) if member.decodes else ("engine", _ENGINE)
+        role, program = engine if member.role == "engine" else consumer
         name = f"{role}-{member.index}"
         order = protocol.WorkerOrder(
             name=name,
@@ -235,9 +283,13 @@ def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = _TRAI
 
 
 def run_workers(
-    spec: RunSpec, stop: StopRequest, progress: StepProgress, consumer: tuple[str, str] = _TRAINER
+    spec: RunSpec,
+    stop: StopRequest,
+    progress: StepProgress,
+    consumer: tuple[str, str] = _TRAINER,
+    work: Callable[[RunController], object] | None = None,
 ) -> None:
-    """Run every worker of a run, as ``worker_specs`` has them, until all have ended."""
+    """Run every worker of a run, as ``worker_specs`` has them, until all have ended (``RunController.run``)."""
     with (
         saved_dataset(spec.dataset, spec.directory.root) as dataset,
         spec.launcher() as launcher,
@@ -245,4 +297,4 @@ def run_workers(
     ):
         stop.on_request(launcher.wake)
         workers = list(worker_specs(spec, dataset, consumer))
-        RunController(spec, launcher, stop, progress).run(workers)
+        RunController(spec, launcher, stop, progress).run(workers, work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import threading
@@ -20,19 +21,22 @@ from spec_trainer.controller.protocol import (
     StepDone,
     StepShown,
     Stop,
+    TrainCycle,
 )
 from spec_trainer.data.store import open_dataset
-from spec_trainer.loop import train
+from spec_trainer.decode.folder import cycle_dataset
 from spec_trainer.resolve import resolve_parts
 from spec_trainer.stop_request import Interrupted
-from spec_trainer.wiring import RankLinks, batch_source, finish, train_state
+from spec_trainer.timer import Timer
+from spec_trainer.wiring import RankLinks, batch_source, feature_stream, train_and_finish, train_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import ExitStack
 
-    from torch.distributed import Store
+    import torch
 
+    from spec_core import FeatureReceiver
     from spec_trainer.controller.protocol import WorkerOrder
     from spec_trainer.controller.worker_main import ControllerLink
     from spec_trainer.run_spec import RunSpec
@@ -48,9 +52,12 @@ class RankLink:
         self._controller = controller
         self._start_s = order.config["timeouts"]["start_s"]
         """Longest wait, in seconds, for what the controller sends before the first step."""
+        self.prefill_s = 0.0
+        """The newest ``Proceed.prefill_s``."""
         self._arrived: dict[type[ControlMessage], queue.SimpleQueue[Any]] = {
             kind: queue.SimpleQueue() for kind in (RendezvousAddress, Start, Proceed, Stop)
         }
+        self._arrived[TrainCycle] = self._arrived[Stop]  # either may come once the work is done
         threading.Thread(target=self._read, name="controller", daemon=True).start()
 
     def wait(self, kind: type[M], timeout_s: float | None = None) -> M:
@@ -60,8 +67,8 @@ class RankLink:
         except queue.Empty as error:
             raise DeadlineExceeded(f"the controller sent no {kind.__name__} within {timeout_s} s") from error
 
-    def join(self, stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> Store:
-        """Return the store of the ranks: rank 0 listens, and the controller passes its address on to the others."""
+    def join(self, stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> Rendezvous:
+        """Return where the ranks meet: rank 0 listens, and the controller passes its address on to the others."""
         rank, timeouts = order.index, spec.config.timeouts
         address = (
             format_address(self._controller.address, 0)
@@ -74,10 +81,10 @@ class RankLink:
         if rank == 0:
             self._controller.send(RendezvousAddress(rendezvous.address))
         rendezvous.join(timeouts.start_s)
-        return rendezvous.store("trainer")
+        return rendezvous
 
-    def work(self, ready: Ready, work: Callable[[], object]) -> None:
-        """Do the work of a rank once every worker is ready, and wait for the end of the run.
+    def work(self, ready: Ready, work: Callable[[], object]) -> TrainCycle | None:
+        """Do the work of a rank once every worker is ready; return the next cycle, or None at the end of the run.
 
         Until then others may need what this worker holds: the store of the ranks, the memory that engines send to.
         """
@@ -89,12 +96,19 @@ class RankLink:
         except Interrupted as stopped:
             finished = Finished(str(stopped))
         self._controller.send(finished)
-        self.wait(Stop)
+        return self.next_cycle()
+
+    def next_cycle(self) -> TrainCycle | None:
+        """Wait for the next cycle of a run that decodes; None at the end of the run."""
+        message: ControlMessage = self.wait(Stop)
+        return message if isinstance(message, TrainCycle) else None
 
     def should_stop(self, done_steps: int) -> bool:
         """Ask after a step whether to stop; every rank gets the same answer for the same step."""
         self._controller.send(StepDone(done_steps))
-        return not self.wait(Proceed).proceed
+        answer = self.wait(Proceed)
+        self.prefill_s = answer.prefill_s
+        return not answer.proceed
 
     def show(self, record: dict[str, Any]) -> None:
         """Send the record of a step to the progress display."""
@@ -119,9 +133,45 @@ def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder
     if order.memory_fraction is not None:
         spec.backend.limit_memory(order.memory_fraction)
     device = spec.backend.device(0)
-    links = RankLinks(store=link.join(stack, order, spec), should_stop=link.should_stop, show=link.show)
+    rendezvous = link.join(stack, order, spec)
+    if spec.config.decode.every:
+        transport = spec.backend.transport(spec.config.placement.kind)
+        receiver = stack.enter_context(
+            transport.listen(spec.schema, spec.window_bytes, controller.address_elsewhere)
+        )
+        controller.send(Ready())
+        _train_cycles(link, spec, order.index, device, receiver, rendezvous)
+        return
+    links = RankLinks(store=rendezvous.store("trainer"), should_stop=link.should_stop, show=link.show)
     stream, address = stack.enter_context(
         batch_source(spec, order.index, device, link.released, controller.address_elsewhere)
     )
     state = stack.enter_context(train_state(spec, order.index, device, stream, links))
-    link.work(Ready(address, state.done_steps), lambda: finish(state, train(state)))
+    link.work(Ready(address, state.done_steps), functools.partial(train_and_finish, state))
+
+
+def _train_cycles(
+    link: RankLink,
+    spec: RunSpec,
+    rank: int,
+    device: torch.device,
+    receiver: FeatureReceiver,
+    rendezvous: Rendezvous,
+) -> None:
+    """Train one cycle after the other; each begins from a checkpoint, and the last one finishes the run."""
+    timer = Timer()
+    cycle = link.next_cycle()
+    while cycle is not None:
+        part = spec.cycle(cycle_dataset(spec.config, cycle.number), range(*cycle.steps))
+        part = part.resuming(cycle.resume_from)
+        links = RankLinks(store=rendezvous.store("trainer"), should_stop=link.should_stop, show=link.show)
+        link.prefill_s = 0.0
+        stream = feature_stream(part, rank, device, receiver, link.released)
+        with train_state(part, rank, device, stream, links) as state:
+            state.timer, state.notes = timer, functools.partial(_notes, link, cycle.notes)
+            ready = Ready(receiver.address, state.done_steps)
+            cycle = link.work(ready, functools.partial(train_and_finish, state))
+
+
+def _notes(link: RankLink, notes: dict[str, Any]) -> dict[str, Any]:
+    return {**notes, "prefill_s": link.prefill_s}

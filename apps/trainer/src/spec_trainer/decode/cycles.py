@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.data.batching import epoch_order
-from spec_trainer.decode.decoder import RunDecoder
-from spec_trainer.decode.folder import HELD_OUT, DecodedFolder
+from spec_trainer.decode.folder import HELD_OUT, DecodedFolder, cycle_dataset
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.report import write_report
 from spec_trainer.timer import Timer
@@ -23,19 +22,30 @@ from spec_trainer.wiring import new_module
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core import Engine
-    from spec_trainer.decode.decoder import Decoded
+    from spec_trainer.decode.decoder import Decoded, RunDecoder
     from spec_trainer.run_spec import RunSpec
-    from spec_trainer.stop_request import StopRequest
 
 log = logging.getLogger(__name__)
+
+_APART = 2**-6
+"""Two of the least relative differences in bfloat16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedPart:
+    """Outcome of a part of a run."""
+
+    summary: dict[str, Any]
+    """Summary of the run where this was its last part, else empty."""
+    prefill_s: float
+    """Seconds that engines took to run the answers once more, for their features."""
 
 
 class TrainPart(Protocol):
     """Trains a part of a run: the steps of its schedule that are left."""
 
-    def __call__(self, part: RunSpec, notes: dict[str, Any], timer: Timer) -> dict[str, Any]:
-        """Return the summary of the run where this was its last part; ``notes`` are fields of every record."""
+    def __call__(self, part: RunSpec, notes: dict[str, Any], timer: Timer) -> TrainedPart:
+        """Train; ``notes`` are fields of every record. ``timer`` gets the seconds of what the ranks do."""
         ...
 
 
@@ -78,11 +88,10 @@ def prompts_of(spec: RunSpec, cycle: int) -> list[list[int]]:
 
 
 def train_with_decode(
-    spec: RunSpec, engine: Engine, stop: StopRequest, done_steps: int, train_part: TrainPart
+    spec: RunSpec, decoder: RunDecoder, done_steps: int, train_part: TrainPart
 ) -> dict[str, Any]:
     """Decode and train in turn until the run is complete; return its summary."""
-    with RunDecoder(spec, engine, stop) as decoder:
-        return _Run(spec, decoder, train_part).from_step(done_steps)
+    return _Run(spec, decoder, train_part).from_step(done_steps)
 
 
 class _Run:
@@ -98,10 +107,13 @@ class _Run:
             if cycle.version == cycle.steps.start == done_steps:
                 self._draft(cycle.version)  # now its checkpoint is there, also where this cycle is decoded
             figures = self._decode(cycle)
-            answers = self._folder.dataset(cycle.number, self._spec.config.decode.on_policy)
+            answers = cycle_dataset(self._spec.config, cycle.number)
             part = self._spec.cycle(answers, cycle.steps)
             part = part.resuming(f"step-{done_steps}" if done_steps else "latest")
-            summary = self._train_part(part, _notes(figures), self._timer)
+            trained = self._train_part(part, _notes(figures), self._timer)
+            summary = trained.summary
+            figures["prefill_s"] = figures.get("prefill_s", 0.0) + trained.prefill_s
+            self._folder.write_figures(cycle.number, figures)
             done_steps = max(done_steps, cycle.steps.stop)
         return self._finish(summary, done_steps)
 
@@ -115,9 +127,8 @@ class _Run:
             "cycle %d: answering %d prompts with draft version %d", cycle.number, len(prompts), cycle.version
         )
         figures = self._measure(cycle.number, cycle.version)
-        with self._timer("decode"):
-            decoded = self._decoder.answer(prompts, _seed(self._spec.config.seed, f"cycle {cycle.number}"))
-        figures |= _figures("decode", decoded)
+        decoded = self._answer(prompts, f"cycle {cycle.number}")
+        figures |= self._figures("decode", decoded)
         self._folder.write_figures(cycle.number, figures)
         self._folder.write_answers(f"cycle-{cycle.number}", prompts, decoded.answers)
         return figures
@@ -132,11 +143,24 @@ class _Run:
         if not self._spec.source.held_out:
             return figures
         prompts = [_prompt(sample.prompt) for sample in self._spec.source.held_out]
-        with self._timer("decode"):
-            decoded = self._decoder.answer(prompts, _seed(self._spec.config.seed, HELD_OUT))
+        decoded = self._answer(prompts, HELD_OUT)
         if not self._folder.has_held_out():
             self._folder.write_answers(HELD_OUT, prompts, decoded.answers)
-        return figures | _figures(HELD_OUT, decoded)
+        return figures | self._figures(HELD_OUT, decoded)
+
+    def _answer(self, prompts: list[list[int]], what: str) -> Decoded:
+        with self._timer("decode"):
+            return self._decoder.answer(prompts, _seed(self._spec.config.seed, what))
+
+    def _figures(self, what: str, decoded: Decoded) -> dict[str, Any]:
+        """Return the figures of the prompts that were answered last."""
+        return {
+            f"{what}_acceptance_length": decoded.counters.acceptance_length,
+            f"{what}_acceptance_per_position": decoded.counters.acceptance_per_position,
+            f"{what}_rounds": decoded.counters.rounds,
+            f"{what}_tokens": decoded.num_tokens,
+            f"{what}_s": self._timer.last_s["decode"],
+        }
 
     def _draft(self, version: int) -> Path:
         """Return the folder of a version: exported where it is not there yet, which is right after its last step."""
@@ -178,19 +202,22 @@ def _served_version(spec: RunSpec, done_steps: int) -> int:
 
 
 def _first_weights(spec: RunSpec) -> dict[str, Any]:
+    """Return the weights that the run begins with, but none that equals the target's head.
+
+    An engine may share with its target what is equal when it starts, and could never take fresh weights for that. So
+    the largest weight of such a tensor is made to differ, in every dtype.
+    """
+    import torch
+
     from spec_core.targets.target_reader import read_target_tensors
 
-    return new_module(spec, read_target_tensors(spec.target)).state_dict()
-
-
-def _figures(what: str, decoded: Decoded) -> dict[str, Any]:
-    return {
-        f"{what}_acceptance_length": decoded.counters.acceptance_length,
-        f"{what}_acceptance_per_position": decoded.counters.acceptance_per_position,
-        f"{what}_rounds": decoded.counters.rounds,
-        f"{what}_tokens": decoded.num_tokens,
-        f"{what}_s": decoded.seconds,
-    }
+    tensors = read_target_tensors(spec.target)
+    weights = new_module(spec, tensors).state_dict()
+    head_VH = tensors.head_VH
+    for tensor in weights.values():
+        if tensor.shape == head_VH.shape and torch.equal(tensor, head_VH.to(tensor.dtype)):
+            tensor.view(-1)[tensor.abs().argmax()] *= 1 + _APART
+    return weights
 
 
 def _notes(figures: dict[str, Any]) -> dict[str, Any]:

@@ -1,42 +1,42 @@
-"""RunDecoder: the engine of a run as it decodes, and the way of fresh weights into it."""
+"""EngineDecoder: an engine as it decodes, and the way of fresh weights into it."""
 
 from __future__ import annotations
 
+import functools
 import logging
-import time
+import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from spec_core.errors import RunError
-from spec_core.records import SamplingParams
+from spec_core.records import AcceptanceCounters, SamplingParams
 from spec_core.resource import Resource
 from spec_trainer.push.servers import open_transports
 from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from spec_core import Engine
-    from spec_core.records import AcceptanceCounters, Generation
+    from spec_core.records import Generation
     from spec_core.weight_sync import Publisher
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.run_spec import RunParts
     from spec_trainer.stop_request import StopRequest
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Prompts that the engine gets at a time: between them the run may be interrupted. Answers depend on it."""
+"""Prompts that an engine gets at a time: between them the run may be interrupted. Answers depend on it."""
 _NAME = "engine"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """Answers to some prompts, what the engine has counted, and its time."""
+    """Answers to some prompts, and what the engine has counted."""
 
     answers: list[Generation]
     counters: AcceptanceCounters
-    seconds: float
 
     @property
     def num_tokens(self) -> int:
@@ -44,42 +44,82 @@ class Decoded:
         return sum(len(answer.token_ids) for answer in self.answers)
 
 
-class RunDecoder(Resource):
+class RunDecoder(Protocol):
+    """The decoding part of a run: its engine in this process, or engines in processes of their own."""
+
+    def serve(self, version: int, folder: Path) -> None:
+        """Serve the draft in ``folder``: the first one is loaded, later ones are pushed. Raise RunError."""
+        ...
+
+    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Decoded:
+        """Answer prompts as section ``decode`` says; raise Interrupted between two portions of them."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portion:
+    """Prompts that one engine answers at a time. Their answers do not depend on which one that is."""
+
+    prompts: list[list[int]]
+    seed: int
+
+
+def portions(prompts: Sequence[Sequence[int]], seed: int) -> Iterator[Portion]:
+    """Yield the prompts in portions, in order."""
+    for start in range(0, len(prompts), _AT_ONCE):
+        yield Portion(
+            prompts=[list(prompt) for prompt in prompts[start : start + _AT_ONCE]], seed=seed + start
+        )
+
+
+def together(parts: Sequence[Decoded]) -> Decoded:
+    """Return the answers to all portions, in order."""
+    return Decoded(
+        answers=[answer for part in parts for answer in part.answers],
+        counters=functools.reduce(operator.add, (part.counters for part in parts), AcceptanceCounters()),
+    )
+
+
+def interrupted_decoding() -> Interrupted:
+    """Return what ends a run that is to stop before all prompts are answered."""
+    return Interrupted("interrupted while prompts were answered; the same command continues there")
+
+
+class EngineDecoder(Resource):
     """Decodes with the draft that it serves. The first one is loaded; later ones are pushed while it serves."""
 
-    def __init__(self, spec: RunSpec, engine: Engine, stop: StopRequest) -> None:
+    def __init__(self, parts: RunParts, engine: Engine) -> None:
         """Decode by ``engine``; nothing is served yet."""
-        self._spec, self._engine, self._stop = spec, engine, stop
+        self._parts, self._engine = parts, engine
         self._version: int | None = None
+        self._has_drafted = False
+        """Whether the engine has a running draft; one with processes of its own starts it with the first answer."""
         self._publisher: Publisher | None = None
 
     def serve(self, version: int, folder: Path) -> None:
         """Serve the draft in ``folder``. Raise RunError where it cannot be pushed."""
-        if self._version is None:
-            self._engine.load_draft(folder)
-        elif version != self._version:
+        if version == self._version:
+            return
+        if self._has_drafted:
             self._push(version, folder)
+        else:
+            self._engine.load_draft(folder)
         self._version = version
 
-    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Decoded:
-        """Answer prompts as section ``decode`` says; raise Interrupted between two portions of them."""
-        decode = self._spec.config.decode
-        before, started = self._engine.acceptance(), time.monotonic()
-        answers: list[Generation] = []
-        for start in range(0, len(prompts), _AT_ONCE):
-            if self._stop.requested:
-                raise Interrupted("interrupted while prompts were answered; the same command continues there")
-            sampling = SamplingParams(
-                max_new_tokens=decode.max_new_tokens,
-                temperature=decode.temperature,
-                top_p=decode.top_p,
-                seed=seed + start,
-                num_draft_tokens=self._spec.num_draft_tokens,
-                with_margins=False,
-            )
-            answers += self._engine.generate(prompts[start : start + _AT_ONCE], sampling)
-        counters = self._engine.acceptance() - before
-        return Decoded(answers=answers, counters=counters, seconds=time.monotonic() - started)
+    def generate(self, portion: Portion) -> Decoded:
+        """Answer a portion of prompts as section ``decode`` says."""
+        decode, before = self._parts.config.decode, self._engine.acceptance()
+        sampling = SamplingParams(
+            max_new_tokens=decode.max_new_tokens,
+            temperature=decode.temperature,
+            top_p=decode.top_p,
+            seed=portion.seed,
+            num_draft_tokens=self._parts.num_draft_tokens,
+            with_margins=False,
+        )
+        answers = self._engine.generate(portion.prompts, sampling)
+        self._has_drafted = True
+        return Decoded(answers=answers, counters=self._engine.acceptance() - before)
 
     def close(self) -> None:
         """End the connection by which weights are pushed; the engine stays."""
@@ -89,7 +129,7 @@ class RunDecoder(Resource):
     def _push(self, version: int, folder: Path) -> None:
         from safetensors.torch import load_file
 
-        config = self._spec.config.push
+        config = self._parts.config.push
         publisher = self._publisher = self._publisher or self._new_publisher()
         weights = load_file(folder / "model.safetensors")
         report = publisher.publish(version, weights, timeout_s=config.timeout_s).result()
@@ -103,15 +143,36 @@ class RunDecoder(Resource):
     def _new_publisher(self) -> Publisher:
         from spec_core.weight_sync import Publisher
 
-        spec, push = self._spec, self._spec.config.push
-        transports = open_transports(spec.backend, push)
-        device = spec.backend.device(0)
+        parts, push = self._parts, self._parts.config.push
+        transports = open_transports(parts.backend, push)
+        device = parts.backend.device(0)
         publisher = Publisher(
             transports,
-            spec.target.digest,
+            parts.target.digest,
             device=device,
             address=push.address,
             fastest_first=not push.transport,
         )
         publisher.add(_NAME, self._engine.draft_replica()).result()
         return publisher
+
+
+class InlineDecoder:
+    """The run's engine in this process, as a RunDecoder."""
+
+    def __init__(self, decoder: EngineDecoder, stop: StopRequest) -> None:
+        """Decode by ``decoder`` until ``stop`` is requested."""
+        self._decoder, self._stop = decoder, stop
+
+    def serve(self, version: int, folder: Path) -> None:
+        """Serve the draft in ``folder``. Raise RunError where it cannot be pushed."""
+        self._decoder.serve(version, folder)
+
+    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Decoded:
+        """Answer prompts in turn; raise Interrupted between two portions of them."""
+        answered: list[Decoded] = []
+        for portion in portions(prompts, seed):
+            if self._stop.requested:
+                raise interrupted_decoding()
+            answered.append(self._decoder.generate(portion))
+        return together(answered)

@@ -17,12 +17,14 @@ from spec_core.foreign import foreign_errors, read_bytes
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 from spec_trainer.disk import remove, write_atomically
+from spec_trainer.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from spec_core.records import Generation
+    from spec_trainer.config import AnyRunConfig
 
 HELD_OUT = "held_out"
 
@@ -109,6 +111,11 @@ class DecodedFolder:
 
     def _figures(self, cycle: int) -> Path:
         return self._root / f"cycle-{cycle}.json"
+
+
+def cycle_dataset(config: AnyRunConfig, cycle: int) -> Dataset:
+    """Return the answers that a cycle of the run trains on, in any process of it."""
+    return DecodedFolder(RunDirectory(config.output).decoded).dataset(cycle, config.decode.on_policy)
 
 
 def _row(prompt: Sequence[int], answer: Generation) -> dict[str, list[int]]:

@@ -27,7 +27,9 @@ class Member:
 
     role: Role
     index: int
-    """Number of the engine replica or trainer rank."""
+    """Number of the engine replica, of the decoder or of the trainer rank."""
+    decodes: bool = False
+    """Whether it is an engine that decodes, and captures nothing."""
     first_device: int
     """Number of its first device among those of the launcher."""
     num_devices: int = 1
@@ -46,8 +48,8 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Role and index, as ``engine-0``."""
-        return f"{self.role}-{self.index}"
+        """Part and index, as ``engine-0``."""
+        return f"{'decoder' if self.decodes else self.role}-{self.index}"
 
     @property
     def worker(self) -> WorkerSpec:
@@ -68,9 +70,11 @@ def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int 
 
     Colocated, engines and ranks both start at device 0 and share devices. Disaggregated, engines come first and ranks
     follow. After the last device, both begin again at device 0; processes of one device share it evenly. With
-    ``data.features`` there are no engines. ``window_bytes``: features in flight for each rank.
+    ``data.features`` there are no engines; in a run that decodes, the last ones do that. ``window_bytes``: features
+    in flight for each rank.
     """
     places = list(_places(config, capabilities.num_devices))
+    num_capturing = config.engine.replicas
     roles_of = _roles_of_devices(places)
     neighbours = [[roles_of[device] for device in devices] for _, _, devices in places]
     budget = MemoryBudget(capabilities, window_bytes)
@@ -81,7 +85,8 @@ def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int 
     return [
         Member(
             role=role,
-            index=index,
+            index=index - num_capturing if role == "engine" and index >= num_capturing else index,
+            decodes=role == "engine" and index >= num_capturing,
             first_device=devices[0],
             num_devices=len(devices),
             share=_compute_share(config.placement, role, roles),
@@ -116,11 +121,13 @@ def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
             f"engine.tensor_parallel={width}, but the launcher has {num_devices} device(s) of backend "
             f"{config.backend.name}; set engine.tensor_parallel={num_devices} or less"
         )
-    replicas = config.engine.replicas if config.data.features is None else 0
-    for index in range(replicas):
+    engines = config.engine.replicas if config.data.features is None else 0
+    if config.decode.every:
+        engines += config.decode.replicas
+    for index in range(engines):
         first = index % (num_devices // width) * width
         yield "engine", index, range(first, first + width)
-    taken = 0 if config.placement.kind == "colocated" else replicas * width
+    taken = 0 if config.placement.kind == "colocated" else engines * width
     for rank in range(config.train.ranks):
         device = (taken + rank) % num_devices
         yield "trainer", rank, range(device, device + 1)

@@ -1,0 +1,43 @@
+"""An engine that decodes as a worker: it serves the drafts and answers the prompts that the controller sends."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_trainer.controller.health_watch import HealthWatch
+from spec_trainer.controller.protocol import Generate, Generated, Ready, Serve, Serving
+from spec_trainer.decode.decoder import EngineDecoder, Portion
+from spec_trainer.resolve import resolve_parts
+from spec_trainer.wiring import create_engine
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from spec_trainer.controller.protocol import WorkerOrder
+    from spec_trainer.controller.worker_main import ControllerLink
+    from spec_trainer.decode.decoder import Decoded
+
+
+def run_decoder(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
+    """Decode until the controller stops this worker, or has ended."""
+    parts = resolve_parts(order.config)
+    engine = stack.enter_context(create_engine(parts, parts.target, memory_fraction=order.memory_fraction))
+    stack.enter_context(HealthWatch(engine, controller, parts.config.timeouts.peer_s))
+    decoder = stack.enter_context(EngineDecoder(parts, engine))
+    controller.send(Ready())
+    while True:
+        match controller.receive():
+            case Serve(version, folder):
+                decoder.serve(version, Path(folder))
+                controller.send(Serving())
+            case Generate(prompts, seed):
+                controller.send(_generated(decoder.generate(Portion(prompts=prompts, seed=seed))))
+            case _:
+                return
+
+
+def _generated(decoded: Decoded) -> Generated:
+    answers = [(list(answer.token_ids), list(answer.guess_places)) for answer in decoded.answers]
+    return Generated(answers, asdict(decoded.counters))

@@ -1,0 +1,79 @@
+"""RemoteDecoders: the controller's end of the workers that decode."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from spec_core.records import AcceptanceCounters, Generation
+from spec_trainer.controller.protocol import Generate, Generated, Serve
+from spec_trainer.decode.decoder import Decoded, interrupted_decoding, portions, together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from spec_core.launcher import WorkerHandle
+    from spec_trainer.stop_request import StopRequest
+
+
+class RemoteDecoders:
+    """A RunDecoder of one worker or several: each serves every draft, and takes the next portion when it is free."""
+
+    def __init__(
+        self,
+        workers: Mapping[str, WorkerHandle],
+        until: Callable[[Callable[[], bool]], object],
+        stop: StopRequest,
+    ) -> None:
+        """Decode by ``workers``; ``until`` handles what the run's workers send until a condition is met."""
+        self._workers, self._until, self._stop = workers, until, stop
+        self._portion_of: dict[str, int] = {}
+        """Workers that have not answered, and the number of the portion that each one has."""
+        self._decoded: dict[int, Decoded] = {}
+        """Answers to each portion, by its number."""
+
+    def serve(self, version: int, folder: Path) -> None:
+        """Have every worker serve the draft in ``folder``, and wait for that."""
+        for name in self._workers:
+            self._send(name, 0, Serve(version, str(folder)))
+        self._until(lambda: not self._portion_of)
+
+    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Decoded:
+        """Answer prompts, each portion by whoever is free; raise Interrupted once no portion is under way."""
+        self._decoded = {}
+        left = deque(enumerate(portions(prompts, seed)))
+        while left:
+            self._until(lambda: len(self._portion_of) < len(self._workers))
+            if self._stop.requested:
+                break
+            free = next(name for name in self._workers if name not in self._portion_of)
+            number, portion = left.popleft()
+            self._send(free, number, Generate(portion.prompts, portion.seed))
+        self._until(lambda: not self._portion_of)
+        if left:
+            raise interrupted_decoding()
+        return together([self._decoded[number] for number in sorted(self._decoded)])
+
+    def serving(self, worker: str) -> None:
+        """Note that a worker serves what it was to serve."""
+        del self._portion_of[worker]
+
+    def generated(self, worker: str, message: Generated) -> None:
+        """Keep the answers of a worker."""
+        self._decoded[self._portion_of.pop(worker)] = Decoded(
+            answers=[
+                Generation(token_ids=tuple(token_ids), guess_places=tuple(places))
+                for token_ids, places in message.answers
+            ],
+            counters=_counters(message),
+        )
+
+    def _send(self, worker: str, portion: int, message: Serve | Generate) -> None:
+        self._portion_of[worker] = portion
+        self._workers[worker].send(message.to_json())
+
+
+def _counters(message: Generated) -> AcceptanceCounters:
+    positions = tuple(message.counters["accepted_per_position"])
+    return AcceptanceCounters(**{**message.counters, "accepted_per_position": positions})
