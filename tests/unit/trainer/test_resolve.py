@@ -37,6 +37,18 @@ def test_paths_that_exist_become_absolute_and_others_stay(tmp_path, monkeypatch)
     assert (config.target, config.data.path) == (str(tmp_path / "target"), "owner/name:train")
 
 
+@pytest.mark.parametrize(
+    ("transports", "ways"),
+    [
+        ([], "what is fastest there of collective, file, ipc"),
+        (["push.transport=[ipc,file]"], "the first of ipc, file"),
+    ],
+)
+def test_a_plan_says_how_weights_will_be_pushed(resolved, transports, ways):
+    plan = describe_run(resolved("train.push_every=5", "push.to=[http://127.0.0.1:1]", *transports))
+    assert plan["push"] == f"every 5 steps to http://127.0.0.1:1, by {ways}"
+
+
 def test_home_is_understood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "target").mkdir()
