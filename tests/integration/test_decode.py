@@ -35,6 +35,14 @@ SIZE = quickstart.QuickstartSize(
 CHAIN = {"draft__num_steps": 3}
 BLOCKS = {"draft__name": "dflash", "draft__block_size": 4, "draft__num_layers": 2, "draft__loss": "soft"}
 
+ON_POLICY = {
+    "decode__on_policy": True,
+    "decode__prompts": 17,
+    "data__eval_samples": 4,
+    "train__steps": 2 * EVERY,
+    "train__global_batch_tokens": 4096,
+}
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> launching.Lab:
@@ -135,12 +143,16 @@ def test_a_run_that_is_killed_anywhere_ends_as_if_it_were_not(lab, undisturbed, 
     assert (output / "summary.json").read_text() == complete
 
 
-@pytest.mark.parametrize("draft", [CHAIN, BLOCKS], ids=["eagle3", "dflash"])
-def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(lab, draft):
+@pytest.fixture(scope="module", params=[CHAIN, BLOCKS], ids=["eagle3", "dflash"])
+def on_policy(lab: launching.Lab, request: pytest.FixtureRequest) -> Path:
+    output = lab.folder / f"on-policy-{len(request.param)}"
+    lab.train_here(output, **ON_POLICY, **request.param)
+    return output
+
+
+def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(on_policy):
     """All answers of a cycle are one batch: in its first step the draft is the one that the engine drafted with."""
-    output = lab.folder / f"on-policy-{len(draft)}"
-    few = {"train__steps": 2 * EVERY, "decode__prompts": 8, "data__eval_samples": 4}
-    lab.train_here(output, decode__on_policy=True, train__global_batch_tokens=4096, **few, **draft)
+    output = on_policy
     records, cycles = launching.metrics(output), summary(output)["cycles"]
     for cycle in (0, 1):
         accepted = cycles[cycle]["decode_acceptance_per_position"]
@@ -149,26 +161,21 @@ def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(lab, draft):
     assert lengths(output)[-1] > lengths(output)[0]
 
 
-def test_workers_do_what_one_process_does(lab):
-    """Two ranks and two decoders: their first cycle is stopped, and the end is another placement's."""
-    keys = {"decode__on_policy": True, "train__steps": 2 * EVERY, "decode__prompts": 20, **CHAIN}
-    here, output = lab.folder / "here", lab.folder / "workers"
-    lab.train_here(here, **keys)
-    workers = {"placement__kind": "colocated", "train__ranks": 2, "decode__replicas": 2}
-    run = lab.start(output, **keys, **workers)
-    run.train_on(1)
-    run.process.terminate()
-    assert run.wait(150) == 130, run.story()
-    workers["placement__kind"] = "disaggregated"
-    lab.train(output, **keys, **workers)
-    assert lengths(output) == lengths(here)
-    assert launching.losses(output) == pytest.approx(launching.losses(here), rel=1e-3)
-    assert summary(output).keys() == summary(here).keys()
-    for done in (output, here):
+@pytest.mark.parametrize("on_policy", [CHAIN], ids=["eagle3"], indirect=True)
+def test_workers_do_what_one_process_does(lab, on_policy):
+    """Each of two decoders answers a portion of a cycle's prompts, and gets the second draft by a push."""
+    output = lab.folder / "workers"
+    workers = {"placement__kind": "disaggregated", "train__ranks": 2, "decode__replicas": 2}
+    lab.train(output, **ON_POLICY, **CHAIN, **workers)
+    assert lengths(output) == lengths(on_policy)
+    assert launching.losses(output) == pytest.approx(launching.losses(on_policy), rel=1e-3)
+    assert summary(output).keys() == summary(on_policy).keys()
+    for done in (output, on_policy):
         assert all(cycle["prefill_s"] > 0 for cycle in summary(done)["cycles"][:-1])
         costs = [record["prefill_s"] for record in launching.metrics(done)]
         assert costs[EVERY] < costs[EVERY - 1] > 0
-    assert "pushed in" in (output / "logs/decoder-1.log").read_text()
+    for decoder in (0, 1):
+        assert "pushed in" in (output / f"logs/decoder-{decoder}.log").read_text()
 
 
 @pytest.mark.parametrize(

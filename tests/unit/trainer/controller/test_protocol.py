@@ -6,11 +6,28 @@ import json
 
 import pytest
 
-from spec_trainer.controller.protocol import Begin, Capture, Failed, Ready, StepShown, from_json
+from spec_trainer.controller.protocol import (
+    Begin,
+    Capture,
+    Failed,
+    Generate,
+    Ready,
+    Serve,
+    StepShown,
+    from_json,
+)
 
 
 @pytest.mark.parametrize(
-    "message", [Begin(), Ready("a:1", 3), StepShown({"loss": 1.5}), Failed("ValueError", "x", usage=False)]
+    "message",
+    [
+        Begin(),
+        Ready("a:1", 3),
+        StepShown({"loss": 1.5}),
+        Failed("ValueError", "x", usage=False),
+        Serve(3, "/d"),
+        Generate([[1, 2]], 7),
+    ],
 )
 def test_a_message_comes_back(message):
     assert from_json(json.loads(json.dumps(message.to_json()))) == message

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from spec_trainer.config import AnyRunConfig
 
 
-def config(kind: str, replicas: int, ranks: int, **fractions: float) -> AnyRunConfig:
+def config(
+    kind: str, replicas: int, ranks: int, decode: dict[str, int] | None = None, **fractions: float
+) -> AnyRunConfig:
     values = {
         "target": "t",
         "output": "o",
@@ -26,6 +28,7 @@ def config(kind: str, replicas: int, ranks: int, **fractions: float) -> AnyRunCo
         "engine": {"name": "e", "replicas": replicas},
         "train": {"ranks": ranks},
         "placement": {"kind": kind, **fractions},
+        "decode": decode or {},
     }
     return validate(run_config_type(), values, "test")
 
@@ -49,6 +52,23 @@ def test_colocated_engine_and_rank_share_a_device_by_their_fractions() -> None:
         ("engine-1", 1, 0.75, 0.75),
         ("trainer-0", 0, 0.25, 0.25),
         ("trainer-1", 1, 0.25, 0.25),
+    ]
+
+
+def test_engines_that_decode_come_after_those_that_capture_and_share_what_engines_have() -> None:
+    decoding = {"every": 10, "replicas": 2}
+    apart, together = config("disaggregated", 1, 1, decoding), config("colocated", 1, 1, decoding)
+    assert places(apart, Capabilities(num_devices=4)) == [
+        ("engine-0", 0, 1.0, None),
+        ("decoder-0", 1, 1.0, None),
+        ("decoder-1", 2, 1.0, None),
+        ("trainer-0", 3, 1.0, None),
+    ]
+    assert places(together, Capabilities(num_devices=1, memory_limit=True)) == [
+        ("engine-0", 0, 0.5 / 3, 0.5 / 3),
+        ("decoder-0", 0, 0.5 / 3, 0.5 / 3),
+        ("decoder-1", 0, 0.5 / 3, 0.5 / 3),
+        ("trainer-0", 0, 0.5, 0.5),
     ]
 
 
