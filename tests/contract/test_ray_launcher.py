@@ -26,6 +26,7 @@ OWN = {
     "test_l2_a_worker_is_a_process_with_its_order_and_environment",
     "test_l7_nothing_is_left",
     "test_l8_a_killed_launcher_leaves_nothing",
+    "test_l11_a_worker_is_replaced",
     "test_l10_a_host_is_prepared_while_workers_run_on_it",
 }
 

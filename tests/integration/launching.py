@@ -164,9 +164,9 @@ class Run:
             assert time.monotonic() < deadline, f"not within {timeout_s} s\n{self.story()}"
             time.sleep(0.02)
 
-    def until_ready(self) -> None:
-        """Until every process is."""
-        self.until(lambda: "every process is ready" in self.errors.read_text())
+    def until_ready(self, who: str = "every process", times: int = 1) -> None:
+        """Until every process is, or one of them has been so often."""
+        self.until(lambda: self.errors.read_text().count(f"{who} is ready") >= times)
 
     def resumed_from(self) -> int:
         """Steps that it found done."""

@@ -7,6 +7,7 @@ of them the draft is bitwise the one of a run that nothing has disturbed. Any of
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from contextlib import suppress
@@ -57,17 +58,22 @@ def assert_fails(run: Run, held: Belongings, *words: str, peer_s: float = PEER_S
     leftovers.assert_fails(run, held, *words, within_s=peer_s + leftovers.EXTRA_S)
 
 
-@pytest.mark.parametrize("victim", ["engine-0", "trainer-0"])
-def test_killed(lab: Lab, output: Path, victim: str) -> None:
-    run, held = under_way(lab, output)
-    run.member(victim).kill()
-    assert_fails(run, held, f"{victim} was killed by signal 9", f"{victim}.log")
-
-
-def test_stopped(lab: Lab, output: Path) -> None:
-    run, held = under_way(lab, output)
+def test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run(lab: Lab, output: Path) -> None:
+    """The engine is killed, and the one in its place stopped: the run goes on."""
+    run, _ = under_way(lab, output)
+    run.member("engine-0").kill()
+    run.until_ready("engine-0", times=2)
+    run.train_on(5)  # more than the window holds
     run.member("engine-0").send_signal(signal.SIGSTOP)
-    assert_fails(run, held, f"engine-0 has been silent for timeouts.peer_s={PEER_S}")
+    run.until_ready("engine-0", times=3)
+    run.train_on(5)
+    lines = (output / "logs" / "replacements.jsonl").read_text().splitlines()
+    causes = [json.loads(line)["cause"] for line in lines]
+    assert causes[0].startswith("engine-0 was killed by signal 9; see ")
+    assert causes[1:] == [f"engine-0 has been silent for timeouts.peer_s={PEER_S:.1f} s"]
+    held = belongings(run)
+    run.member("trainer-0").kill()
+    assert_fails(run, held, "trainer-0 was killed by signal 9", "trainer-0.log")
 
 
 def test_launcher_killed(lab: Lab, output: Path) -> None:
@@ -86,10 +92,14 @@ def test_launcher_killed(lab: Lab, output: Path) -> None:
 
 
 def test_schema_mismatch(lab: Lab, output: Path) -> None:
-    """In the middle of a run."""
-    run = start(lab, output, engine__name="moody", engine__other_layers_at=9, engine__has_child="true")
-    run.train_on(1)
-    assert_fails(run, belongings(run), "engine-0: SchemaMismatch: the sender has FeatureSchema(layers=(")
+    """In the middle of a run, and again by the engine that replaces the first one."""
+    keys = {"engine__other_layers_at": 9, "engine__has_child": "true", "engine__replacements": 1}
+    run = start(lab, output, engine__name="moody", **keys)
+    run.until_ready("engine-0", times=2)
+    words = "; it was replaced engine.replacements=1 times before"
+    assert_fails(
+        run, belongings(run), "engine-0: SchemaMismatch: the sender has FeatureSchema(layers=(", words
+    )
 
 
 def test_what_the_backend_has_started_on_the_host_is_killed(lab: Lab, output: Path) -> None:

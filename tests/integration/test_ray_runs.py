@@ -42,7 +42,7 @@ def workers(output: Path) -> dict[str, psutil.Process]:
     return found
 
 
-def test_a_killed_actor_ends_the_run_with_rank_and_cause(
+def test_a_killed_actor_of_an_engine_is_replaced_and_one_of_a_trainer_ends_the_run_with_rank_and_cause(
     lab: Lab, output: Path, ray_cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three engines and two trainers on a cluster of somebody else; the process of the run itself imports nothing of
@@ -56,6 +56,11 @@ def test_a_killed_actor_ends_the_run_with_rank_and_cause(
     assert "torch.distributed" not in imported
     started = workers(output)
     assert sorted(started) == ["engine-0", "engine-1", "engine-2", "trainer-0", "trainer-1"]
+    started["trainer-1"].suspend()  # the other engines do not end the run meanwhile
+    started["engine-1"].parent().kill()
+    run.until_ready("engine-1", times=2)
+    assert "engine-1 was lost with its Ray actor" in (output / "logs" / "replacements.jsonl").read_text()
+    started |= workers(output)
     actors = [process.parent() for process in started.values()]
     started["trainer-1"].parent().kill()
     assert_fails(run, belongings(run), "trainer-1 was lost with its Ray actor", "trainer-1.log", within_s=60)

@@ -27,12 +27,17 @@ class SlowEngine:
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
+        self.destinations: dict[int, str] = {}
         self.running: list[Future[None]] = []
 
     def capture(self, requests):
         self.asked.append([request.request_id for request in requests])
+        self.destinations |= {request.request_id: request.destinations[0] for request in requests}
         self.running.append(Future())
         return self.running[-1]
+
+    def requests_for(self, destination: str) -> list[int]:
+        return [request for request, to in self.destinations.items() if to == destination]
 
     def finish(self) -> None:
         self.running.pop(0).set_result(None)
@@ -95,10 +100,11 @@ def test_a_sample_takes_room_at_each_of_its_destinations(make_schedule):
     engine = SlowEngine()
     sent = dispatcher(schedule, [engine], window_tokens=4, ranks=2)
     sent.start(schedule.items(0), never)
+    (first,) = engine.asked[0]
     engine.finish()
-    sent.released(0, 4)
+    sent.released(0, first)
     assert len(engine.asked) == 1
-    sent.released(1, 4)
+    sent.released(1, first)
     assert len(engine.asked) == 2
 
 
@@ -108,6 +114,7 @@ def test_samples_are_admitted_in_the_order_of_the_schedule_and_never_beyond_the_
     sent = dispatcher(schedule, [engine], window_tokens=12)
     sent.start(schedule.items(0), never)
     released = 0
+    expected = [schedule.request_id(item, sample) for item in schedule.items(0) for sample in item.sample_ids]
     for _ in range(100):
         taken = sum(map(len, engine.asked))
         assert 5 * (taken - released) <= 12
@@ -116,9 +123,8 @@ def test_samples_are_admitted_in_the_order_of_the_schedule_and_never_beyond_the_
         if engine.running:
             engine.finish()
         if released < sum(map(len, engine.asked)) - len(engine.running):
-            sent.released(0, 5)
+            sent.released(0, expected[released])
             released += 1
-    expected = [schedule.request_id(item, sample) for item in schedule.items(0) for sample in item.sample_ids]
     assert [sample for batch in engine.asked for sample in batch] == expected
 
 
@@ -130,7 +136,7 @@ def test_finished_captures_do_not_free_the_window_only_releases_do(make_schedule
     engine.finish()
     engine.finish()
     assert len(engine.asked) == 2
-    sent.released(0, 5)
+    sent.released(0, engine.asked[0][0])
     assert len(engine.asked) == 3
 
 
@@ -140,7 +146,8 @@ def test_a_batch_larger_than_the_window_is_cut(make_schedule):
     sent = dispatcher(schedule, [engine], window_tokens=12)
     sent.start(schedule.items(0), never)
     assert [len(batch) for batch in engine.asked] == [2]
-    sent.released(0, 5)
+    engine.finish()
+    sent.released(0, engine.asked[0][0])
     assert [len(batch) for batch in engine.asked] == [2, 1]
 
 
@@ -154,10 +161,10 @@ def test_windows_of_the_ranks_are_their_own(make_schedule):
         if engine.running:
             engine.finish()
     assert len(engine.asked) == 4
-    sent.released(1, 5)
-    sent.released(1, 5)
+    for request in engine.requests_for("rank-1"):
+        sent.released(1, request)
     assert len(engine.asked) == 4
-    sent.released(0, 5)
+    sent.released(0, engine.requests_for("rank-0")[0])
     assert len(engine.asked) == 6
 
 
@@ -206,8 +213,43 @@ def test_stopped_it_dispatches_nothing_more(make_schedule):
     sent.start(schedule.items(0), never)
     sent.stop()
     engine.finish()
-    sent.released(0, 5)
+    sent.released(0, engine.asked[0][0])
     assert len(engine.asked) == 2
+
+
+def test_what_a_lost_engine_had_is_captured_again_before_anything_new_and_in_the_same_batches(make_schedule):
+    schedule = make_schedule([5] * 20, global_batch_tokens=5, capture_tokens=5)
+    lost, other = SlowEngine(), SlowEngine()
+    sent = dispatcher(schedule, [lost, other], window_tokens=1000)
+    sent.start(schedule.items(0))
+    sent.lost(0)
+    assert len(lost.asked) == len(other.asked) == 2
+    other.finish()
+    other.finish()
+    assert other.asked[2:] == lost.asked
+    sent.regained(0)
+    assert len(lost.asked) == 4
+    for _ in range(40):
+        for engine in (lost, other):
+            if len(engine.running) > 2 * (engine is lost):  # its first two futures stay for ever
+                engine.running.pop(-1).set_result(None)
+    samples = [sample for batch in lost.asked[2:] + other.asked for sample in batch]
+    assert len(samples) == len(set(samples)) == 20
+
+
+def test_the_room_of_a_sample_is_kept_until_its_batch_is_captured_for_it_may_be_sent_twice(make_schedule):
+    schedule = make_schedule([5] * 8, global_batch_tokens=10, capture_tokens=10)
+    lost, other = SlowEngine(), SlowEngine()
+    sent = dispatcher(schedule, [lost, other], window_tokens=20)
+    sent.start(schedule.items(0))
+    (batch,) = lost.asked
+    sent.released(0, batch[0])  # the engine dies with the other one in its hands
+    sent.lost(0)
+    assert other.asked[1:] == [batch]
+    sent.released(0, batch[1])
+    assert len(other.asked) == 2
+    other.running.pop(1).set_result(None)
+    assert len(other.asked) == 3
 
 
 def test_engines_may_answer_from_many_threads(make_schedule):
@@ -222,7 +264,7 @@ def test_engines_may_answer_from_many_threads(make_schedule):
             def _capture(self, requests):
                 captured.extend(request.request_id for request in requests)
                 for request in requests:
-                    sent.released(int(request.destinations[0][-1]), 5)
+                    sent.released(int(request.destinations[0][-1]), request.request_id)
 
         sent = dispatcher(schedule, [Threaded(), Threaded()], window_tokens=15, ranks=2)
         sent.start(schedule.items(0), never)

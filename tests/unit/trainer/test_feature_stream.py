@@ -29,11 +29,11 @@ class Setting:
             data=DataConfig(path="d", packing=packing),
             timeouts=TimeoutsConfig(step_s=step_s),
         )
-        transport = InlineTransport()
+        self.transport = InlineTransport()
         self.schedule = schedule
         self.released: list[tuple[int, int]] = []
-        self.receiver = transport.listen(SCHEMA, 1 << 20)
-        self.sender = transport.connect(self.receiver.address, SCHEMA, 1.0)
+        self.receiver = self.transport.listen(SCHEMA, 1 << 20)
+        self.sender = self.transport.connect(self.receiver.address, SCHEMA, 1.0)
         self.stream = FeatureStream(
             schedule, 0, self.receiver, SCHEMA, config, CPU, lambda *freed: self.released.append(freed)
         )
@@ -94,9 +94,9 @@ def test_samples_of_a_later_item_wait_and_hold_their_memory(make_schedule):
     setting.send(first, 0)
     setting.send(first, 1)
     setting.stream.micro_batches(first)
-    assert setting.released == [(0, 12), (0, 8)]
+    assert setting.released == [(0, 3), (0, 4)]
     (batch,) = setting.stream.micro_batches(second)
-    assert setting.released == [(0, 12), (0, 8), (0, 20)]
+    assert setting.released == [(0, 3), (0, 4), (0, 11)]
     assert batch.input_ids_T[0] == 200
 
 
@@ -127,7 +127,7 @@ def test_other_tokens_than_the_samples_are_refused(make_schedule, ids):
 
     with pytest.raises(ProtocolError, match="captured other tokens than sample 0 has"):
         train()
-    assert setting.released == [(0, 3)] * (len(ids) == 3)
+    assert setting.released == [(0, 1)] * (len(ids) == 3)
 
 
 def test_a_check_speaks_of_what_came_since_the_last_one(make_schedule):
@@ -148,10 +148,10 @@ def test_preparing_takes_what_is_there_and_waits_for_nothing(make_schedule):
     (item,) = schedule.items(0)
     setting.send(item, 1)
     setting.stream.prepare(item)
-    assert setting.released == [(0, 4)]
+    assert setting.released == [(0, 3)]
     setting.send(item, 0)
     (batch,) = setting.stream.micro_batches(item)
-    assert setting.released == [(0, 4), (0, 3)]
+    assert setting.released == [(0, 3), (0, 2)]
     assert torch.equal(batch.hidden_TNH[:, 0, 0], batch.input_ids_T.float())
 
 
@@ -184,3 +184,35 @@ def test_without_samples_a_rank_gets_padding(make_schedule):
     assert [len(batch.spans) for batch in batches] == [1, 0]
     assert len(batches[1].input_ids_T) > 0
     assert not batches[1].loss_mask_T.any()
+
+
+def test_what_an_engine_that_was_lost_had_sent_too_is_dropped(make_schedule):
+    """Whether the first one is in its place, waits for a later item, or its item is done; evaluations likewise."""
+    schedule = make_schedule([4, 4, 4], held_out=[4, 4], global_batch_tokens=4, eval_every=1)
+    setting = Setting(schedule)
+    items = list(schedule.items(0))
+    assert [item.evaluates for item in items[:4]] == [False, True, True, False]
+    for number, item in enumerate(items):
+        for repeated in (*items[:number], *items[number + 1 :], item, item):
+            setting.send(repeated, repeated.sample_ids[0])
+        (batch,) = setting.stream.micro_batches(item)
+        assert [span.sample_id for span in batch.spans] == list(item.sample_ids)
+    wanted = [(0, schedule.request_id(item, item.sample_ids[0])) for item in items]
+    assert setting.released == wanted
+    assert setting.stream._early == {}
+    assert setting.receiver._held == {}
+
+
+def test_a_lost_engine_is_no_failure_while_another_may_come(make_schedule):
+    schedule = make_schedule([4])
+    setting = Setting(schedule, step_s=60)
+    (item,) = schedule.items(0)
+    setting.sender.close()
+
+    def come() -> None:
+        setting.sender = setting.transport.connect(setting.receiver.address, SCHEMA, 1.0)
+        setting.send(item, 0)
+
+    threading.Timer(0.1, come).start()
+    (batch,) = setting.stream.micro_batches(item)
+    assert len(batch.spans) == 1

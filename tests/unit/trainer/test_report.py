@@ -56,8 +56,13 @@ def test_full_report(directory):
         "throughput": [{"concurrency": 8, "tokens_per_s": 1111.0, "tokens_per_s_without_draft": 99.0}],
         "acceptance_per_position": [0.7, 0.4], "time_s": {"data": 25.0, "step": 75.0},
     }  # fmt: skip
+    entry = {"time": 0.0, "step": 7, "worker": "engine-1", "cause": "engine-1 was <killed>"}
+    directory.replacements.parent.mkdir()
+    directory.replacements.write_text(json.dumps(entry) + "\n")
     write_report(directory, "Training", summary)
     page = Words(directory.report.read_text())
+    assert "engine-1 7 1970-01-01" in " ".join(page.text.split())
+    assert "engine-1 was <killed>" in page.text
     for part in ("2.35", "1,234", "untrained draft", "1.30", "tokens/s with the draft", "75 %", "yes"):
         assert part in page.text
     for row in (("all prompts", "300", "200"), ("8", "1,111", "99")):

@@ -178,8 +178,13 @@ class BatchSchedule:
         """Return the id of one capture of a sample.
 
         The same sample comes again in later epochs and evaluations, and two captures of it may be under way at once.
+        Ids of an item are higher than those of the items before it; the items of one evaluation share a range.
         """
-        return (2 * item.step + item.evaluates) * len(self.dataset.lengths) + sample_id
+        return (2 * item.step + (not item.evaluates)) * len(self.dataset.lengths) + sample_id
+
+    def num_tokens(self, request_id: int) -> int:
+        """Return the length of the sample of a capture."""
+        return self.dataset.lengths[request_id % len(self.dataset.lengths)]
 
     def denominators(self, items: Sequence[GlobalBatch], draft: Draft) -> Tensor:
         """Return the loss denominators over all samples of ``items``, from masks alone: no rank asks another."""

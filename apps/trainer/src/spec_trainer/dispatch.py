@@ -3,16 +3,21 @@
 Admission in the order of the schedule is what makes the window safe: a sample is dispatched only when it fits
 beside the unreleased samples *before* it, so the sample that a rank waits for always has room, however slow its
 engine is.
+
+Where an engine is lost, the batches that it had are captured again, whole: as they were, so that features are the
+same bit for bit. A rank may then receive a sample twice, and drops one; that is why the room of a sample becomes free
+only once it was released *and* its batch is captured.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import threading
 import time
 from collections import Counter
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from spec_core.errors import ConfigError, SpecError
@@ -40,8 +45,17 @@ class SampleReference:
     """Addresses of the trainer processes that train it."""
 
 
-_Batch = tuple[list[SampleReference], Counter[int]]
-"""Samples to capture together, and the bytes that they take of each rank's window."""
+@dataclass(eq=False)
+class _Batch:
+    """Samples to capture together."""
+
+    number: int
+    """Place in the schedule's order."""
+    samples: list[SampleReference] = field(default_factory=list[SampleReference])
+    need: Counter[int] = field(default_factory=Counter[int])
+    """Bytes that they take of each rank's window."""
+    released: Counter[int] = field(default_factory=Counter[int])
+    """Bytes that ranks have released before the batch was captured."""
 
 
 class Capturer(Protocol):
@@ -112,7 +126,9 @@ class Dispatcher:
         self._addresses = addresses
         self._window_bytes = window_bytes
         self._used_bytes = [0] * len(addresses)
-        self._running = [0] * len(engines)
+        self._numbers = itertools.count()
+        self._running: list[list[_Batch]] = [[] for _ in engines]
+        """Batches that each engine was given and has not captured."""
         self._free = [
             (place, engine) for place in range(_QUEUED_PER_ENGINE) for engine in range(len(engines))
         ]
@@ -121,25 +137,54 @@ class Dispatcher:
         """Engines with a capture under way."""
         self._busy_s = 0.0
         """Sum of what captures have taken; of one under way, minus the time at which it began."""
+        self._batch_of: dict[int, _Batch] = {}
+        """Request id -> the batch, until that is captured."""
         self._batches: Iterator[_Batch] = iter(())
         self._waiting: _Batch | None = None
         """The next batch, for which the window has no room yet."""
+        self._lost: list[_Batch] = []
+        """Batches to capture again, in order; they have their room."""
         self._stopped = False
         self._lock = threading.RLock()
 
-    def start(self, items: Iterable[GlobalBatch], failed: Callable[[BaseException], None]) -> None:
+    def start(
+        self, items: Iterable[GlobalBatch], failed: Callable[[BaseException], None] | None = None
+    ) -> None:
         """Begin with the first item; later ones follow as memory becomes free.
 
-        ``failed`` gets the first error of any engine; nothing is dispatched after it.
+        ``failed`` gets the first error of any engine; nothing is dispatched after it. Those of other processes are
+        ``lost`` instead.
         """
         self._failed = failed
         self._batches = (batch for item in items for batch in self._requests(item))
         self._pump()
 
-    def released(self, rank: int, num_tokens: int) -> None:
-        """Free the bytes of a sample of ``num_tokens`` that a rank has released."""
+    def released(self, rank: int, request_id: int) -> None:
+        """Free the bytes of a sample that a rank has released, once its batch is captured."""
+        size = self._schedule.num_tokens(request_id) * self._token_bytes
         with self._lock:
-            self._used_bytes[rank] -= num_tokens * self._token_bytes
+            if (batch := self._batch_of.get(request_id)) is not None:
+                batch.released[rank] += size
+                return
+            self._used_bytes[rank] -= size
+        self._pump()
+
+    def lost(self, engine: int) -> None:
+        """Have others capture what an engine was given and has not captured; it gets nothing until ``regained``."""
+        with self._lock:
+            self._lost = sorted([*self._lost, *self._running[engine]], key=lambda batch: batch.number)
+            if self._running[engine]:
+                self._note_busy(-1)
+            self._running[engine] = []
+            self._free = [(others, free) for others, free in self._free if free != engine]
+            heapq.heapify(self._free)
+        self._pump()
+
+    def regained(self, engine: int) -> None:
+        """Give batches to an engine that was lost and is there again."""
+        with self._lock:
+            for place in range(_QUEUED_PER_ENGINE):
+                heapq.heappush(self._free, (place, engine))
         self._pump()
 
     @property
@@ -157,24 +202,23 @@ class Dispatcher:
         """Yield capture batches of an item, cut further where one would not fit the window by itself."""
         destinations = self._schedule.destinations(item)
         for sample_ids in self._schedule.captures(item):
-            batch: list[SampleReference] = []
-            need = Counter[int]()
+            batch = _Batch(next(self._numbers))
             for sample_id in sample_ids:
                 ranks = destinations[sample_id]
                 size = self._schedule.dataset.lengths[sample_id] * self._token_bytes
-                if any(need[rank] + size > self._window_bytes for rank in ranks):
-                    yield batch, need
-                    batch, need = [], Counter[int]()
+                if any(batch.need[rank] + size > self._window_bytes for rank in ranks):
+                    yield batch
+                    batch = _Batch(next(self._numbers))
                 for rank in ranks:
-                    need[rank] += size
-                batch.append(
+                    batch.need[rank] += size
+                batch.samples.append(
                     SampleReference(
                         request_id=self._schedule.request_id(item, sample_id),
                         sample_id=sample_id,
                         destinations=tuple(self._addresses[rank] for rank in ranks),
                     )
                 )
-            yield batch, need
+            yield batch
 
     def _pump(self) -> None:
         """Start every batch that an engine and the window have room for."""
@@ -184,8 +228,8 @@ class Dispatcher:
             if start is None:
                 return
             engine, batch = start
-            self._capture(engine, batch).add_done_callback(
-                lambda done, engine=engine: self._finished(engine, done)
+            self._capture(engine, batch.samples).add_done_callback(
+                lambda done, engine=engine, batch=batch: self._finished(engine, batch, done)
             )
 
     def _capture(self, engine: int, batch: Sequence[SampleReference]) -> Future[None]:
@@ -200,37 +244,50 @@ class Dispatcher:
             refused.set_exception(error)
             return refused
 
-    def _next(self) -> tuple[int, list[SampleReference]] | None:
+    def _next(self) -> tuple[int, _Batch] | None:
         if self._stopped or not self._free:
             return None
+        batch = self._lost.pop(0) if self._lost else self._admitted()
+        if batch is None:
+            return None
+        _, engine = heapq.heappop(self._free)
+        if not self._running[engine]:
+            self._note_busy(1)
+        self._running[engine].append(batch)
+        return engine, batch
+
+    def _admitted(self) -> _Batch | None:
+        """Return the next batch of the schedule, for which there is room from now on; None while there is none."""
         self._waiting = self._waiting or next(self._batches, None)
         if self._waiting is None:
             return None
-        batch, need = self._waiting
-        if any(self._used_bytes[rank] + size > self._window_bytes for rank, size in need.items()):
+        batch = self._waiting
+        if any(self._used_bytes[rank] + size > self._window_bytes for rank, size in batch.need.items()):
             return None
         self._waiting = None
-        for rank, size in need.items():
+        for rank, size in batch.need.items():
             self._used_bytes[rank] += size
-        _, engine = heapq.heappop(self._free)
-        self._running[engine] += 1
-        if self._running[engine] == 1:
-            self._note_busy(1)
-        return engine, batch
+        for sample in batch.samples:
+            self._batch_of[sample.request_id] = batch
+        return batch
 
     def _note_busy(self, change: int) -> None:
         self._num_busy += change
         self._busy_s -= change * time.monotonic()
 
-    def _finished(self, engine: int, future: Future[None]) -> None:
+    def _finished(self, engine: int, batch: _Batch, future: Future[None]) -> None:
         error = None if future.cancelled() else future.exception()
         with self._lock:
-            self._running[engine] -= 1
-            heapq.heappush(self._free, (self._running[engine], engine))
-            if self._running[engine] == 0:
+            self._running[engine].remove(batch)
+            heapq.heappush(self._free, (len(self._running[engine]), engine))
+            if not self._running[engine]:
                 self._note_busy(-1)
+            for sample in batch.samples:
+                del self._batch_of[sample.request_id]
+            for rank, size in batch.released.items():
+                self._used_bytes[rank] -= size
             first = error is not None and not self._stopped
             self._stopped = self._stopped or error is not None
-        if first:
+        if error is not None and first and self._failed is not None:
             self._failed(error)
         self._pump()

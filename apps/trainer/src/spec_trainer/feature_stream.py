@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, FeatureSample, FeatureSchema, Span
     from spec_trainer.batch_schedule import BatchSchedule, GlobalBatch
     from spec_trainer.config import AnyRunConfig
+
+
+log = logging.getLogger(__name__)
 
 
 class BatchSource(Protocol):
@@ -87,7 +91,7 @@ class FeatureStream:
         device: torch.device,
         released: Callable[[int, int], None],
     ) -> None:
-        """Call ``released(rank, num_tokens)`` for every sample whose transport memory is free again."""
+        """Call ``released(rank, request_id)`` for every sample whose transport memory is free again."""
         self._schedule = schedule
         self._rank = rank
         self._receiver = receiver
@@ -100,6 +104,10 @@ class FeatureStream:
         self._places: dict[int, tuple[DraftBatch, Span]] = {}
         """Places of ``_item`` whose features have not arrived, by request id."""
         self._early: dict[int, FeatureSample] = {}
+        self._first_id = 0
+        """Least request id of ``_item``."""
+        self._placed: set[int] = set()
+        """Request ids from ``_first_id`` on that have arrived in a place."""
         self._same_tokens: list[tuple[int, Tensor]] = []
         """Sample ids, each with a flag on the device: whether the captured tokens are the sample's."""
         self._failure: BaseException | None = None
@@ -112,6 +120,9 @@ class FeatureStream:
     def prepare(self, item: GlobalBatch) -> None:
         """Lay ``item`` out and take what has arrived of it."""
         self._item = item
+        if (first := self._schedule.request_id(item, 0)) != self._first_id:
+            self._first_id = first
+            self._placed.clear()
         self._batches = lay_out(self._schedule, item, self._rank, self._schema, self._config, self._device)
         self._places = {
             self._schedule.request_id(item, span.sample_id): (batch, span)
@@ -149,19 +160,29 @@ class FeatureStream:
             sample = self._receive(max(0.0, deadline - time.monotonic()))
             if sample.request_id in self._places:
                 self._place(sample)
+            elif self._has_come_before(sample.request_id):
+                self._receiver.release(sample)
             else:
                 self._early[sample.request_id] = sample
 
+    def _has_come_before(self, request_id: int) -> bool:
+        """Return whether an engine that was lost had sent the sample, too."""
+        return request_id < self._first_id or request_id in self._placed or request_id in self._early
+
     def _receive(self, timeout_s: float) -> FeatureSample:
-        try:
-            return self._receiver.receive(timeout_s)
-        except PeerLost as error:
-            if self._failure is None:  # another process, whose own error may still arrive
-                raise PeerLost(f"capture failed: {error}") from error
-            raise EngineError(f"capture failed: {self._failure}") from self._failure
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._receiver.receive(max(0.0, deadline - time.monotonic()))
+            except PeerLost as error:
+                if self._failure is not None:
+                    raise EngineError(f"capture failed: {self._failure}") from self._failure
+                # Another process: what it had is captured again, or the run ends.
+                log.warning("%s", error)
 
     def _place(self, sample: FeatureSample) -> None:
         batch, span = self._places.pop(sample.request_id)
+        self._placed.add(sample.request_id)
         where = slice(span.start, span.stop)
         if len(sample.input_ids) != span.stop - span.start:
             raise _other_tokens(span.sample_id)
@@ -169,7 +190,7 @@ class FeatureStream:
         self._same_tokens.append((span.sample_id, same))
         batch.hidden_TNH[where].copy_(sample.hidden_TNH)
         self._receiver.release(sample)
-        self._released(self._rank, span.stop - span.start)
+        self._released(self._rank, sample.request_id)
 
 
 def _other_tokens(sample_id: int) -> ProtocolError:

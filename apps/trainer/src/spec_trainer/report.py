@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.disk import write_atomically
@@ -51,6 +52,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _positions(records, summary),
         _pushes(records, summary),
         _cycles(summary),
+        _replacements(read_metrics(directory.replacements)),
         _time(summary),
         f"<h2>Configuration</h2><pre>{html.escape(directory.config.read_text())}</pre>",
     ]
@@ -187,6 +189,20 @@ def _cycles(summary: Mapping[str, Any]) -> str:
     return (
         "<h2>Decoding by the run's engine</h2><table><tr><th>draft version<th>τ, held out<th>τ, trained on"
         f"<th>tokens<th>seconds<th>second prefill{rows}</table>"
+    )
+
+
+def _replacements(entries: Sequence[Record]) -> str:
+    """Return which engines were replaced, when, and why."""
+    if not entries:
+        return ""
+    rows = "".join(
+        f"<tr><td>{html.escape(entry['worker'])}<td class=n>{entry['step']}"
+        f"<td>{datetime.fromtimestamp(entry['time']):%Y-%m-%d %H:%M:%S}<td>{html.escape(entry['cause'])}"
+        for entry in entries
+    )
+    return (
+        f"<h2>Engines that were replaced</h2><table><tr><th>engine<th>after step<th>at<th>cause{rows}</table>"
     )
 
 

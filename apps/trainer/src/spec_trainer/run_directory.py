@@ -51,6 +51,8 @@ class RunDirectory:
         self.root = root
         self.config = root / "config.yaml"
         """The whole configuration, resolved."""
+        self.replacements = root / "logs" / "replacements.jsonl"
+        """One JSON object for each engine that was replaced: when, and why."""
         self.metrics = root / "metrics.jsonl"
         """One JSON object for each step."""
         self.summary = root / "summary.json"

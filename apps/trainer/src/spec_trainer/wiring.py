@@ -92,7 +92,7 @@ def inline_source(
     ``own`` is the run's engine where that is there already, and stays.
     """
     if spec.config.data.features is not None:
-        with batch_source(spec, 0, device, lambda rank, num_tokens: None) as (stored, _):
+        with batch_source(spec, 0, device, lambda rank, request_id: None) as (stored, _):
             yield InlineSource(stream=stored)
         return
     with ExitStack() as stack:
@@ -115,7 +115,7 @@ def batch_source(
 ) -> Iterator[tuple[BatchSource, str | None]]:
     """Yield the batches of a rank, and the address at which it receives features; None for features of a folder.
 
-    ``released`` is called with the rank and the number of tokens of each sample whose transport memory is free.
+    ``released`` is called with the rank and the request id of each sample whose transport memory is free.
     ``host`` is this host's address for engines on others; empty where there are none.
     """
     if spec.config.data.features is not None:

@@ -25,6 +25,10 @@ L8  If the launcher's own process is killed, the same holds within seconds.
 L9  The output of a worker is appended to ``logs/NAME.log``, or ``WorkerEnded.how`` says where it is.
 L10 While workers run on a host the launcher holds ``Backend.prepare_host`` there, and leaves it once they have ended.
     ``check_hosts`` raises RunError once something that this has started on any of these hosts has died.
+L11 ``replace`` kills what is left of a worker and of what it has started, and starts its WorkerSpec again in its
+    place: on the same devices, with the same log, under another handle. Nothing is received from the old worker
+    any more, and the other workers notice nothing. Where the worker cannot be started again it raises RunError, and
+    may be called again.
 """
 
 from __future__ import annotations
@@ -187,6 +191,10 @@ class Launcher(Resource):
     @abstractmethod
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
         """Start the workers and return a handle for each, by name. Raise RunError with none running (L2)."""
+
+    @abstractmethod
+    def replace(self, worker: WorkerHandle) -> WorkerHandle:
+        """Start a worker again, whether it has ended or not; return its new handle. Raise RunError (L11)."""
 
     @abstractmethod
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:

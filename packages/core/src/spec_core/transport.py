@@ -19,7 +19,8 @@ T6  Every call that can block takes ``timeout_s`` and raises DeadlineExceeded; n
 T7  A dead or closed peer raises PeerLost within the timeout, on both sides, and completes the tickets with it.
     a) A sample whose ticket was done is delivered. b) After a clean close all samples are delivered. c) After a
     crash, samples whose ticket was open may be lost. d) ``receive`` raises PeerLost once for each sender that
-    crashed, at its place in the stream, and then continues. e) Once no sender is left, every call raises PeerLost.
+    crashed, at its place in the stream, and then continues. e) Once no sender is left, ``receive`` raises it once
+    more, and then waits for another sender; on the other side every call raises it.
 T8  ``flush`` returns when every ticket of this sender is done.
 T9  ``close`` is idempotent and leaves nothing on the host: no shared memory, no socket, no thread. Memory that a
     sample still refers to goes with the sample.

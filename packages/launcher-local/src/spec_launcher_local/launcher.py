@@ -34,6 +34,7 @@ _UNKILLABLE_S = 10.0
 class LocalWorker(ChannelWorker):
     """A child process."""
 
+    spec: WorkerSpec
     process: subprocess.Popen[bytes]
     log: Path
 
@@ -73,10 +74,22 @@ class LocalLauncher(Launcher):
         try:
             self._host.enter_context(self.context.backend.prepare_host(self.context.placement))
             self._reaper = self._reaper or Reaper()
-            return {spec.name: self._start(spec, self._reaper) for spec in workers}
+            return {spec.name: self._start(spec) for spec in workers}
         except BaseException:
             self.close()
             raise
+
+    def replace(self, worker: WorkerHandle) -> WorkerHandle:
+        """Kill what is left of the worker's process group, and start another one (L11)."""
+        assert isinstance(worker, LocalWorker)
+        if worker in self._workers:  # else an earlier try has ended it
+            self._inbox.forget(worker)
+            worker.channel.close()
+            _end(worker, time.monotonic())
+            self._workers.remove(worker)
+            assert self._reaper is not None
+            self._reaper.remove(worker.process.pid)
+        return self._start(worker.spec)
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
         """Return what comes next from any worker (L3)."""
@@ -92,14 +105,7 @@ class LocalLauncher(Launcher):
             worker.channel.close()
         deadline = time.monotonic() + grace_s
         for worker in self._workers:
-            if worker.process.returncode is not None:
-                continue  # its group was killed then; the number may be another group's by now
-            try:
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                log.warning("%s did not end when asked and is killed", worker.name)
-            end_group(worker.process.pid)
-            _wait_killed(worker)
+            _end(worker, deadline)
         self._inbox.close()
         self._workers = []
         self._host.close()
@@ -107,7 +113,8 @@ class LocalLauncher(Launcher):
             self._reaper.close()
             self._reaper = None
 
-    def _start(self, spec: WorkerSpec, reaper: Reaper) -> LocalWorker:
+    def _start(self, spec: WorkerSpec) -> LocalWorker:
+        assert self._reaper is not None
         env = {**_ONE_HOST, **os.environ, **spec.env(self.context.backend)}
         log_file = self.context.logs / f"{spec.name}.log"
         try:
@@ -115,15 +122,23 @@ class LocalLauncher(Launcher):
                 process, channel = spawn([WORKER_MODULE, spec.name], env, output, self.context.peer_s)
         except OSError as error:
             raise RunError(f"{spec.name} cannot be started: {error}") from error
-        worker = LocalWorker(spec.name, channel, process=process, log=log_file)
+        worker = LocalWorker(spec.name, channel, spec=spec, process=process, log=log_file)
         self._workers.append(worker)
-        reaper.add(process.pid)
+        self._reaper.add(process.pid)
         worker.begin(spec, self.context.peer_s)
         self._inbox.add(worker)
         return worker
 
 
-def _wait_killed(worker: LocalWorker) -> None:
+def _end(worker: LocalWorker, deadline: float) -> None:
+    """Let a worker end by itself until the deadline, then kill what is left of its group."""
+    if worker.process.returncode is not None:
+        return  # its group was killed then; the number may be another group's by now
+    try:
+        worker.process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        log.warning("%s did not end when asked and is killed", worker.name)
+    end_group(worker.process.pid)
     try:
         worker.process.wait(_UNKILLABLE_S)
     except subprocess.TimeoutExpired:

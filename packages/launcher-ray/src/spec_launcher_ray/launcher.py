@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core import Launcher, WorkerEnded
-from spec_core.errors import ConfigError, RunError, SpecError
-from spec_core.processes import ChannelListener, ChannelWorker, ControlChannel, WorkerInbox, ending
+from spec_core.errors import ConfigError, RunError
+from spec_core.processes import ChannelListener, ChannelWorker, ControlChannel, WorkerInbox
 from spec_core.records import Availability
 from spec_launcher_ray.config import RayConfig
+from spec_launcher_ray.outcomes import UNKILLABLE_S, ending_of, result
 from spec_launcher_ray.placement import DeviceTable
 
 if TYPE_CHECKING:
@@ -33,12 +33,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
-_UNKILLABLE_S = 10.0
-"""Longest wait for a process that is ending; one that waits inside a driver does not end."""
 _START_S = 120.0
 """Longest wait for Ray to start the actors, a Python for each, and for their workers to connect."""
 _LOOK_S = 0.2
 """Seconds between looks at the actors while workers start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A worker and where it belongs: all that it takes to start it, and to start it again."""
+
+    spec: WorkerSpec
+    env: Mapping[str, str]
+    options: Mapping[str, Any]
+    """Options of its actor."""
+    address: str
 
 
 @dataclass(eq=False, kw_only=True)
@@ -51,7 +60,7 @@ class RayWorker(ChannelWorker):
 
     def ending(self) -> WorkerEnded:
         """Return how the worker or its actor has ended."""
-        how, killed = _ending(self.code)
+        how, killed = ending_of(self.code)
         return WorkerEnded(self, f"{how}; see {self.log}", killed)
 
 
@@ -75,9 +84,11 @@ class RayLauncher(Launcher):
         """Actor of each host."""
         self._watches: dict[Any, Host] = {}
         """Reference that is done when something on the host has died."""
+        self._places: dict[str, _Place] = {}
         self._actors: dict[str, tuple[Any, Any]] = {}
         """Actor of each worker, and the reference to its return code."""
-        self._workers: list[RayWorker] = []
+        self._workers: dict[str, RayWorker] = {}
+        self._num_replaced = 0
 
     @classmethod
     def probe(cls) -> Availability:
@@ -105,7 +116,7 @@ class RayLauncher(Launcher):
 
         done, _ = ray.wait(list(self._watches), timeout=0)
         if done:
-            _result(done[0], f"host {self._watches[done[0]].address}")
+            result(done[0], f"host {self._watches[done[0]].address}")
 
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
         """Reserve devices, prepare the hosts, start every worker (L2)."""
@@ -114,7 +125,23 @@ class RayLauncher(Launcher):
         except BaseException:
             self.close()
             raise
-        return {worker.name: worker for worker in self._workers}
+        return {spec.name: self._workers[spec.name] for spec in workers}
+
+    def replace(self, worker: WorkerHandle) -> WorkerHandle:
+        """Have the worker's actor kill what is left, and start another actor in its bundle (L11)."""
+        import ray
+
+        if (old := self._workers.pop(worker.name, None)) is not None:  # else an earlier try has ended it
+            self._inbox.forget(old)
+            old.channel.close()
+        actor, code = self._actors.pop(worker.name)
+        actor.end.remote()
+        ray.wait([code], timeout=UNKILLABLE_S)
+        ray.kill(actor)
+        self._num_replaced += 1
+        self._start_actor(worker.name, f"{worker.name}, {self._num_replaced}. replacement")
+        self._connect([worker.name])
+        return self._workers[worker.name]
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
         """Return what comes next from any worker (L3)."""
@@ -126,7 +153,7 @@ class RayLauncher(Launcher):
 
     def stop(self, grace_s: float) -> None:
         """Close the channels, wait, have the actors kill what is left, and give everything back (L7)."""
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.channel.close()
         self._end_workers(grace_s)
         self._inbox.close()
@@ -137,7 +164,7 @@ class RayLauncher(Launcher):
             self._reservation.close()
         if self._cluster is not None:
             self._cluster.close()
-        self._workers, self._actors, self._hosts, self._watches = [], {}, {}, {}
+        self._workers, self._places, self._actors, self._hosts, self._watches = {}, {}, {}, {}, {}
         self._listener = self._reservation = self._cluster = None
 
     @property
@@ -172,10 +199,10 @@ class RayLauncher(Launcher):
         )
         for bundle, index, first in self._with_devices(bundles):
             address = _LOOPBACK if here else bundle.host.address
-            self._start_actors(bundle, index, first, address)
-        self._connect(bundles, here)
-        by_name = {worker.name: worker for worker in self._workers}
-        self._workers = [by_name[spec.name] for spec in workers]
+            self._places |= self._find_places(bundle, index, first, address)
+        for name in self._places:
+            self._start_actor(name, name)
+        self._connect(self._places)
 
     @property
     def _run_name(self) -> str:
@@ -206,11 +233,11 @@ class RayLauncher(Launcher):
             self._hosts[host] = ray.remote(HostActor).options(max_concurrency=2, **options).remote(needs)
         objections = {host: actor.objection.remote() for host, actor in self._hosts.items()}
         for host, objection in objections.items():
-            if words := _result(objection, f"host {host.address}"):
+            if words := result(objection, f"host {host.address}"):
                 raise ConfigError(f"host {host.address} {words}")
         prepared = {host: actor.prepare.remote() for host, actor in self._hosts.items()}
         for host, done in prepared.items():
-            _result(done, f"host {host.address}")
+            result(done, f"host {host.address}")
         self._watches = {actor.watch.remote(): host for host, actor in self._hosts.items()}
 
     def _with_devices(self, bundles: Sequence[Bundle]) -> list[tuple[Bundle, int, int]]:
@@ -235,58 +262,68 @@ class RayLauncher(Launcher):
         devices: list[list[int]] = []
         for bundle, found in zip(bundles, ids, strict=True):
             who = f"host {bundle.host.address}"
-            ranks = self._hosts[bundle.host].local_ranks.remote(_result(found, who))
-            devices.append(neighbours(_result(ranks, who), who))
+            ranks = self._hosts[bundle.host].local_ranks.remote(result(found, who))
+            devices.append(neighbours(result(ranks, who), who))
         return [(bundle, number, devices[number][0]) for bundle, number in in_order(bundles, devices)]
 
-    def _start_actors(self, bundle: Bundle, reserved: int, first: int, address: str) -> None:
-        """Start the actors of a bundle's workers; each starts its worker."""
+    def _find_places(self, bundle: Bundle, reserved: int, first: int, address: str) -> dict[str, _Place]:
+        """Return the places of a bundle's workers, by name."""
+        assert self._reservation is not None
+        offset = first - min(spec.first_device for spec in bundle.workers)
+        places = [(replace(spec, order={}), spec.first_device + offset) for spec in bundle.workers]
+        host = self._hosts[bundle.host]
+        envs = result(host.env.remote(places, address), f"host {bundle.host.address}")
+        return {
+            spec.name: _Place(
+                spec=spec,
+                env={**envs[spec.name], **self.config.env},
+                options=self._reservation.options(reserved, bundle.amount_of(spec)),
+                address=address,
+            )
+            for spec in bundle.workers
+        }
+
+    def _start_actor(self, name: str, shown: str) -> None:
+        """Start the actor of a worker, which starts the worker."""
         import ray
 
         from spec_launcher_ray.actors import WorkerActor
 
-        assert self._reservation is not None
         assert self._listener is not None
-        offset = first - min(spec.first_device for spec in bundle.workers)
-        places = [(replace(spec, order={}), spec.first_device + offset) for spec in bundle.workers]
-        host = self._hosts[bundle.host]
-        envs = _result(host.env.remote(places, address), f"host {bundle.host.address}")
-        for spec in bundle.workers:
-            options = self._reservation.options(reserved, bundle.amount_of(spec))
-            actor = (
-                ray.remote(WorkerActor)
-                .options(name=self._actor_name(spec.name), max_concurrency=2, **options)
-                .remote()
-            )
-            env = {**envs[spec.name], **self.config.env}
-            code = actor.run.remote(
-                spec.name, env, self._log(spec.name), self._listener.address, self._listener.token
-            )
-            self._actors[spec.name] = (actor, code)
+        place = self._places[name]
+        options = {"name": self._actor_name(shown), "max_concurrency": 2, **place.options}
+        actor = ray.remote(WorkerActor).options(**options).remote()
+        token = self._listener.token
+        code = actor.run.remote(name, place.env, self._log(name), self._listener.address, token)
+        self._actors[name] = (actor, code)
 
-    def _connect(self, bundles: Sequence[Bundle], here: bool) -> None:
-        """Wait until every worker has connected, and send it what it is to do."""
+    def _connect(self, names: Iterable[str]) -> None:
+        """Wait until these workers have connected, and send them what they are to do."""
         assert self._listener is not None
-        missing = {spec.name: (spec, bundle.host) for bundle in bundles for spec in bundle.workers}
+        missing = set(names)
         deadline = time.monotonic() + _START_S
         while missing:
             caller = self._listener.accept(_LOOK_S)
             if caller is None and (failed := self._ended_before(missing)) is not None:
                 caller = self._listener.accept(_START_S / 10)  # it may have connected before it ended
                 if caller is None:
-                    how, _ = _ending(self._actors[failed][1])
+                    how, _ = ending_of(self._actors[failed][1])
                     raise RunError(f"{failed} cannot be started: {how}; see {self._log(failed)}")
             if caller is None:
                 if time.monotonic() >= deadline:
-                    raise RunError(f"{', '.join(missing)} not started by Ray within {_START_S} s")
+                    raise RunError(f"{', '.join(sorted(missing))} not started by Ray within {_START_S} s")
                 continue
             name, end = caller
-            spec, host = missing.pop(name)
+            if name not in missing:
+                end.close()  # of an actor that was given up
+                continue
+            missing.remove(name)
             actor, code = self._actors[name]
             channel = ControlChannel(end, self.context.peer_s)
             worker = RayWorker(name, channel, actor=actor, code=code, log=self._log(name))
-            self._workers.append(worker)
-            worker.begin(spec, self.context.peer_s, _LOOPBACK if here else host.address, reap=True)
+            self._workers[name] = worker
+            place = self._places[name]
+            worker.begin(place.spec, self.context.peer_s, place.address, reap=True)
             self._inbox.add(worker)
 
     def _ended_before(self, missing: Iterable[str]) -> str | None:
@@ -308,7 +345,7 @@ class RayLauncher(Launcher):
             log.warning("%s did not end when asked and is killed", names[code])
             self._actors[names[code]][0].end.remote()
         if left:
-            _, left = ray.wait(left, num_returns=len(left), timeout=_UNKILLABLE_S)
+            _, left = ray.wait(left, num_returns=len(left), timeout=UNKILLABLE_S)
         for code in left:
             log.error("%s does not die of kill -9: it waits in a driver, or its host is lost", names[code])
         for actor, _ in self._actors.values():
@@ -320,7 +357,7 @@ class RayLauncher(Launcher):
         import ray
 
         left = [actor.leave.remote() for actor in self._hosts.values()]
-        ray.wait(left, num_returns=len(left), timeout=_UNKILLABLE_S)
+        ray.wait(left, num_returns=len(left), timeout=UNKILLABLE_S)
         for actor in self._hosts.values():
             ray.kill(actor)
 
@@ -345,45 +382,3 @@ def in_order(bundles: Sequence[Bundle], devices: Sequence[list[int]]) -> Iterato
     for numbers in alike.values():
         for number, reserved in zip(numbers, sorted(numbers, key=devices.__getitem__), strict=True):
             yield bundles[number], reserved
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's text."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _result(reference: Any, who: str) -> Any:
-    """Return what an actor or a task has returned. Raise its error, or RunError for what has happened to it."""
-    import ray
-
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, SpecError):
-            raise type(cause)(f"{who}: {cause}") from error
-        raise RunError(f"{who}: {type(cause).__name__}: {_first_line(cause)}") from error
-    except ray.exceptions.RayError as error:
-        raise RunError(f"{who}: {_why(error)}") from error
-
-
-def _ending(code: Any) -> tuple[str, bool]:
-    """Return how a worker has ended, and whether it was killed, given the reference to its return code."""
-    import ray
-
-    try:
-        number = ray.get(code, timeout=_UNKILLABLE_S)
-    except ray.exceptions.GetTimeoutError:
-        return "has closed its connection to the launcher and does not end", False
-    except ray.exceptions.RayTaskError as error:
-        return f"did not start: {_first_line(error.cause)}", False
-    except ray.exceptions.RayError as error:
-        return f"was lost with its Ray actor: {_why(error)}", True
-    return ending(number), number == -signal.SIGKILL
-
-
-def _why(error: Exception) -> str:
-    """Return the cause in Ray's message of many lines."""
-    text = " ".join(str(error).split())
-    _, found, cause = text.partition("is dead because ")
-    return cause.partition(".")[0] if found else text[:300]

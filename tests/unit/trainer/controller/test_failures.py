@@ -8,7 +8,7 @@ import pytest
 
 from spec_core import WorkerEnded, WorkerMessage
 from spec_core.errors import PeerLost, RunError, UsageError
-from spec_trainer.controller.failures import FailureReports, end_run
+from spec_trainer.controller.failures import FailureReports
 from spec_trainer.controller.protocol import ControlMessage, Failed, Finished, Ready
 
 
@@ -51,9 +51,7 @@ def short_waits(monkeypatch):
 def blamed(first, *rest, check_hosts=lambda: None) -> str:
     reports = FailureReports(Events(*rest, check_hosts=check_hosts))
     failure = reports.failure_in(first)
-    with pytest.raises(RunError) as raised:
-        end_run(reports.root_cause(failure))
-    return str(raised.value)
+    return str(reports.with_causes(failure)[0].error)
 
 
 def test_an_end_without_a_report_is_the_workers_own():
@@ -73,8 +71,8 @@ def test_bad_usage_found_in_a_worker_is_bad_usage():
     failure = FailureReports(Events()).failure_in(
         failed("engine-0", "ConfigError", "engine.colour=blue: expected red", usage=True)
     )
-    with pytest.raises(UsageError, match=r"^engine.colour=blue: expected red$"):
-        end_run(failure)
+    assert isinstance(failure.error, UsageError)
+    assert str(failure.error) == "engine.colour=blue: expected red"
 
 
 @pytest.mark.parametrize("error", ["PeerLost", "DeadlineExceeded", "AcceleratorError"])
@@ -118,7 +116,8 @@ def test_what_has_died_on_the_host_is_the_cause(collateral):
     def check_hosts() -> None:
         raise RunError("the daemon died")
 
-    assert blamed(collateral, check_hosts=check_hosts) == "the daemon died"
+    with pytest.raises(RunError, match=r"^the daemon died$"):
+        blamed(collateral, check_hosts=check_hosts)
 
 
 def test_what_comes_during_the_search_and_is_no_failure_is_kept():
@@ -128,7 +127,8 @@ def test_what_comes_during_the_search_and_is_no_failure_is_kept():
         [message("engine-0", Ready()), message("engine-1", Ready())],
     )
     reports = FailureReports(Events(others[0], failed("engine-2", "PeerLost"), others[1]))
-    reports.root_cause(reports.failure_in(first))
+    found = reports.with_causes(reports.failure_in(first))
+    assert [failure.worker for failure in found] == ["trainer-0", "engine-2"]
     assert [reports.receive(0.0) for _ in range(3)] == [*others, None]
 
 

@@ -2,53 +2,191 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
-from spec_core import WorkerMessage
-from spec_core.errors import DeadlineExceeded
-from spec_trainer.controller.protocol import Ready
+from spec_core import WorkerEnded, WorkerMessage
+from spec_core.errors import DeadlineExceeded, PeerLost, RunError
+from spec_trainer.controller.protocol import Captured, Failed, Finished, Ready
 from spec_trainer.controller.run_controller import RunController, worker_specs
 from spec_trainer.progress import StepProgress
 from spec_trainer.stop_request import StopRequest
 
 
 class Worker:
-    """An engine that takes no captures, and a rank that takes everything."""
+    """Takes everything; remembers the captures."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.captures: list[dict] = []
 
     def send(self, message) -> None:
         if message["kind"] == "Capture":
-            raise DeadlineExceeded(f"{self.name}: the control channel was not read within 3 s")
+            self.captures.append(message)
 
     def watch(self) -> None: ...
 
 
+class StoppedWorker(Worker):
+    def send(self, message) -> None:
+        super().send(message)
+        if message["kind"] == "Capture":
+            raise DeadlineExceeded(f"{self.name}: the control channel was not read within 3 s")
+
+
 class Launcher:
-    """Every worker is ready at once, and says nothing more."""
+    """Every worker is ready at once; ``script`` then yields events, given the launcher."""
+
+    def __init__(self, script, worker_type=Worker, refusals=0) -> None:
+        self.script = script(self)
+        self.worker_type = worker_type
+        self.refusals = refusals
+        self.workers: dict[str, Worker] = {}
+        self.replaced: list[str] = []
 
     def start(self, workers):
-        started = {spec.name: Worker(spec.name) for spec in workers}
-        self.events = [
-            WorkerMessage(worker, Ready(address=worker.name).to_json()) for worker in started.values()
-        ]
-        return started
+        self.workers = {spec.name: self.worker_type(spec.name) for spec in workers}
+        self.events = [said(worker, Ready(address=name)) for name, worker in self.workers.items()]
+        return self.workers
+
+    def replace(self, worker):
+        self.replaced.append(worker.name)
+        if self.refusals:
+            self.refusals -= 1
+            raise RunError(f"{worker.name} cannot be started: no memory")
+        self.workers = {**self.workers, worker.name: Worker(worker.name)}
+        return self.workers[worker.name]
 
     def check_hosts(self) -> None: ...
 
     def receive(self, deadline_s):
         if self.events:
             return self.events.pop(0)
-        time.sleep(max(0.0, deadline_s - time.monotonic()))
-        return None
+        if (event := next(self.script, None)) is None:
+            time.sleep(max(0.0, deadline_s - time.monotonic()))
+        return event
 
 
-def test_an_engine_to_which_no_capture_can_be_sent_ends_the_run(resolved, tmp_path):
-    """At once, although the error comes from the callback of a future, which would swallow it."""
-    spec = resolved("placement.kind=disaggregated")
-    controller = RunController(spec, Launcher(), StopRequest(), StepProgress(1))
-    with pytest.raises(DeadlineExceeded, match=r"^engine-0: the control channel was not read within 3 s$"):
-        controller.run(list(worker_specs(spec, tmp_path)))
+def said(worker, message):
+    return WorkerMessage(worker, message.to_json())
+
+
+def killed(worker):
+    return WorkerEnded(worker, "was killed by signal 9; see LOG", killed=True)
+
+
+def the_end(launcher):
+    yield said(launcher.workers["trainer-0"], Finished())
+    for worker in launcher.workers.values():
+        yield WorkerEnded(worker, "ended with exit code 0")
+
+
+def run(resolved, tmp_path, launcher, *keys):
+    spec = resolved("placement.kind=disaggregated", *keys)
+    spec.directory.logs.mkdir(parents=True, exist_ok=True)
+    RunController(spec, launcher, StopRequest(), StepProgress(1)).run(list(worker_specs(spec, tmp_path)))
+    file = spec.directory.replacements
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.mark.parametrize("worker_type", [Worker, StoppedWorker])
+def test_what_a_lost_engine_was_given_is_captured_anew_by_the_one_in_its_place(
+    resolved, tmp_path, worker_type
+):
+    def script(launcher):
+        old = launcher.workers["engine-0"]
+        assert old.captures
+        yield killed(old)
+        yield said(old, Captured(0))  # kept while the cause was looked for
+        new = launcher.workers["engine-0"]
+        assert (launcher.replaced, new.captures) == (["engine-0"], [])
+        yield said(new, Ready())
+        assert [one["samples"] for one in new.captures] == [one["samples"] for one in old.captures]
+        for capture in new.captures:
+            yield said(new, Captured(capture["batch"]))
+        yield from the_end(launcher)
+
+    (entry,) = run(resolved, tmp_path, Launcher(script, worker_type))
+    assert (entry["worker"], entry["step"]) == ("engine-0", 0)
+    assert entry["cause"] == "engine-0 was killed by signal 9; see LOG"
+
+
+def test_an_engine_that_reports_an_error_is_replaced_and_its_end_is_no_failure(resolved, tmp_path):
+    def script(launcher):
+        old = launcher.workers["engine-0"]
+        yield said(old, Failed("EngineError", "the program died", usage=False))
+        yield WorkerEnded(old, "ended with exit code 1")
+        yield None  # no cause comes
+        yield said(launcher.workers["engine-0"], Ready())
+        yield killed(launcher.workers["engine-0"])
+        yield from the_end(launcher)
+
+    entries = run(resolved, tmp_path, Launcher(script))
+    assert [entry["cause"].partition(";")[0] for entry in entries] == [
+        "engine-0: EngineError: the program died",
+        "engine-0 was killed by signal 9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tries", "told"),
+    [
+        (0, r"^engine-0 was killed by signal 9; see LOG$"),
+        (
+            2,
+            r"^engine-0 was killed by signal 9; see LOG; it was replaced engine.replacements=2 times before$",
+        ),
+    ],
+)
+def test_an_engine_that_dies_again_and_again_ends_the_run_with_the_last_cause(
+    resolved, tmp_path, tries, told
+):
+    def script(launcher):
+        while True:
+            yield killed(launcher.workers["engine-0"])
+
+    launcher = Launcher(script)
+    with pytest.raises(RunError, match=told):
+        run(resolved, tmp_path, launcher, f"engine.replacements={tries}")
+    assert len(launcher.replaced) == tries
+
+
+def test_an_engine_that_cannot_be_started_again_or_is_late_is_one_more_try(resolved, tmp_path):
+    def script(launcher):
+        yield killed(launcher.workers["engine-0"])
+
+    launcher = Launcher(script, refusals=1)
+    words = r"^engine-0 not ready within timeouts.start_s=0.5 s; it was replaced engine.replacements=2 times"
+    with pytest.raises(RunError, match=words):
+        run(resolved, tmp_path, launcher, "engine.replacements=2", "timeouts.start_s=0.5")
+    assert launcher.replaced == ["engine-0", "engine-0"]
+
+
+def test_no_trainer_is_replaced(resolved, tmp_path):
+    def script(launcher):
+        yield killed(launcher.workers["trainer-0"])
+
+    with pytest.raises(PeerLost, match=r"^trainer-0 was killed"):
+        run(resolved, tmp_path, Launcher(script))
+
+
+def test_no_engine_is_replaced_before_the_run_has_begun(resolved, tmp_path):
+    class Broken(Launcher):
+        def start(self, workers):
+            started = super().start(workers)
+            self.events = [killed(started["engine-0"])]
+            return started
+
+    with pytest.raises(PeerLost, match=r"^engine-0 was killed by signal 9; see LOG$"):
+        run(resolved, tmp_path, Broken(lambda launcher: iter(())))
+
+
+def test_an_engine_that_is_not_ready_at_the_end_is_not_awaited(resolved, tmp_path):
+    def script(launcher):
+        yield killed(launcher.workers["engine-0"])
+        yield said(launcher.workers["trainer-0"], Finished())
+        yield WorkerEnded(launcher.workers["trainer-0"], "ended with exit code 0")
+
+    assert len(run(resolved, tmp_path, Launcher(script))) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,15 +31,6 @@ class Failure:
     distance: int
     """0 for a worker that was killed or went silent, 1 for one that ended by itself or reports its own error, 2 for
     one that reports an error which another worker's failure may have caused."""
-
-
-FailurePolicy = Callable[[Failure], None]
-"""Treats the failed worker. Returning means that the run goes on; the run ends with what it raises."""
-
-
-def end_run(failure: Failure) -> None:
-    """End the run with the error of the failure."""
-    raise failure.error
 
 
 class FailureReports:
@@ -78,11 +68,15 @@ class FailureReports:
         error = RunError(f"{name}: {report.error}: {report.message}")
         return Failure(name, error, 2 if report.error in _SECONDARY_ERRORS else 1)
 
-    def root_cause(self, first: Failure) -> Failure:
-        """Return the failure closest to the root of all that arrive soon after ``first``; of equals, the first.
+    def replaced(self, worker: str) -> None:
+        """Take the end of a worker as a failure again: another one has its name."""
+        self._settled.discard(worker)
 
-        Raise RunError for what has died on a host, unless a worker was killed. What reports no failure comes out of
-        ``receive`` afterwards.
+    def with_causes(self, first: Failure) -> list[Failure]:
+        """Return ``first`` and the failures that arrive soon after it; the closest to the root comes first.
+
+        Of equals the first one does. Raise RunError for what has died on a host, unless a worker was killed. What
+        reports no failure comes out of ``receive`` afterwards.
         """
         failures = [first]
         deadline = time.monotonic() + _ROOT_CAUSE_S.get(first.distance, 0.0)
@@ -97,4 +91,4 @@ class FailureReports:
                 failures.append(failure)
             else:
                 self._kept.append(event)
-        return min(failures, key=lambda failure: failure.distance)
+        return sorted(failures, key=lambda failure: failure.distance)

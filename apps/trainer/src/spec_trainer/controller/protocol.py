@@ -8,7 +8,7 @@
     RendezvousAddress ────────►       from trainer rank 0: where the ranks meet; passed on to the others
     Ready ────────────────────►
       ◄──────────────────── Start     to trainer ranks, once every worker is ready
-      ◄──────────────────── Capture   to engines; answered by Captured
+      ◄──────────────────── Capture   to engines, also to one that is ready in place of another; answered by Captured
     Released ─────────────────►       from trainer ranks: transport memory of a sample is free
     StepDone ─────────────────►       from trainer ranks; answered by Proceed
     StepShown ────────────────►       from trainer rank 0: the record of a step, for the progress display
@@ -117,10 +117,10 @@ class Captured(ControlMessage):
 
 @dataclass(frozen=True)
 class Released(ControlMessage):
-    """A rank has copied a sample of ``num_tokens`` tokens: its transport memory is free."""
+    """A rank has copied a sample: its transport memory is free."""
 
     rank: int
-    num_tokens: int
+    request_id: int
 
 
 @dataclass(frozen=True)

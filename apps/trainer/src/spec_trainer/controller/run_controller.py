@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_core.launcher import WorkerEnded, WorkerMessage
 from spec_trainer.controller import protocol
-from spec_trainer.controller.failures import FailureReports, end_run
+from spec_trainer.controller.failures import Failure, FailureReports
 from spec_trainer.controller.remote_decoders import RemoteDecoders
 from spec_trainer.controller.remote_engine import RemoteEngine
+from spec_trainer.controller.replacements import Replacements
 from spec_trainer.data.store import saved_dataset
 from spec_trainer.dispatch import Dispatcher
 from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from spec_core.launcher import Launcher, WorkerHandle, WorkerSpec
-    from spec_trainer.controller.failures import FailurePolicy
     from spec_trainer.progress import StepProgress
     from spec_trainer.run_spec import RunSpec
     from spec_trainer.stop_request import StopRequest
@@ -48,23 +48,15 @@ _HOST_CHECK_S = 0.5
 class RunController:
     """One run, from the start of its workers to their end. Every handler runs in the calling thread."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        launcher: Launcher,
-        stop: StopRequest,
-        progress: StepProgress,
-        on_failure: FailurePolicy = end_run,
-    ) -> None:
+    def __init__(self, spec: RunSpec, launcher: Launcher, stop: StopRequest, progress: StepProgress) -> None:
         """Prepare the run of ``spec``; nothing starts before ``start``."""
         self._spec = spec
         self._launcher = launcher
         self._stop = stop
         self._progress = progress
-        self._on_failure = on_failure
         self._failures = FailureReports(launcher)
         self._dispatcher: Dispatcher | None = None
-        self._workers: Mapping[str, WorkerHandle] = {}
+        self._workers: dict[str, WorkerHandle] = {}
         self._running: set[str] = set()
         """Workers that have not ended."""
         self._engines: dict[str, RemoteEngine] = {}
@@ -73,15 +65,21 @@ class RunController:
         self._ready: dict[str, protocol.Ready] = {}
         self._loading: dict[int, set[str]] = {}
         """``WorkerOrder.init_order`` -> its workers that are not ready."""
+        self._waiting_for_begin: set[str] = set()
+        """Workers that wait for Begin when they start."""
+        self._starting: dict[str, float] = {}
+        """Replaced engines that are not ready -> when they are to be."""
+        # In a run that decodes, an engine that comes later would not know its cycle.
+        limit = 0 if spec.config.decode.every else spec.config.engine.replacements
+        self._replacements = Replacements(self._engines, limit, spec.directory.replacements)
         self._working: set[str] = set()
         """Ranks that have not finished."""
         self._proceed: dict[int, bool] = {}
         """Steps done -> the answer to every rank."""
         self._next_check_s = 0.0
         """When the hosts are to be looked at again."""
+        self._done_steps = 0
         self._interrupted: str | None = None
-        self._capture_error: BaseException | None = None
-        """Error of an engine to which no capture can be sent; one that fails to capture reports that itself."""
         self.decoder = RemoteDecoders(self._decoders, self._until, stop)
         """The workers that decode; only for ``work`` of ``run``."""
 
@@ -118,8 +116,9 @@ class RunController:
 
     def _start(self, workers: Sequence[WorkerSpec]) -> None:
         """Start every worker; they load in parallel, and touch shared devices one after the other."""
-        self._workers = self._launcher.start(workers)
+        self._workers = dict(self._launcher.start(workers))
         self._running = set(self._workers)
+        self._waiting_for_begin = {spec.name for spec in workers if spec.order["init_order"] > 0}
         for spec in workers:
             worker = self._workers[spec.name]
             self._loading.setdefault(spec.order["init_order"], set()).add(spec.name)
@@ -154,11 +153,10 @@ class RunController:
     def _until(self, done: Callable[[], bool], deadline_s: float = math.inf) -> bool:
         """Handle events until ``done``; return False at the deadline."""
         while not done():
-            if self._capture_error is not None:
-                raise self._capture_error
             now = time.monotonic()
             if now >= self._next_check_s:
                 self._launcher.check_hosts()
+                self._check_starting()
                 self._next_check_s = now + _HOST_CHECK_S
             event = self._failures.receive(min(deadline_s, self._next_check_s))
             if event is not None:
@@ -173,6 +171,7 @@ class RunController:
             worker.send(protocol.Stop().to_json())
         limit_s = max(self._spec.config.timeouts.peer_s, _LEAVING_S)
         deadline = time.monotonic() + limit_s
+        self._running -= self._starting.keys()  # they come too late to be of use; the launcher ends them
         while self._running:
             event = self._failures.receive(deadline)
             if isinstance(event, WorkerEnded):
@@ -181,12 +180,48 @@ class RunController:
                 raise DeadlineExceeded(f"{', '.join(sorted(self._running))} did not end within {limit_s} s")
 
     def _handle(self, event: WorkerMessage | WorkerEnded) -> None:
+        if event.worker is not self._workers[event.worker.name]:
+            return  # it was replaced after it had sent this
         if isinstance(event, WorkerEnded):
             self._running.discard(event.worker.name)
         if (failure := self._failures.failure_in(event)) is not None:
-            self._on_failure(self._failures.root_cause(failure))
+            self._treat(self._failures.with_causes(failure))
         elif isinstance(event, WorkerMessage):
             self._handle_message(event.worker, protocol.from_json(event.message))
+
+    def _treat(self, failures: Sequence[Failure]) -> None:
+        """Replace the workers that have failed, or end the run with the first error."""
+        if self._dispatcher is None:  # it would fail again
+            raise failures[0].error
+        self._replacements.note(failures, self._done_steps)
+        for failure in failures:
+            self._replace(failure.worker)
+
+    def _replace(self, name: str) -> None:
+        assert self._dispatcher is not None
+        self._dispatcher.lost(self._number_of(name))
+        try:
+            worker = self._launcher.replace(self._workers[name])
+        except RunError as error:
+            self._treat([Failure(name, error, 0)])
+            return
+        self._workers[name] = worker
+        self._engines[name].replace(worker)
+        self._failures.replaced(name)
+        self._running.add(name)
+        self._starting[name] = time.monotonic() + self._spec.config.timeouts.start_s
+        if name in self._waiting_for_begin:
+            worker.send(protocol.Begin().to_json())
+
+    def _number_of(self, engine: str) -> int:
+        return list(self._engines).index(engine)
+
+    def _check_starting(self) -> None:
+        """Treat replaced engines that are not ready in time."""
+        start_s = self._spec.config.timeouts.start_s
+        for name in [name for name, limit in self._starting.items() if time.monotonic() >= limit]:
+            late = DeadlineExceeded(f"{name} not ready within timeouts.start_s={start_s} s")
+            self._treat([Failure(name, late, 0)])
 
     def _handle_message(self, worker: WorkerHandle, message: protocol.ControlMessage) -> None:
         match message:
@@ -198,10 +233,11 @@ class RunController:
                 self._on_ready(worker, message)
             case protocol.Captured(batch):
                 self._engines[worker.name].captured(batch)
-            case protocol.Released(rank, num_tokens):
+            case protocol.Released(rank, request_id):
                 assert self._dispatcher is not None
-                self._dispatcher.released(rank, num_tokens)
+                self._dispatcher.released(rank, request_id)
             case protocol.StepDone(steps):
+                self._done_steps = steps
                 assert self._dispatcher is not None
                 proceed = protocol.Proceed(self._may_proceed(steps), self._dispatcher.busy_s)
                 worker.send(proceed.to_json())
@@ -223,6 +259,10 @@ class RunController:
         worker.watch()
         self._ready[worker.name] = message
         log.info("%s is ready", worker.name)
+        if self._starting.pop(worker.name, None) is not None:
+            assert self._dispatcher is not None
+            self._dispatcher.regained(self._number_of(worker.name))
+            return
         self._loading[done := min(self._loading)].remove(worker.name)
         if not self._loading[done]:
             del self._loading[done]
@@ -244,9 +284,10 @@ class RunController:
         )
         for rank in self._ranks.values():
             rank.send(protocol.Start().to_json())
-        log.info("every process is ready; %d steps are done", done := done_steps.pop())
+        self._done_steps = done_steps.pop()
+        log.info("every process is ready; %d steps are done", self._done_steps)
         if self._engines:
-            self._dispatcher.start(spec.schedule.items(done), failed=self._capture_failed)
+            self._dispatcher.start(spec.schedule.items(self._done_steps))
         return self._dispatcher
 
     def _may_proceed(self, done_steps: int) -> bool:
@@ -254,10 +295,6 @@ class RunController:
         proceed = self._proceed.setdefault(done_steps, not self._stop.requested)
         self._proceed.pop(done_steps - 2, None)  # no rank is more than one step behind another
         return proceed
-
-    def _capture_failed(self, error: BaseException) -> None:
-        """Keep the error for the loop of events: raised here, in the callback of a future, it would be lost."""
-        self._capture_error = error
 
 
 def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = _TRAINER) -> Iterator[WorkerSpec]:

@@ -114,9 +114,9 @@ class RankLink:
         """Send the record of a step to the progress display."""
         self._controller.send(StepShown(record))
 
-    def released(self, rank: int, num_tokens: int) -> None:
+    def released(self, rank: int, request_id: int) -> None:
         """Send that the transport memory of a sample is free."""
-        self._controller.send(Released(rank, num_tokens))
+        self._controller.send(Released(rank, request_id))
 
     def _read(self) -> None:
         while (message := self._controller.receive()) is not None:

@@ -26,10 +26,11 @@ class Reaper:
 
     def add(self, group: int) -> None:
         """Have a process group killed at the death of this process."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody killed it: the kernel still ends the children themselves
-            self._process.stdin.write(b"%d\n" % group)
-            self._process.stdin.flush()
+        self._note(group)
+
+    def remove(self, group: int) -> None:
+        """Take a group back that has ended: its number may be another group's later."""
+        self._note(-group)
 
     def keep_until_exit(self) -> None:
         """Let the reaper act once this process has ended, whatever has ended it; it cannot be closed any more."""
@@ -45,6 +46,12 @@ class Reaper:
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
+
+    def _note(self, group: int) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # somebody killed it: the kernel still ends the children themselves
+            self._process.stdin.write(b"%d\n" % group)
+            self._process.stdin.flush()
 
 
 def end_group(group: int) -> None:
@@ -62,7 +69,10 @@ def main() -> None:
     """Wait for the end of the input; then kill."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may reach every process of a service
         signal.signal(number, signal.SIG_IGN)
-    for group in [int(line) for line in sys.stdin]:
+    groups: set[int] = set()
+    for number in map(int, sys.stdin):
+        groups.add(number) if number > 0 else groups.discard(-number)
+    for group in groups:
         end_group(group)
 
 

@@ -14,6 +14,7 @@ import selectors
 import time
 from abc import abstractmethod
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,15 @@ class WorkerInbox:
         event = self._arrived.popleft()
         return event.ending() if isinstance(event, ChannelWorker) else event
 
+    def forget(self, worker: ChannelWorker) -> None:
+        """Receive nothing more of a worker, whose channel the launcher closes then (L11)."""
+        with suppress(KeyError):  # its end was read
+            self._opened().unregister(worker.channel)
+        for _ in range(len(self._arrived)):  # ``wake`` may add to it meanwhile
+            event = self._arrived.popleft()
+            if not _is_of(event, worker):
+                self._arrived.append(event)
+
     def wake(self) -> None:
         """Make ``receive`` return None."""
         self._arrived.append(None)
@@ -177,3 +187,8 @@ class WorkerInbox:
             return worker.ending()
         silence = f"has been silent for timeouts.peer_s={self._peer_s} s"
         return WorkerEnded(worker, silence, killed=True)
+
+
+def _is_of(event: WorkerMessage | WorkerEnded | ChannelWorker | None, worker: ChannelWorker) -> bool:
+    """Return whether an event of the inbox is a worker's."""
+    return event is worker or (isinstance(event, WorkerMessage | WorkerEnded) and event.worker is worker)

@@ -55,7 +55,9 @@ class InlineReceiver(FeatureReceiver):
         self._address = address
         self._window_bytes = window_bytes
         self._used_bytes = 0
-        self._num_joined = self._num_left = 0
+        self._num_senders = 0
+        self._deserted = False
+        """Whether every sender has left since ``receive`` has last said so (T7)."""
         self._arrived: deque[tuple[FeatureSample, Ticket]] = deque()
         self._held: dict[int, tuple[FeatureSample, Ticket]] = {}
         self._changed = threading.Condition()
@@ -69,12 +71,13 @@ class InlineReceiver(FeatureReceiver):
         """Count a sender that has connected."""
         with self._changed:
             self._check_open()
-            self._num_joined += 1
+            self._num_senders += 1
 
     def drop_sender(self) -> None:
         """Count a sender that has closed (T7)."""
         with self._changed:
-            self._num_left += 1
+            self._num_senders -= 1
+            self._deserted = True
             self._changed.notify_all()
 
     def queue(self, sample: FeatureSample, timeout_s: float) -> Ticket:
@@ -98,6 +101,7 @@ class InlineReceiver(FeatureReceiver):
             self._wait(self._has_news, timeout_s, "a sample")
             self._check_open()
             if not self._arrived:
+                self._deserted = False
                 raise PeerLost(f"every sender of {self._address} has closed")
             sample, ticket = self._arrived.popleft()
             self._held[id(sample)] = (sample, ticket)
@@ -125,7 +129,7 @@ class InlineReceiver(FeatureReceiver):
             ticket.set_exception(PeerLost(f"the receiver at {self._address} was closed"))
 
     def _has_news(self) -> bool:
-        deserted = 0 < self._num_joined == self._num_left
+        deserted = self._deserted and self._num_senders == 0
         return self._closed or bool(self._arrived) or deserted
 
     def _check_open(self) -> None:

@@ -109,6 +109,8 @@ class StreamReceiver(FeatureReceiver):
         self._peers: set[_Peer] = set()
         self._threads: list[threading.Thread] = []
         self._num_admitted = 0
+        self._deserted = False
+        """Whether every sender has left since ``receive`` has last said so (T7)."""
         self._requests: deque[_Request] = deque()
         self._arrived: deque[_Arrival | _Loss] = deque()
         self._held: dict[int, tuple[FeatureSample, _Arrival]] = {}
@@ -133,6 +135,7 @@ class StreamReceiver(FeatureReceiver):
             if self._closed:
                 raise ProtocolError("the receiver was closed")
             if not self._arrived:
+                self._deserted = False
                 raise PeerLost(f"every sender of {self._name} has gone")
             arrival = self._arrived.popleft()
             if isinstance(arrival, _Loss):
@@ -171,7 +174,7 @@ class StreamReceiver(FeatureReceiver):
             pool.close()
 
     def _has_news(self) -> bool:
-        deserted = self._num_admitted > 0 and not self._peers
+        deserted = self._deserted and not self._peers
         return self._closed or bool(self._arrived) or deserted
 
     def _check_written(self, arrival: _Arrival) -> None:
@@ -362,6 +365,7 @@ class StreamReceiver(FeatureReceiver):
         """Report the end of a sender; called by the pool's thread once what came before has arrived or failed."""
         with self._changed:
             self._peers.discard(peer)
+            self._deserted = True
             loss = loss or peer.failure
             if loss is not None:
                 self._arrived.append(_Loss(peer, loss))

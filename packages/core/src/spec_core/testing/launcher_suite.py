@@ -1,4 +1,4 @@
-"""LauncherSuite: the contract of spec_core.launcher (L1–L10) as tests, with real processes.
+"""LauncherSuite: the contract of spec_core.launcher (L1–L11) as tests, with real processes.
 
 ::
 
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -30,7 +31,7 @@ from spec_core.testing.prepared_backend import PreparedBackend, PreparedConfig
 from spec_core.testing.reference import reference_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from spec_core.backend import Backend
@@ -282,6 +283,29 @@ class LauncherSuite(ConformanceSuite):
             assert_soon(lambda: _check_fails(launcher))
         assert_soon(lambda: [note.name for note in notes.iterdir()] == ["died"])
 
+    def test_l11_a_worker_is_replaced(self, launcher: Launcher) -> None:
+        """L11: nothing is left of the old worker and nothing is received from it, twice; others go on."""
+        handles = launcher.start([toy("echo", "other-0"), toy("stubborn", "toy-0")])
+        worker = handles["toy-0"]
+        one, other = message(launcher), message(launcher)
+        pids: list[int] = one.get("pids") or other["pids"]
+        for fault in ("stop", "kill"):
+            if fault == "stop":
+                psutil.Process(pids[0]).suspend()
+            else:
+                psutil.Process(pids[0]).kill()
+                assert isinstance(received(launcher), WorkerEnded)
+            old, worker = worker, launcher.replace(worker)
+            assert (worker.name, worker is old) == ("toy-0", False)
+            assert_soon(partial(_none_is_running, pids))
+            event = received(launcher)
+            assert event.worker is worker
+            assert isinstance(event, WorkerMessage)
+            pids = event.message["pids"]
+            old.send({"to": "nobody"})
+        handles["other-0"].send({"still": "here"})
+        assert message(launcher) == {"still": "here"}
+
 
 def _check_fails(launcher: Launcher) -> bool:
     try:
@@ -289,6 +313,10 @@ def _check_fails(launcher: Launcher) -> bool:
     except RunError as error:
         return "as the suite asked for" in str(error)
     return False
+
+
+def _none_is_running(pids: Sequence[int]) -> bool:
+    return not any(is_running(pid) for pid in pids)
 
 
 def is_running(pid: int) -> bool:

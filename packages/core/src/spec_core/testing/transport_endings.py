@@ -165,6 +165,9 @@ def close_sender(me: Rank, stage: Stage) -> None:
             take(stage, receiver, 1)
             with pytest.raises(PeerLost):
                 receiver.receive(LONG_S)
+            expect_deadline(lambda: receiver.receive(SHORT_S), SHORT_S)
+            me.publish(receiver.address)
+            take(stage, receiver, 2)
         return
     sender = stage.sender(me)
     if me.rank == 1:
@@ -176,6 +179,9 @@ def close_sender(me: Rank, stage: Stage) -> None:
     assert [me.receive(), me.receive()] == ["closed", "go on"]
     sender.send(stage.sample(1), LONG_S)
     sender.close()
+    with stage.sender(me) as another:
+        another.send(stage.sample(2), LONG_S)
+        another.flush(LONG_S)
 
 
 def close_receiver(me: Rank, stage: Stage) -> None:

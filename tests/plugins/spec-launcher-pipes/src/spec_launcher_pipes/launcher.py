@@ -42,8 +42,9 @@ class PipeWorker(WorkerHandle):
 
     reader: threading.Thread
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], peer_s: float) -> None:
-        self.name = name
+    def __init__(self, spec: WorkerSpec, process: subprocess.Popen[bytes], peer_s: float) -> None:
+        self.name = spec.name
+        self.spec = spec
         self.process = process
         self.watched = self.ended = False
         self.received_s = time.monotonic()
@@ -75,7 +76,7 @@ class PipesLauncher(Launcher):
 
     def __init__(self, config: PipesConfig, context: LaunchContext) -> None:
         super().__init__(config, context)
-        self._inbox: queue.SimpleQueue[WorkerMessage | PipeWorker | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[PipeWorker, Message | None] | None] = queue.SimpleQueue()
         self._workers: list[PipeWorker] = []
         self._reaper: Reaper | None = None
         self._host = ExitStack()
@@ -106,7 +107,7 @@ class PipesLauncher(Launcher):
         except OSError as error:
             raise RunError(f"{spec.name} cannot be started: {error}") from error
         reaper.add(process.pid)  # L8: it ends the whole process group if this process is killed
-        worker = PipeWorker(spec.name, process, self.context.peer_s)
+        worker = PipeWorker(spec, process, self.context.peer_s)
         self._workers.append(worker)
         worker.reader = threading.Thread(target=self._read, args=(worker,), daemon=True)
         worker.reader.start()
@@ -118,9 +119,9 @@ class PipesLauncher(Launcher):
             for line in lines:
                 worker.received_s = time.monotonic()
                 if (message := json.loads(line)) is not None:  # null is a heartbeat
-                    self._inbox.put(WorkerMessage(worker, message))
+                    self._inbox.put((worker, message))
         worker.process.wait()
-        self._inbox.put(worker)
+        self._inbox.put((worker, None))
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
         """L3, L4: return what comes next; look for silent workers meanwhile."""
@@ -133,10 +134,11 @@ class PipesLauncher(Launcher):
                 if time.monotonic() >= deadline_s:
                     return None
                 continue
-            if not isinstance(event, PipeWorker):
-                return event
-            if not event.ended:
-                return self._ending(event)
+            if event is None:
+                return None
+            worker, message = event
+            if not worker.ended:
+                return self._ending(worker) if message is None else WorkerMessage(worker, message)
 
     def _ending(self, worker: PipeWorker) -> WorkerEnded:
         worker.ended = True
@@ -155,6 +157,14 @@ class PipesLauncher(Launcher):
     def wake(self) -> None:
         """Make ``receive`` return None."""
         self._inbox.put(None)
+
+    def replace(self, worker: WorkerHandle) -> WorkerHandle:
+        """L11: kill the worker's process group, and start it again; nothing comes out of the inbox after its end."""
+        worker.ended = True
+        end_group(worker.process.pid)
+        worker.reader.join()
+        self._workers = [other for other in self._workers if other is not worker]
+        return self._start(worker.spec, self._reaper)
 
     def stop(self, grace_s: float) -> None:
         """L6, L7, L10: close the pipes, wait, kill what is left of each process group, leave the host."""

@@ -1,0 +1,54 @@
+"""Outcomes: results of actors and tasks of Ray, and their ends in words."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from spec_core.errors import RunError, SpecError
+from spec_core.processes import ending
+
+UNKILLABLE_S = 10.0
+"""Longest wait for a process that is ending; one that waits inside a driver does not end."""
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's text."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def result(reference: Any, who: str) -> Any:
+    """Return what an actor or a task has returned. Raise its error, or RunError for what has happened to it."""
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, SpecError):
+            raise type(cause)(f"{who}: {cause}") from error
+        raise RunError(f"{who}: {type(cause).__name__}: {_first_line(cause)}") from error
+    except ray.exceptions.RayError as error:
+        raise RunError(f"{who}: {_why(error)}") from error
+
+
+def ending_of(code: Any) -> tuple[str, bool]:
+    """Return how a worker has ended, and whether it was killed, given the reference to its return code."""
+    import ray
+
+    try:
+        number = ray.get(code, timeout=UNKILLABLE_S)
+    except ray.exceptions.GetTimeoutError:
+        return "has closed its connection to the launcher and does not end", False
+    except ray.exceptions.RayTaskError as error:
+        return f"did not start: {_first_line(error.cause)}", False
+    except ray.exceptions.RayError as error:
+        return f"was lost with its Ray actor: {_why(error)}", True
+    return ending(number), number == -signal.SIGKILL
+
+
+def _why(error: Exception) -> str:
+    """Return the cause in Ray's message of many lines."""
+    text = " ".join(str(error).split())
+    _, found, cause = text.partition("is dead because ")
+    return cause.partition(".")[0] if found else text[:300]
