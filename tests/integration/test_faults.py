@@ -8,6 +8,7 @@ of them the draft is bitwise the one of a run that nothing has disturbed. Any of
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 from contextlib import suppress
@@ -126,11 +127,15 @@ def test_not_ready_in_time(lab: Lab, output: Path) -> None:
     assert_fails(run, belongings(run), late, peer_s=1)
 
 
-def test_after_all_of_it_the_same_command_ends_bitwise_as_if_undisturbed(
+def test_after_all_of_it_the_same_command_begins_again_by_itself_and_ends_bitwise_as_if_undisturbed(
     lab: Lab, output: Path, uninterrupted: Path
 ) -> None:
-    run = start(lab, output)
+    run = start(lab, output, train__restarts=1)
+    run.train_on(1)
+    run.member("trainer-1").kill()
     assert run.wait(150) == 0, run.story()
+    again = r"trainer-1 was killed by signal 9; .*; the run begins again .* \(1 of train.restarts=1\)"
+    assert re.search(again, run.errors.read_text())
     assert_trained_exactly_once(output, range(40))
     assert_bitwise_equal(output, uninterrupted, STEPS)
 

@@ -67,6 +67,11 @@ class RunFlags:
         str | None, Parameter(help="Checkpoint to resume from: latest, previous, step-N (train.resume_from).")
     ] = None
 
+    restarts: Annotated[
+        int | None,
+        Parameter(help="Times to begin again at the newest checkpoint after a failure (train.restarts)."),
+    ] = None
+
     def as_keys(self) -> dict[str, object]:
         """Return the flags that were given, by configuration key."""
         keys = {
@@ -80,6 +85,7 @@ class RunFlags:
             "launcher.name": self.launcher,
             "output": self.output,
             "train.resume_from": self.resume_from,
+            "train.restarts": self.restarts,
         }
         return {key: value for key, value in keys.items() if value is not None}
 

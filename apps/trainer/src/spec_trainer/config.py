@@ -97,6 +97,8 @@ class TrainConfig(OptimizerConfig):
     resume_from: Annotated[str, Field(pattern=r"^(latest|previous|step-\d+)$")] = "latest"
     """Checkpoint that this command begins with: latest, previous (the newest whole one before the latest, which may
     be damaged) or step-N."""
+    restarts: NonNegativeInt = 0
+    """Times that the command begins again at the newest checkpoint where a run of several processes has failed."""
     eval_every: NonNegativeInt = 0
     """Steps between held-out evaluations; 0 evaluates only at the end."""
     push_every: NonNegativeInt = 0
@@ -307,6 +309,11 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
             inline and engine.tensor_parallel > 1,
             f"engine.tensor_parallel={engine.tensor_parallel} with placement.kind=inline: inline is one process; "
             "set engine.tensor_parallel=1 or another placement",
+        ),
+        (
+            inline and train.restarts > 0,
+            f"train.restarts={train.restarts} with placement.kind=inline: what ends its process ends the command; "
+            "remove it or set another placement",
         ),
         (
             bool(fractions) and placement.kind != "colocated",

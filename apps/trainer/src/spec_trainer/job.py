@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from spec_core.errors import RunError
 from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.resume import checkpoint_to_resume
 from spec_trainer.progress import StepProgress
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from spec_trainer.timer import Timer
     from spec_trainer.wiring import InlineSource
 
+log = logging.getLogger(__name__)
+
 
 def run_training(spec: RunSpec) -> dict[str, Any]:
     """Train, export, and return the summary; resume what the run directory holds."""
@@ -32,16 +36,31 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
     with spec.directory.locked(), StopRequest() as stop:
         # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
         spec.directory.open(spec.identity, spec.resuming("latest").config)
-        start = checkpoint_to_resume(spec.directory.checkpoints, spec.config.train.resume_from)
-        spec = spec.resuming(start.name if start else "latest")
-        inline = spec.config.placement.kind == "inline"
-        train_run = _train_inline if inline else _train_by_workers
-        try:
-            # A launcher prepares the hosts of its workers itself.
-            with spec.backend.prepare_host("inline") if inline else nullcontext():
-                return train_run(spec, stop)
-        finally:
-            spec.directory.remove_unfinished()
+        limit = spec.config.train.restarts
+        for restart in range(limit):
+            try:
+                return _train_from_checkpoint(spec, stop)
+            except RunError as error:
+                if stop.requested:
+                    raise
+                again = "the run begins again at its newest checkpoint"
+                log.warning("%s; %s (%d of train.restarts=%d)", error, again, restart + 1, limit)
+                spec = spec.resuming("latest")
+        return _train_from_checkpoint(spec, stop)
+
+
+def _train_from_checkpoint(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
+    """Train from ``train.resume_from`` to the end."""
+    start = checkpoint_to_resume(spec.directory.checkpoints, spec.config.train.resume_from)
+    spec = spec.resuming(start.name if start else "latest")
+    inline = spec.config.placement.kind == "inline"
+    train_run = _train_inline if inline else _train_by_workers
+    try:
+        # A launcher prepares the hosts of its workers itself.
+        with spec.backend.prepare_host("inline") if inline else nullcontext():
+            return train_run(spec, stop)
+    finally:
+        spec.directory.remove_unfinished()
 
 
 def _train_by_workers(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
