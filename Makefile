@@ -35,7 +35,7 @@ test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-i
 	$(RIG) -m pytest tests/rig_ascend -n 3 --dist loadgroup
 
 test-ray: install ## the launcher ray: its whole contract, and runs
-	SPEC_TEST_ALL_OF_RAY=1 $(BIN)/pytest tests/contract/test_ray_launcher.py tests/integration/test_ray_runs.py
+	SPEC_TEST_ALL_OF_RAY=1 $(BIN)/pytest tests/contract/test_ray_launcher.py tests/integration/test_ray_runs.py tests/integration/test_ray_hosts.py
 
 check: install ## lint, format, types, layers, public names
 	$(BIN)/ruff check .

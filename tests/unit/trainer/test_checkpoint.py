@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 from spec_core.errors import ArtifactError, RunError
+from spec_core.rendezvous import Rendezvous
 from spec_core.state_folder import StateFolder
+from spec_core.testing.processes import Rank, run_ranks
 from spec_strategy_fsdp.pickled_state import is_pickled, load_pickled, read_pickled
 from spec_strategy_fsdp.sharded_state import load_sharded, save_sharded
 from spec_strategy_fsdp.strategy import FsdpStrategy
@@ -452,3 +454,31 @@ def test_meta_is_plain_json():
     assert found == {
         "step": 3, "identity": "run", "target_digest": "target", "acceptance_length": 1.5, "files": {}
     }  # fmt: skip
+
+
+def save_and_load_apart(me: Rank, folder: Path) -> tuple[float, float, list[str]]:
+    """Each rank has a folder of its own, as on hosts that share none."""
+    root = folder / f"of-{me.rank}"
+    root.mkdir()
+    with Rendezvous(
+        "127.0.0.1:0" if me.rank == 0 else me.receive(), me.rank, me.world_size, "token", 20.0
+    ) as rendezvous:
+        if me.rank == 0:
+            me.publish(rendezvous.address)
+        store = rendezvous.join().store("x")
+        dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size)
+        checkpoints = CheckpointStore(root, keep=2, group=dist.group.WORLD, sees=me.rank == 0)
+        torch.manual_seed(me.rank)
+        checkpoints.save(Weights(7.0 + me.rank, 10_000), meta(3), "", best=True)
+        drawn = torch.rand(1).item()
+        fresh = Weights(0.0, 10_000)
+        checkpoints.load(fresh, root / "step-3")
+        assert torch.rand(1).item() == drawn  # each rank has its own generator again
+        score = checkpoints.best_score()
+        dist.destroy_process_group()
+    return fresh.weight.unique().item(), score, sorted(path.name for path in root.iterdir())
+
+
+def test_ranks_that_share_no_folder_save_and_load_by_rank_0(tmp_path, monkeypatch):
+    assert run_ranks(save_and_load_apart, 2, tmp_path) == [(7.0, 1.5, ["best", "step-3"]), (7.0, 1.5, [])]
+    check_whole(tmp_path / "of-0" / "step-3")

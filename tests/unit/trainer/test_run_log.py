@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -10,7 +11,7 @@ from spec_trainer.batch_schedule import BatchSchedule
 from spec_trainer.data.packing import empty_batch
 from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.metrics import read_metrics
-from spec_trainer.run_log import RunLog
+from spec_trainer.run_log import RemoteRankFiles, RunLog
 
 
 def share(run, *sample_ids: int) -> BatchShare:
@@ -56,3 +57,22 @@ def test_on_fewer_ranks_the_notes_of_the_others_end_at_the_checkpoint(resolved):
     with RunLog(run, 0, 1, lambda record: None):
         pass
     assert [record["step"] for record in read_metrics(other)] == [1]
+
+
+def test_a_rank_that_does_not_see_the_run_directory_has_its_samples_written_by_another(resolved):
+    run = resolved("train.ranks=2", "placement.kind=disaggregated")
+    run.directory.logs.mkdir(parents=True)
+    (run.directory.logs / "trained-1.jsonl").write_text(
+        '{"step": 1, "samples": []}\n{"step": 2, "samples": []}\n'
+    )
+    with (
+        RemoteRankFiles(run.directory.logs) as files,
+        RunLog(run, 1, 1, lambda record: None, partial(files.write, 1)) as log,
+    ):
+        log.trained(2, share(run, 3))
+        log.trained(3, share(run, 5))
+    assert read_metrics(run.directory.logs / "trained-1.jsonl") == [
+        {"step": 1, "samples": []},
+        {"step": 2, "samples": [3]},
+        {"step": 3, "samples": [5]},
+    ]

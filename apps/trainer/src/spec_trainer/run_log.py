@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from spec_trainer.metrics import MetricsLog, StepLines, build_trackers, drop_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from spec_trainer.draft_trainer import BatchShare
     from spec_trainer.run_spec import RunSpec
@@ -18,17 +19,27 @@ class RunLog:
     """Writes ``logs/trained-RANK.jsonl`` of each data-parallel rank; on process 0 metrics.jsonl and trackers too."""
 
     def __init__(
-        self, run: RunSpec, process: int, done_steps: int, show: Callable[[dict[str, Any]], None]
+        self,
+        run: RunSpec,
+        process: int,
+        done_steps: int,
+        show: Callable[[dict[str, Any]], None],
+        trained: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """``show`` takes the metrics of each step to the user; only process 0 calls it."""
+        """``show`` takes the metrics of each step to the user; only process 0 calls it.
+
+        ``trained`` takes what else would go into this rank's file, where it does not see the run directory.
+        """
         self._show = show
         self._reports = process == 0
-        self._trained: StepLines | None = None
+        self._write_trained: Callable[[dict[str, Any]], None] | None = None
         logs, ranks = run.directory.logs, run.schedule.settings.data_parallel_ranks
         with ExitStack() as stack:
             if ranks.index(ranks[process]) == process:  # the first of those that train the same samples
-                file = logs / f"trained-{ranks[process]}.jsonl"
-                self._trained = stack.enter_context(StepLines(file, done_steps))
+                self._write_trained = trained
+                if trained is None:
+                    file = logs / f"trained-{ranks[process]}.jsonl"
+                    self._write_trained = stack.enter_context(StepLines(file, done_steps)).write
             if self._reports:
                 for file in logs.glob("trained-*.jsonl"):
                     if int(file.stem.removeprefix("trained-")) not in ranks:  # the run had more ranks before
@@ -40,8 +51,8 @@ class RunLog:
     def trained(self, step: int, share: BatchShare) -> None:
         """Write which samples this rank's part of a step held: every sample is trained exactly once."""
         samples = [span.sample_id for batch in share.micro_batches for span in batch.spans]
-        if self._trained is not None:
-            self._trained.write({"step": step, "samples": samples})
+        if self._write_trained is not None:
+            self._write_trained({"step": step, "samples": samples})
 
     def step(self, record: dict[str, Any]) -> None:
         """Write a step's metrics and show them; nothing on other processes than 0."""
@@ -56,3 +67,24 @@ class RunLog:
     def __exit__(self, *exc: object) -> None:
         """Close every file and tracker."""
         self._stack.close()
+
+
+class RemoteRankFiles(AbstractContextManager["RemoteRankFiles"]):
+    """``logs/trained-RANK.jsonl`` of data-parallel ranks that do not see the run directory."""
+
+    def __init__(self, logs: Path) -> None:
+        """Write below ``logs``; a file is opened by its first row."""
+        self._logs = logs
+        self._files: dict[int, StepLines] = {}
+
+    def write(self, rank: int, row: dict[str, Any]) -> None:
+        """Write a row of a rank."""
+        if rank not in self._files:
+            self._files[rank] = StepLines(self._logs / f"trained-{rank}.jsonl", row["step"] - 1)
+        self._files[rank].write(row)
+
+    def __exit__(self, *exc: object) -> None:
+        """Close every file."""
+        with ExitStack() as stack:
+            for file in self._files.values():
+                stack.enter_context(file)

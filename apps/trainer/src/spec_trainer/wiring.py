@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from spec_core.engine import EngineContext
-from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.dispatch import DatasetCapturer, Dispatcher
 from spec_trainer.draft_trainer import DraftTrainer
@@ -43,6 +42,8 @@ class RankLinks:
     """Called after every step with the steps done; returns the same on every rank."""
     show: Callable[[dict[str, Any]], None]
     """Called with rank 0's record of each step, for the progress display."""
+    trained: Callable[[dict[str, Any]], None] | None = None
+    """Called with the samples of each step of a rank that does not see the run directory; None where it does."""
 
 
 def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around: Any) -> Engine:
@@ -160,8 +161,10 @@ def train_state(
         stack.enter_context(_default_group(spec, rank, device, links.store))
         strategy = stack.enter_context(spec.strategy_type(spec.config.strategy, spec.config.train, device))
         trainer = _build_trainer(spec, rank, strategy)
-        checkpoints = CheckpointStore(spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD)
-        start, best = spec.config.train.resume_from, checkpoints.best()
+        checkpoints = CheckpointStore(
+            spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD, sees=links.trained is None
+        )
+        start = spec.config.train.resume_from
         # ``run_training`` has chosen a checkpoint by name, or "latest" where there is none.
         done_steps = (
             0 if start == "latest" else checkpoints.load(trainer, spec.directory.checkpoints / start).step
@@ -172,12 +175,12 @@ def train_state(
             trainer=trainer,
             stream=stream,
             checkpoints=checkpoints,
-            log=stack.enter_context(RunLog(spec, rank, done_steps, links.show)),
+            log=stack.enter_context(RunLog(spec, rank, done_steps, links.show, links.trained)),
             should_stop=links.should_stop,
             profiler=StepProfiler(spec.config.profile.steps if rank == 0 else (), spec.directory.root),
             pushes=stack.enter_context(LivePushes(spec, rank, device, dist.group.WORLD)),
             done_steps=done_steps,
-            best=(read_meta(best).acceptance_length or 0.0) if best else 0.0,
+            best=checkpoints.best_score(),
         )
 
 

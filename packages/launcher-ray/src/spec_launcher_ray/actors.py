@@ -6,18 +6,20 @@ code is known exactly, its environment is the backend's before it starts, and no
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 import psutil
 import ray
 
 from spec_core.errors import RunError
-from spec_core.processes import WORKER_MODULE, connect_channel, end_group, spawn_on
+from spec_core.processes import WORKER_MODULE, connect_channel, connect_output, end_group, spawn_on
 from spec_core.records import Availability
 
 if TYPE_CHECKING:
@@ -48,7 +50,6 @@ class HostNeeds:
 
     backend: tuple[type[Backend], BackendConfig]
     placement: Literal["inline", "colocated", "disaggregated"]
-    logs: Path
     versions: Mapping[str, str]
 
 
@@ -73,9 +74,6 @@ class HostActor:
         available = self._backend.probe()
         if not available.ok:
             return f"cannot run backend {self._backend.name}: {available.reason}"
-        if not self._needs.logs.is_dir():
-            directory = self._needs.logs.parent
-            return f"does not see the run directory {directory}: put it on a disk that every host mounts"
         return ""
 
     def prepare(self) -> None:
@@ -111,17 +109,32 @@ class WorkerActor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, name: str, env: Mapping[str, str], log: Path, address: str, token: str) -> int:
-        """Start the worker with a control channel to the launcher and wait for its end; return its return code."""
-        with connect_channel(address, token, name, _CONNECT_S) as end, log.open("ab") as output:
-            self._process = spawn_on(end, [WORKER_MODULE, name], env, output)
-        code = self._process.wait()
-        end_group(self._process.pid)
+        """Start the worker with a control channel to the launcher and wait for its end; return its return code.
+
+        Where this host does not see the folder of the logs, output goes to the launcher, and the worker's temporary
+        files go with it.
+        """
+        with ExitStack() as stack:
+            if witness(log.parent, token).exists():
+                output = log.open("ab")
+            else:
+                output = connect_output(address, token, name, _CONNECT_S)
+                env = {**env, "TMPDIR": stack.enter_context(TemporaryDirectory(prefix="spec-worker-"))}
+            with output, connect_channel(address, token, name, _CONNECT_S) as end:
+                self._process = spawn_on(end, [WORKER_MODULE, name], env, output.fileno())
+            code = self._process.wait()
+            end_group(self._process.pid)
         return code
 
     def end(self) -> None:
         """Kill the worker and everything that it has started."""
         if self._process is not None and self._process.returncode is None:
             end_group(self._process.pid)
+
+
+def witness(logs: Path, token: str) -> Path:
+    """Return the file in the folder of a run's logs by which a host knows that it sees that folder."""
+    return logs / f".run-{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
 def device_ids(resource: str) -> list[str]:

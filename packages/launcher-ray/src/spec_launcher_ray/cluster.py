@@ -72,7 +72,9 @@ class Cluster:
 
     def hosts(self, resource: str) -> list[Host]:
         """Return the hosts that the configuration allows and that have devices. Raise ConfigError for none."""
-        nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=_address_of)
+        own = self.own_address
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        nodes = sorted(alive, key=lambda node: (_address_of(node) != own, _address_of(node)))
         chosen = [
             node for node in self._named(nodes) if self._config.labels.items() <= node["Labels"].items()
         ]

@@ -160,6 +160,7 @@ class RayLauncher(Launcher):
         self._leave_hosts()
         if self._listener is not None:
             self._listener.close()
+            self._witness.unlink(missing_ok=True)
         if self._reservation is not None:
             self._reservation.close()
         if self._cluster is not None:
@@ -192,7 +193,8 @@ class RayLauncher(Launcher):
         bundles = table.bundles(workers)
         own = self._cluster.own_address
         here = all(bundle.host.address == own for bundle in bundles)
-        self._listener = ChannelListener(_LOOPBACK if here else own)
+        self._listener = ChannelListener(_LOOPBACK if here else own, self.context.logs.absolute())
+        self._witness.touch()
         self._prepare_hosts(dict.fromkeys(bundle.host for bundle in bundles))
         self._reservation = cluster.Reservation(
             self._run_name, self._resource, bundles, self.config.resources_s
@@ -225,7 +227,6 @@ class RayLauncher(Launcher):
         needs = HostNeeds(
             (type(backend), backend.config),
             self.context.placement,
-            self.context.logs.absolute(),
             package_versions(),
         )
         for host in hosts:
@@ -360,6 +361,13 @@ class RayLauncher(Launcher):
         ray.wait(left, num_returns=len(left), timeout=UNKILLABLE_S)
         for actor in self._hosts.values():
             ray.kill(actor)
+
+    @property
+    def _witness(self) -> Path:
+        from spec_launcher_ray.actors import witness
+
+        assert self._listener is not None
+        return witness(self.context.logs.absolute(), self._listener.token)
 
     def _log(self, name: str) -> Path:
         return self.context.logs.absolute() / f"{name}.log"

@@ -39,7 +39,7 @@ def ending_of(code: Any) -> tuple[str, bool]:
     try:
         number = ray.get(code, timeout=UNKILLABLE_S)
     except ray.exceptions.GetTimeoutError:
-        return "has closed its connection to the launcher and does not end", False
+        return "was lost: its connection has ended and it has not, or its host does not answer", False
     except ray.exceptions.RayTaskError as error:
         return f"did not start: {_first_line(error.cause)}", False
     except ray.exceptions.RayError as error:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core.config import validate
-from spec_core.errors import ConfigError
 from spec_core.records import Capabilities
 from spec_trainer.config import run_config_type
 from spec_trainer.placement.members import members, on_hosts
@@ -131,12 +130,7 @@ def test_a_launcher_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 
-def test_a_run_stays_on_one_host() -> None:
+def test_members_have_the_hosts_that_the_launcher_names() -> None:
     found = members(config("disaggregated", 1, 1), Capabilities(num_devices=2))
-    assert [member.host for member in on_hosts(found, dict.fromkeys(("engine-0", "trainer-0"), "h1"))] == [
-        "h1"
-    ] * 2
-    with pytest.raises(
-        ConfigError, match=r"^engine-0 would run on host h1 and trainer-0 on h2, but neither features"
-    ):
-        on_hosts(found, {"engine-0": "h1", "trainer-0": "h2"})
+    placed = on_hosts(found, {"engine-0": "h1", "trainer-0": "h2"})
+    assert [(member.name, member.host) for member in placed] == [("engine-0", "h1"), ("trainer-0", "h2")]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_trainer.capture.capture_run import plan_capture, write_shards
+from spec_trainer.controller.dataset_copy import check_sees_run_directory
 from spec_trainer.controller.protocol import Ready
 from spec_trainer.controller.trainer_worker import RankLink
 from spec_trainer.data.store import open_dataset
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 def run_writer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
     """Write every missing shard."""
     link = RankLink(controller, order)
+    check_sees_run_directory(order)
     capture = plan_capture(resolve_parts(order.config), open_dataset(order.dataset))
     spec = capture.run
     if order.memory_fraction is not None:

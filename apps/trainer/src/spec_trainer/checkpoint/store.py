@@ -24,6 +24,7 @@ from spec_trainer.checkpoint.folder import (
     scratch_folder,
     step_of,
 )
+from spec_trainer.checkpoint.rank_files import RankFiles
 from spec_trainer.disk import not_written
 
 if TYPE_CHECKING:
@@ -49,11 +50,15 @@ def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tenso
 class CheckpointStore:
     """All checkpoints of one run. Every rank calls ``save`` and ``load``; rank 0 publishes and rotates."""
 
-    def __init__(self, root: Path, keep: int, group: ProcessGroup) -> None:
-        """Keep the ``keep`` newest checkpoints of folder ``root``, and the best one."""
+    def __init__(self, root: Path, keep: int, group: ProcessGroup, sees: bool = True) -> None:
+        """Keep the ``keep`` newest checkpoints of folder ``root``, and the best one. Collective.
+
+        ``sees``: whether this rank's ``root`` is that of rank 0; else it is a folder of its own.
+        """
         self._root = root
         self._keep = keep
         self._group = group
+        self._files = RankFiles(group, sees)
         self.newest: Path | None = None
         """The checkpoint that this process saved or loaded last."""
 
@@ -65,6 +70,11 @@ class CheckpointStore:
         """Return the checkpoint that the link names, if it is one."""
         link = self._root / _BEST
         return link.resolve() if (link / META_FILE).is_file() else None
+
+    def best_score(self) -> float:
+        """Return the best held-out acceptance length of the run so far, 0 without one; the same on every rank."""
+        best = self.best()
+        return self._files.of_rank_0((read_meta(best).acceptance_length or 0.0) if best else 0.0)
 
     def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str, best: bool = False) -> Path:
         """Save a step and return its folder; ``best``: it is the best so far. Collective.
@@ -86,6 +96,9 @@ class CheckpointStore:
             trainer.save(state)
         digests: list[dict[str, str]] = [{}] * self._group.size()
         dist.all_gather_object(digests, state.digests, group=self._group)
+        with _writing(folder, rank):
+            self._files.collect(scratch, [f"{STATE_FOLDER}/{name}" for name in state.digests])
+        self._files.forget(scratch)
         if rank == 0:
             written = {f"{STATE_FOLDER}/{name}": digest for part in digests for name, digest in part.items()}
             with _writing(folder, rank):
@@ -106,9 +119,11 @@ class CheckpointStore:
 
         The caller checks whether the folder is whole, once for all ranks.
         """
+        self._files.spread(folder)
         meta = read_meta(folder)
         with _readable(folder):
             trainer.load(StateFolder(folder / STATE_FOLDER))
+        self._files.forget(folder)
         self.newest = folder
         return meta
 

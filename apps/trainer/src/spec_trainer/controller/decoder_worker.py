@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_trainer.controller.dataset_copy import check_sees_run_directory
 from spec_trainer.controller.health_watch import HealthWatch
 from spec_trainer.controller.protocol import Generate, Generated, Ready, Serve, Serving
 from spec_trainer.decode.decoder import EngineDecoder, Portion
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 def run_decoder(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
     """Decode until the controller stops this worker, or has ended."""
     parts = resolve_parts(order.config)
+    check_sees_run_directory(order)  # the drafts that it serves are there
     engine = stack.enter_context(create_engine(parts, parts.target, memory_fraction=order.memory_fraction))
     stack.enter_context(HealthWatch(engine, controller, parts.config.timeouts.peer_s))
     decoder = stack.enter_context(EngineDecoder(parts, engine))

@@ -6,9 +6,9 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from spec_trainer.controller.dataset_copy import check_sees_run_directory, run_dataset
 from spec_trainer.controller.health_watch import HealthWatch
 from spec_trainer.controller.protocol import Capture, Captured, Ready, TrainCycle
-from spec_trainer.data.store import open_dataset
 from spec_trainer.decode.folder import cycle_dataset
 from spec_trainer.dispatch import DatasetCapturer, SampleReference
 from spec_trainer.resolve import resolve_parts
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
     """Capture until the controller stops this worker, or has ended."""
     parts = resolve_parts(order.config)
+    if parts.config.decode.every:
+        check_sees_run_directory(order)  # the answers are there
     engine = stack.enter_context(
         create_engine(
             parts,
@@ -38,7 +40,7 @@ def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder)
     engine.start(parts.schema)
     engine.health()
     stack.enter_context(HealthWatch(engine, controller, parts.config.timeouts.peer_s))
-    capturer = DatasetCapturer(engine, open_dataset(order.dataset), parts.schema)
+    capturer = DatasetCapturer(engine, run_dataset(order, controller.ask), parts.schema)
     controller.send(Ready())
     while True:
         match controller.receive():

@@ -5,6 +5,7 @@
     worker                      controller
       ◄──────────────────── order     what the worker is
       ◄──────────────────── Begin     to a worker that waits for others of its device
+    DatasetWanted ────────────►       from a worker whose host does not see the run directory; answered by DatasetPart
     RendezvousAddress ────────►       from trainer rank 0: where the ranks meet; passed on to the others
     Ready ────────────────────►
       ◄──────────────────── Start     to trainer ranks, once every worker is ready
@@ -12,6 +13,7 @@
     Released ─────────────────►       from trainer ranks: transport memory of a sample is free
     StepDone ─────────────────►       from trainer ranks; answered by Proceed
     StepShown ────────────────►       from trainer rank 0: the record of a step, for the progress display
+    Trained ──────────────────►       from trainer ranks whose host does not see the run directory: samples of a step
     Finished ─────────────────►       from trainer ranks: the work is done, or was stopped on request
       ◄──────────────────── Stop      to everyone, once every rank has finished
     Failed ───────────────────►       from anyone, at any time
@@ -75,6 +77,22 @@ class WorkerOrder:
 @dataclass(frozen=True)
 class Begin(ControlMessage):
     """The worker may touch its devices."""
+
+
+@dataclass(frozen=True)
+class DatasetWanted(ControlMessage):
+    """The worker asks for what a file of the dataset's folder has from ``start`` on."""
+
+    file: str
+    start: int
+
+
+@dataclass(frozen=True)
+class DatasetPart(ControlMessage):
+    """Answer to DatasetWanted."""
+
+    data: str
+    """Bytes in base64; empty at the end of the file."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +162,14 @@ class StepShown(ControlMessage):
     """The record of a step, for the progress display."""
 
     record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trained(ControlMessage):
+    """A data-parallel rank has trained samples: a row of its file in the run directory."""
+
+    rank: int
+    row: dict[str, Any]
 
 
 @dataclass(frozen=True)

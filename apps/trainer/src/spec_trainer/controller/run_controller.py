@@ -11,22 +11,24 @@ import math
 import secrets
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_core.launcher import WorkerEnded, WorkerMessage
 from spec_trainer.controller import protocol
+from spec_trainer.controller.dataset_copy import read_part
 from spec_trainer.controller.failures import Failure, FailureReports
 from spec_trainer.controller.remote_decoders import RemoteDecoders
 from spec_trainer.controller.remote_engine import RemoteEngine
 from spec_trainer.controller.replacements import Replacements
 from spec_trainer.data.store import saved_dataset
 from spec_trainer.dispatch import Dispatcher
+from spec_trainer.run_log import RemoteRankFiles
 from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from spec_core.launcher import Launcher, WorkerHandle, WorkerSpec
     from spec_trainer.progress import StepProgress
@@ -55,6 +57,9 @@ class RunController:
         self._stop = stop
         self._progress = progress
         self._failures = FailureReports(launcher)
+        self._dataset = Path()
+        """Folder of the tokenised dataset."""
+        self._rank_files = RemoteRankFiles(spec.directory.logs)
         self._dispatcher: Dispatcher | None = None
         self._workers: dict[str, WorkerHandle] = {}
         self._running: set[str] = set()
@@ -90,14 +95,15 @@ class RunController:
 
         Raise the failure that ends the run, or Interrupted.
         """
-        self._start(workers)
-        self._await_start()
         interrupted: Interrupted | None = None
-        try:
-            self._train(self._spec) if work is None else work(self)
-        except Interrupted as stopped:
-            interrupted = stopped
-        self._stop_workers()
+        with self._rank_files:
+            self._start(workers)
+            self._await_start()
+            try:
+                self._train(self._spec) if work is None else work(self)
+            except Interrupted as stopped:
+                interrupted = stopped
+            self._stop_workers()
         if interrupted is not None:
             raise interrupted
 
@@ -120,6 +126,7 @@ class RunController:
         self._running = set(self._workers)
         self._waiting_for_begin = {spec.name for spec in workers if spec.order["init_order"] > 0}
         for spec in workers:
+            self._dataset = Path(spec.order["dataset"])
             worker = self._workers[spec.name]
             self._loading.setdefault(spec.order["init_order"], set()).add(spec.name)
             if spec.order["program"] == _DECODER:
@@ -225,6 +232,10 @@ class RunController:
 
     def _handle_message(self, worker: WorkerHandle, message: protocol.ControlMessage) -> None:
         match message:
+            case protocol.DatasetWanted():
+                worker.send(read_part(self._dataset, message).to_json())
+            case protocol.Trained(rank, row):
+                self._rank_files.write(rank, row)
             case protocol.RendezvousAddress():
                 for name, rank in self._ranks.items():
                     if name != worker.name:

@@ -6,12 +6,22 @@ import functools
 import os
 import queue
 import threading
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core.errors import DeadlineExceeded
 from spec_core.rendezvous import Rendezvous, format_address
+from spec_trainer.controller.dataset_copy import (
+    check_sees_run_directory,
+    run_dataset,
+    sees_run_directory,
+)
 from spec_trainer.controller.protocol import (
     ControlMessage,
+    DatasetPart,
+    DatasetWanted,
     Finished,
     Proceed,
     Ready,
@@ -22,8 +32,8 @@ from spec_trainer.controller.protocol import (
     StepShown,
     Stop,
     TrainCycle,
+    Trained,
 )
-from spec_trainer.data.store import open_dataset
 from spec_trainer.decode.folder import cycle_dataset
 from spec_trainer.resolve import resolve_parts
 from spec_trainer.stop_request import Interrupted
@@ -55,7 +65,7 @@ class RankLink:
         self.prefill_s = 0.0
         """The newest ``Proceed.prefill_s``."""
         self._arrived: dict[type[ControlMessage], queue.SimpleQueue[Any]] = {
-            kind: queue.SimpleQueue() for kind in (RendezvousAddress, Start, Proceed, Stop)
+            kind: queue.SimpleQueue() for kind in (DatasetPart, RendezvousAddress, Start, Proceed, Stop)
         }
         self._arrived[TrainCycle] = self._arrived[Stop]  # either may come once the work is done
         threading.Thread(target=self._read, name="controller", daemon=True).start()
@@ -66,6 +76,11 @@ class RankLink:
             return self._arrived[kind].get(timeout=timeout_s)
         except queue.Empty as error:
             raise DeadlineExceeded(f"the controller sent no {kind.__name__} within {timeout_s} s") from error
+
+    def ask(self, wanted: DatasetWanted) -> DatasetPart:
+        """Ask for a part of the dataset."""
+        self._controller.send(wanted)
+        return self.wait(DatasetPart, self._start_s)
 
     def join(self, stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> Rendezvous:
         """Return where the ranks meet: rank 0 listens, and the controller passes its address on to the others."""
@@ -114,6 +129,11 @@ class RankLink:
         """Send the record of a step to the progress display."""
         self._controller.send(StepShown(record))
 
+    def trained(self, spec: RunSpec, rank: int, row: dict[str, Any]) -> None:
+        """Send the samples of a step, for the file of the data-parallel rank."""
+        share = spec.schedule.settings.data_parallel_ranks[rank]
+        self._controller.send(Trained(share, row))
+
     def released(self, rank: int, request_id: int) -> None:
         """Send that the transport memory of a sample is free."""
         self._controller.send(Released(rank, request_id))
@@ -126,10 +146,23 @@ class RankLink:
         os._exit(1)
 
 
+def _on_its_own(stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> RunSpec:
+    """Return the run with a directory of this rank's own, where the host does not see that of the run."""
+    if order.index == 0 or spec.config.decode.every:
+        check_sees_run_directory(order)
+    folder = stack.enter_context(TemporaryDirectory(prefix="spec-rank-"))
+    own = replace(spec, config=spec.config.model_copy(update={"output": Path(folder)}))
+    own.directory.open(own.identity, own.config)
+    return own
+
+
 def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
     """Train to the end of the run, or until the controller ends it."""
     link = RankLink(controller, order)
-    spec = resolve_parts(order.config).with_dataset(open_dataset(order.dataset))
+    spec = resolve_parts(order.config).with_dataset(run_dataset(order, link.ask))
+    trained = None
+    if not sees_run_directory(order):
+        spec, trained = _on_its_own(stack, order, spec), functools.partial(link.trained, spec, order.index)
     if order.memory_fraction is not None:
         spec.backend.limit_memory(order.memory_fraction)
     device = spec.backend.device(0)
@@ -142,7 +175,9 @@ def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder
         controller.send(Ready())
         _train_cycles(link, spec, order.index, device, receiver, rendezvous)
         return
-    links = RankLinks(store=rendezvous.store("trainer"), should_stop=link.should_stop, show=link.show)
+    links = RankLinks(
+        store=rendezvous.store("trainer"), should_stop=link.should_stop, show=link.show, trained=trained
+    )
     stream, address = stack.enter_context(
         batch_source(spec, order.index, device, link.released, controller.address_elsewhere)
     )

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from spec_core.config import first_line
 from spec_core.errors import PeerLost, UsageError
 from spec_core.launcher import LOOPBACK
-from spec_trainer.controller.protocol import ControlMessage, Failed, WorkerOrder, from_json
+from spec_trainer.controller.protocol import (
+    ControlMessage,
+    DatasetPart,
+    DatasetWanted,
+    Failed,
+    WorkerOrder,
+    from_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,6 +58,13 @@ class ControllerLink:
         """Wait for the next message and return it; None once the run has ended."""
         fields = self._link.receive()
         return None if fields is None else from_json(fields)
+
+    def ask(self, wanted: DatasetWanted) -> DatasetPart:
+        """Send a question and return the answer, which is the next message."""
+        self.send(wanted)
+        if not isinstance(answer := self.receive(), DatasetPart):
+            raise PeerLost("the run has ended")
+        return answer
 
     def report(self, error: BaseException) -> None:
         """Send the error that this worker ends with, as one line for the user; the log has its traceback."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DATASET = ".dataset-"
 """How the names of such folders begin."""
+DATASET_FILES = ("lengths.npy", "num_train.npy", "input_ids.npy", "loss_mask.npy")
 
 
 @contextmanager

@@ -101,16 +101,8 @@ def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int 
 
 
 def on_hosts(found: Sequence[Member], hosts: Mapping[str, str]) -> list[Member]:
-    """Return the members with the hosts that the launcher has for them. Raise ConfigError for more than one host."""
-    placed = [replace(member, host=hosts[member.name]) for member in found]
-    first = placed[0]
-    for other in placed:
-        if other.host != first.host:
-            raise ConfigError(
-                f"{first.name} would run on host {first.host} and {other.name} on {other.host}, but neither features "
-                "nor the ranks' store go between hosts; have the launcher use one host"
-            )
-    return placed
+    """Return the members with the hosts that the launcher has for them."""
+    return [replace(member, host=hosts[member.name]) for member in found]
 
 
 def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:

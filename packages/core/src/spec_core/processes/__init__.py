@@ -6,7 +6,7 @@ A Reaper ends whatever the process has started in turn, even where this process 
 WORKER_MODULE in each worker and hands its ChannelWorker to a WorkerInbox.
 """
 
-from spec_core.processes.channel_listener import ChannelListener, connect_channel
+from spec_core.processes.channel_listener import ChannelListener, connect_channel, connect_output
 from spec_core.processes.collector import collect_rarely
 from spec_core.processes.control import BEATS_PER_TIMEOUT, ControlChannel
 from spec_core.processes.reaper import Reaper, end_group, ending
@@ -25,6 +25,7 @@ __all__ = [
     "channel_to_parent",
     "collect_rarely",
     "connect_channel",
+    "connect_output",
     "end_group",
     "ending",
     "hide_broken_extensions",

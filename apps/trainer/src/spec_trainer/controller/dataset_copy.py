@@ -1,0 +1,57 @@
+"""The tokenised dataset of a run on a host that does not see the run directory: the worker asks for it in pieces."""
+
+from __future__ import annotations
+
+import base64
+import socket
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ConfigError, RunError
+from spec_trainer.controller.protocol import DatasetPart, DatasetWanted
+from spec_trainer.data.store import DATASET_FILES, open_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spec_trainer.controller.protocol import WorkerOrder
+    from spec_trainer.data.dataset import Dataset
+
+_PART_BYTES = 1 << 20
+
+
+def sees_run_directory(order: WorkerOrder) -> bool:
+    """Return whether this host sees the run directory: the dataset's folder in it has a name that no other has."""
+    return Path(order.dataset).is_dir()
+
+
+def check_sees_run_directory(order: WorkerOrder) -> None:
+    """Raise ConfigError on a host that does not see it, for a worker that cannot do without."""
+    if not sees_run_directory(order):
+        raise ConfigError(
+            f"{order.name} needs {order.config['output']}, which its host {socket.gethostname()} does not see: have "
+            "the launcher start it on the host of the run, or set output to a folder that both hosts mount"
+        )
+
+
+def run_dataset(order: WorkerOrder, ask: Callable[[DatasetWanted], DatasetPart]) -> Dataset:
+    """Return the dataset of the run, mapped where it lies, or from a copy that goes with this process."""
+    if sees_run_directory(order):
+        return open_dataset(order.dataset)
+    with TemporaryDirectory(prefix="spec-dataset-") as folder:
+        for name in DATASET_FILES:
+            with (Path(folder) / name).open("wb") as copy:
+                start = 0
+                while data := base64.b64decode(ask(DatasetWanted(name, start)).data):
+                    start += copy.write(data)
+        return open_dataset(folder)  # what is mapped stays
+
+
+def read_part(dataset: Path, wanted: DatasetWanted) -> DatasetPart:
+    """Return what the controller answers: at most so much of a file, nothing at its end."""
+    if wanted.file not in DATASET_FILES:
+        raise RunError(f"a worker asked for {wanted.file}, which is no file of the dataset")
+    with (dataset / wanted.file).open("rb") as stream:
+        stream.seek(wanted.start)
+        return DatasetPart(base64.b64encode(stream.read(_PART_BYTES)).decode())

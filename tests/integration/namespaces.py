@@ -1,0 +1,132 @@
+"""Hosts of a Ray cluster on one machine: network namespaces with addresses of their own, on one bridge."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_NETWORK = "10.231.7"
+_START_S = 120.0
+_NODE = ["--num-cpus=2", f"--object-store-memory={80 << 20}", "--disable-usage-stats", "--block"]
+_ALONE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+
+@dataclass(frozen=True)
+class RayHosts:
+    """A cluster of this machine, number 1, and further hosts that share neither processes nor ``hidden`` with it."""
+
+    hidden: Path
+    """Folder of which each host has another one, empty at first."""
+    name: str
+
+    @property
+    def address(self) -> str:
+        """Where the cluster is, for ``launcher.address``."""
+        return f"{self.host(1)}:26379"
+
+    def host(self, number: int) -> str:
+        """Address of a host."""
+        return f"{_NETWORK}.{number}"
+
+    def cut(self, number: int) -> None:
+        """Cut the link to a host; nobody is told."""
+        _ip(f"link set {self.name}v{number} down")
+
+    @contextmanager
+    def running(self, number: int) -> Iterator[None]:
+        """Run the cluster's node of a host."""
+        words = ["ray", "start", f"--node-ip-address={self.host(number)}", *_NODE]
+        if number == 1:
+            words += ["--head", "--port=26379", "--include-dashboard=false"]
+        else:
+            alone = f'mount -t tmpfs none "{self.hidden}" && exec "$@"'
+            words = ["sh", "-c", alone, "sh", *words, f"--address={self.address}"]
+            words = ["ip", "netns", "exec", f"{self.name}{number}", *_ALONE, *words]
+        env = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+        with (
+            (self.hidden.parent / f"node-{number}.log").open("wb") as output,
+            subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            ) as process,
+        ):
+            try:
+                yield
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def ray_hosts(hidden: Path, num_hosts: int) -> Iterator[RayHosts]:
+    """Yield a running cluster of that many hosts; skip the test where this machine cannot have namespaces."""
+    import ray
+
+    if os.getuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "ray"))):
+        pytest.skip("network namespaces need root, iproute2 and util-linux")
+    hidden.mkdir()
+    hosts = RayHosts(hidden, f"sp{os.getpid() % 100_000}")
+    with ExitStack() as stack:
+        try:
+            _connect(hosts, num_hosts, stack)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.cmd}: {error.stderr.strip()}")
+        for number in range(1, num_hosts + 1):
+            stack.enter_context(hosts.running(number))
+            if number == 1:
+                _until(lambda: _connected(ray, hosts.address))
+                stack.callback(ray.shutdown)
+            # One after the other: they share a temporary folder.
+            _until(lambda number=number: sum(node["Alive"] for node in ray.nodes()) == number)
+        yield hosts
+
+
+def _connect(hosts: RayHosts, num_hosts: int, stack: ExitStack) -> None:
+    name, bridge = hosts.name, f"{hosts.name}br"
+    _ip(f"link add {bridge} type bridge")
+    stack.callback(_ip, f"link del {bridge}")
+    _ip(f"addr add {hosts.host(1)}/24 dev {bridge}")
+    _ip(f"link set {bridge} up")
+    for number in range(2, num_hosts + 1):
+        space = f"{name}{number}"
+        _ip(f"netns add {space}")
+        stack.callback(_ip, f"netns del {space}")
+        _ip(f"link add {name}v{number} type veth peer name {name}e{number} netns {space}")
+        _ip(f"link set {name}v{number} master {bridge} up")
+        _ip(f"-n {space} addr add {hosts.host(number)}/24 dev {name}e{number}")
+        _ip(f"-n {space} link set {name}e{number} up")
+        _ip(f"-n {space} link set lo up")
+
+
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
+
+
+def _connected(ray: object, address: str) -> bool:
+    try:
+        ray.init(address, log_to_driver=False, configure_logging=False)  # type: ignore[attr-defined]
+    except (ConnectionError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _until(condition: object) -> None:
+    deadline = time.monotonic() + _START_S
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "the cluster did not start"
+        time.sleep(0.2)
