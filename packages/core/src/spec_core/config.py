@@ -72,8 +72,8 @@ class EngineConfig(Config):
     replicas: int = pydantic.Field(1, ge=1)
     """Engines side by side, each with the whole target."""
     replacements: int = pydantic.Field(3, ge=0)
-    """Times that a run starts each replica again that has died or fallen silent; then it ends. One that decodes, or
-    is inline, ends at once."""
+    """Times that a run starts each replica again that has died or fallen silent; then it ends. With an inline one, or
+    one that decodes, it ends at once."""
     tensor_parallel: int = pydantic.Field(1, ge=1)
     """Devices that one replica spreads over."""
     batch_tokens: int = pydantic.Field(8192, ge=1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,8 +23,10 @@ class Worker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.captures: list[dict] = []
+        self.kinds: list[str] = []
 
     def send(self, message) -> None:
+        self.kinds.append(message["kind"])
         if message["kind"] == "Capture":
             self.captures.append(message)
 
@@ -83,10 +87,11 @@ def the_end(launcher):
         yield WorkerEnded(worker, "ended with exit code 0")
 
 
-def run(resolved, tmp_path, launcher, *keys):
+def run(resolved, tmp_path, launcher, *keys, work=None):
     spec = resolved("placement.kind=disaggregated", *keys)
     spec.directory.logs.mkdir(parents=True, exist_ok=True)
-    RunController(spec, launcher, StopRequest(), StepProgress(1)).run(list(worker_specs(spec, tmp_path)))
+    controller = RunController(spec, launcher, StopRequest(), StepProgress(1))
+    controller.run(list(worker_specs(spec, tmp_path)), work and functools.partial(work, spec))
     file = spec.directory.replacements
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -111,6 +116,27 @@ def test_what_a_lost_engine_was_given_is_captured_anew_by_the_one_in_its_place(
     (entry,) = run(resolved, tmp_path, Launcher(script, worker_type))
     assert (entry["worker"], entry["step"]) == ("engine-0", 0)
     assert entry["cause"] == "engine-0 was killed by signal 9; see LOG"
+
+
+def test_in_a_run_that_decodes_an_engine_that_comes_later_is_told_its_cycle(resolved, tmp_path):
+    def script(launcher):
+        yield said(launcher.workers["trainer-0"], Ready(address="trainer-0"))
+        old = launcher.workers["engine-0"]
+        assert old.kinds[:2] == ["TrainCycle", "Capture"]
+        yield killed(old)
+        yield said(launcher.workers["engine-0"], Ready())
+        assert launcher.workers["engine-0"].kinds == old.kinds
+        yield said(launcher.workers["trainer-0"], Finished())
+        yield killed(launcher.workers["decoder-0"])
+
+    keys = ("decode.every=2", "decode.max_new_tokens=8", "train.push_every=2")
+    with pytest.raises(PeerLost, match="decoder-0 was killed"):
+        run(resolved, tmp_path, Launcher(script), *keys, work=one_cycle_and_a_draft)
+
+
+def one_cycle_and_a_draft(spec, controller):
+    controller.train_cycle(spec, 0, {})
+    controller.decoder.serve(2, Path("draft"))
 
 
 def test_an_engine_that_reports_an_error_is_replaced_and_its_end_is_no_failure(resolved, tmp_path):

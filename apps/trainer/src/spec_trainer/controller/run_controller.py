@@ -74,9 +74,11 @@ class RunController:
         """Workers that wait for Begin when they start."""
         self._starting: dict[str, float] = {}
         """Replaced engines that are not ready -> when they are to be."""
-        # In a run that decodes, an engine that comes later would not know its cycle.
-        limit = 0 if spec.config.decode.every else spec.config.engine.replacements
-        self._replacements = Replacements(self._engines, limit, spec.directory.replacements)
+        self._replacements = Replacements(
+            self._engines, spec.config.engine.replacements, spec.directory.replacements
+        )
+        self._cycle: protocol.TrainCycle | None = None
+        """The newest cycle of a run that decodes."""
         self._working: set[str] = set()
         """Ranks that have not finished."""
         self._proceed: dict[int, bool] = {}
@@ -112,11 +114,14 @@ class RunController:
 
         ``notes`` are fields of the record of every step. Raise Interrupted.
         """
+        self._until(lambda: not self._starting)
         steps = part.schedule.steps
-        cycle = protocol.TrainCycle(number, (steps.start, steps.stop), part.config.train.resume_from, notes)
+        self._cycle = protocol.TrainCycle(
+            number, (steps.start, steps.stop), part.config.train.resume_from, notes
+        )
         self._loading = {0: set(self._ranks)}
         for name in (*self._engines, *self._ranks):
-            self._workers[name].send(cycle.to_json())
+            self._workers[name].send(self._cycle.to_json())
         self._await_ready()
         return self._train(part)
 
@@ -272,6 +277,8 @@ class RunController:
         log.info("%s is ready", worker.name)
         if self._starting.pop(worker.name, None) is not None:
             assert self._dispatcher is not None
+            if self._cycle is not None:
+                worker.send(self._cycle.to_json())
             self._dispatcher.regained(self._number_of(worker.name))
             return
         self._loading[done := min(self._loading)].remove(worker.name)
