@@ -49,6 +49,7 @@ bench: install ## benchmarks at toy size
 	$(BIN)/python benchmarks/transport.py --sizes-mb 0.25 1 4 --repeats 3
 	$(BIN)/python benchmarks/colocated.py --toy
 	$(BIN)/python benchmarks/disaggregated.py --toy
+	$(BIN)/python benchmarks/scaling.py --toy
 
 mutations: install ## delete each contract's implementation, one line at a time: a test must fail
 	$(BIN)/python tests/mutations/run.py

@@ -79,6 +79,17 @@ def test_disaggregated_counts_all_devices_and_profiles_a_step_of_the_warm_up(tar
     assert "efficiency" not in document
 
 
+def test_the_real_controller_trains_a_simulated_run_to_its_end_with_few_messages():
+    done = run("scaling.py", "--toy")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert len(document["start"]) == 2
+    for row in document["work"]:
+        assert 1 < row["messages_per_sample"] < 4
+        assert row["cpu_us_per_sample"] > 0
+        assert 0 <= row["wait_share"] < 1
+
+
 @pytest.mark.usefixtures("on_path")
 def test_a_command_that_fails_ends_the_benchmark_with_what_it_and_its_processes_said(tmp_path, capsys):
     from commands import output_of

@@ -120,9 +120,9 @@ def test_denominators_count_the_masks_of_all_items(make_schedule):
     """All but the first token of a sample are supervised: of n tokens, n − 2 and n − 3 label a row."""
     schedule = make_schedule([5, 3, 2])
     draft = Eagle3Draft(Eagle3Config(num_steps=2))
-    items = list(schedule.items(0))
+    items = tuple(schedule.items(0))
     assert schedule.denominators(items, draft).tolist() == [3 + 1 + 0, 2 + 0 + 0]
-    assert schedule.denominators([*items, *items], draft).tolist() == [8, 4]
+    assert schedule.denominators(items * 2, draft).tolist() == [8, 4]
 
 
 def test_settings_come_from_the_configuration(resolved):

@@ -181,6 +181,44 @@ def test_a_slow_engine_does_not_hold_up_a_fast_one(make_schedule):
     assert len(samples) == len(set(samples)) == 20
 
 
+@pytest.mark.parametrize(
+    ("engines", "slow", "capture_tokens"), [(1, 1, 10), (3, 10, 10), (7, 10, 25), (2, 1, 5)]
+)
+def test_number_and_speed_of_engines_change_nothing_of_what_goes_where(
+    make_schedule, engines, slow, capture_tokens
+):
+    """The last engine answers once while the others answer ``slow`` times."""
+    settings = {
+        "global_batch_tokens": 40,
+        "capture_tokens": capture_tokens,
+        "ranks": 3,
+        "shuffle": True,
+        "epochs": 2,
+    }
+    schedule = make_schedule([2, 3, 5, 4, 1] * 20, **settings)
+    found: dict[int, SampleReference] = {}
+
+    class Recorder(SlowEngine):
+        def capture(self, requests):
+            assert not found.keys() & {request.request_id for request in requests}
+            found.update({request.request_id: request for request in requests})
+            return super().capture(requests)
+
+    several = [Recorder() for _ in range(engines)]
+    dispatcher(schedule, several, window_tokens=10**6, ranks=3).start(schedule.items(0), never)
+    turns = [*several[:-1] * slow, several[-1]]
+    while any(engine.running for engine in several):
+        for engine in turns:
+            if engine.running:
+                engine.finish()
+    assert found == {
+        request: SampleReference(request, sample_id, tuple(f"rank-{rank}" for rank in ranks))
+        for item in schedule.items(0)
+        for sample_id, ranks in schedule.destinations(item).items()
+        for request in [schedule.request_id(item, sample_id)]
+    }
+
+
 def test_the_first_failure_is_told_once_and_stops_everything(make_schedule):
     schedule = make_schedule([5] * 20, global_batch_tokens=5, capture_tokens=5)
     one, other = SlowEngine(), SlowEngine()

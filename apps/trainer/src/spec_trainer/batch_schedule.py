@@ -15,7 +15,7 @@ from spec_core.records import Supervision
 from spec_trainer.data.batching import EpochBatches, capture_batches, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from torch import Tensor
 
@@ -186,8 +186,12 @@ class BatchSchedule:
         """Return the length of the sample of a capture."""
         return self.dataset.lengths[request_id % len(self.dataset.lengths)]
 
-    def denominators(self, items: Sequence[GlobalBatch], draft: Draft) -> Tensor:
-        """Return the loss denominators over all samples of ``items``, from masks alone: no rank asks another."""
+    @lru_cache(maxsize=2)  # noqa: B019
+    def denominators(self, items: tuple[GlobalBatch, ...], draft: Draft) -> Tensor:
+        """Return the loss denominators over all samples of ``items``, from masks alone: no rank asks another.
+
+        Those of the latest calls are kept: of many ranks' samples they take a while, and may be asked for ahead.
+        """
         return draft.denominators(
             [
                 self._supervision(self.dataset.sample(sample_id), item.epoch)

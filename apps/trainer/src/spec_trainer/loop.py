@@ -67,7 +67,7 @@ def train(state: TrainState) -> dict[str, Any]:
         with state.timer("data"):
             share = BatchShare(
                 micro_batches=state.stream.micro_batches(item),
-                denominators=schedule.denominators([item], state.spec.draft),
+                denominators=schedule.denominators((item,), state.spec.draft),
             )
         with state.timer("step"), state.profiler.step(item.step):
             result = state.trainer.step(share, rate)
@@ -91,6 +91,8 @@ def _prepare_next(state: TrainState) -> None:
     following = next(state.ahead, None)
     if following is not None:
         state.stream.prepare(following)
+        if not following.evaluates:
+            state.spec.schedule.denominators((following,), state.spec.draft)
 
 
 def _push(state: TrainState) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def _evaluate(state: TrainState) -> dict[str, Any]:
     items = state.spec.schedule.evaluation_items(state.done_steps)
     total: StepOutput | None = None
     with state.timer("evaluate"):
-        denominators = state.spec.schedule.denominators(items, state.spec.draft)
+        denominators = state.spec.schedule.denominators(tuple(items), state.spec.draft)
         for item in items:
             share = BatchShare(micro_batches=state.stream.micro_batches(item), denominators=denominators)
             output = state.trainer.evaluate(share)

@@ -158,4 +158,5 @@ def capture_batches(sample_ids: Sequence[int], lengths: Mapping[int, int], batch
 
 
 def _longest_first(sample_ids: Sequence[int], lengths: Mapping[int, int]) -> list[int]:
-    return sorted(sample_ids, key=lambda sample_id: (-lengths[sample_id], sample_id))
+    """Return the samples by falling length, those of a length by their ids: a reversed sort keeps ties in order."""
+    return sorted(sorted(sample_ids), key=lengths.__getitem__, reverse=True)

@@ -1,0 +1,227 @@
+"""Measure what the controller of a run costs, by the number of workers.
+
+    python benchmarks/scaling.py --toy      # seconds
+    python benchmarks/scaling.py            # some minutes; 5,000 workers need 10,000 descriptors (ulimit -n)
+
+Prints one JSON document. The controller is the real one, with a socket to each worker. Engines and trainer ranks are
+stand-ins in simulated time (``simulated_run.py``), as fast as they were measured on H200s; their CPU time is left
+out. README.md explains the fields.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from measure import growth, machine, versions
+from simulated_run import CAPTURE, MEAN_TOKENS, SCHEMA, STEP, MeasuredSpeed, SimulatedLauncher, random_data
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.processes import collect_rarely
+from spec_strategy_fsdp.strategy import FsdpStrategy
+from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
+from spec_trainer.config import run_config_type
+from spec_trainer.controller.run_controller import RunController, worker_specs
+from spec_trainer.progress import StepProgress
+from spec_trainer.run_spec import RunSpec
+from spec_trainer.stop_request import StopRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SAMPLES_PER_RANK = 4
+"""Samples that a rank trains in a step, on average: 8,192 tokens, as those of the measured steps."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of a simulated run."""
+
+    engines: int
+    ranks: int
+    samples: int
+    """Least number of samples to train."""
+    slow_engines: int = 0
+    """Engines that are ten times slower than the others."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return max(2, -(-self.samples // (self.ranks * SAMPLES_PER_RANK)))
+
+
+SIZES = (
+    Size(10, 10, 20_000),
+    Size(10, 40, 20_000),
+    Size(100, 400, 20_000),
+    Size(1_000, 1_000, 40_000),
+    Size(100, 100, 40_000, slow_engines=1),
+    Size(1_000, 4_000, 64_000),
+)
+STARTS = (Size(100, 400, 0), Size(200, 800, 0), Size(400, 1_600, 0), Size(1_000, 4_000, 0))
+LIMITS = {
+    "cost_at_1000_engines_over_10": 1.2,
+    "cost_at_4000_ranks_over_40": 1.2,
+    "samples_per_s": 20_000,
+    "start_exponent": 1.3,
+}
+
+
+def run_spec(size: Size) -> RunSpec:
+    """Return a run of that size."""
+    config = run_config_type()(
+        target="simulated",
+        output=Path("simulated"),
+        data=cast("Any", {"path": "simulated"}),
+        **cast(
+            "Any",
+            {
+                "backend": {"name": "cpu"},
+                "draft": {"name": "eagle3"},
+                "strategy": {"name": "fsdp"},
+                "engine": {"name": "hf", "replicas": size.engines, "batch_tokens": 4 * MEAN_TOKENS},
+                "train": {
+                    "ranks": size.ranks,
+                    "steps": size.steps,
+                    "global_batch_tokens": SAMPLES_PER_RANK * MEAN_TOKENS * size.ranks,
+                },
+                "placement": {"kind": "disaggregated"},
+                "launcher": {"name": "simulated"},
+                "timeouts": {"peer_s": 1e6},
+            },
+        ),
+    )
+    data = random_data(size.ranks * SAMPLES_PER_RANK * (size.steps + 1))
+    return RunSpec(
+        config=config,
+        backend=CpuBackend(CpuBackend.Config(name="cpu")),
+        draft=cast("Any", None),
+        engine_type=cast("Any", None),
+        strategy_type=FsdpStrategy,
+        launcher_type=SimulatedLauncher,
+        target=cast("Any", None),
+        schema=SCHEMA,
+        schedule=BatchSchedule(data, BatchSettings.from_config(config, FsdpStrategy)),
+    )
+
+
+def measured(size: Size) -> dict[str, Any]:
+    """Simulate a run and return what the controller has done and taken."""
+    spec = run_spec(size)
+    launcher = cast("SimulatedLauncher", spec.launcher())
+    slow = {f"engine-{index}": 10.0 for index in range(size.slow_engines)}
+    launcher.simulate(spec, MeasuredSpeed.read(), slow)
+    began = time.process_time()
+    workers = list(worker_specs(spec, Path("simulated")))
+    placed = time.process_time() - began
+    began = launcher.controller_cpu_s()
+    RunController(spec, launcher, StopRequest(), StepProgress(size.steps)).run(workers)
+    launcher.forget()
+    samples = sum(len(spec.schedule.train_item(step).sample_ids) for step in spec.schedule.steps)
+    return {
+        "samples": samples,
+        "messages": launcher.work_messages,
+        "placed_s": placed,
+        "started_s": launcher.marks["work"] - began,
+        "worked_s": launcher.marks["stop"] - launcher.marks["work"],
+        "simulated_s": launcher.clock_s,
+        "first_s": launcher.waited_s[0],
+        "waited_s": sum(launcher.waited_s[1:]),
+    }
+
+
+def in_turns(sizes: Sequence[Size], repeats: int) -> Iterator[tuple[Size, list[dict[str, Any]]]]:
+    """Measure every size once, then every size again: what else the machine does meets all of them."""
+    rounds = [[measured(size) for size in sizes] for _ in range(repeats)]
+    return zip(sizes, map(list, zip(*rounds, strict=True)), strict=True)
+
+
+def work_row(size: Size, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of a size in ``work``."""
+    best = min(runs, key=lambda run: run["worked_s"])
+    trained_s = best["simulated_s"] - best["first_s"]
+    return {
+        "engines": size.engines,
+        "slow_engines": size.slow_engines,
+        "ranks": size.ranks,
+        "steps": size.steps,
+        "samples": best["samples"],
+        "messages_per_sample": best["messages"] / best["samples"],
+        "cpu_us_per_sample": 1e6 * best["worked_s"] / best["samples"],
+        "all_cpu_us_per_sample": [1e6 * run["worked_s"] / run["samples"] for run in runs],
+        "samples_per_s": best["samples"] / best["worked_s"],
+        "simulated_samples_per_s": best["samples"] / trained_s,
+        "wait_share": best["waited_s"] / trained_s,
+        "busy": best["worked_s"] / trained_s,
+    }
+
+
+def start_row(size: Size, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of a number of workers in ``start``."""
+    best = min(runs, key=lambda run: run["placed_s"] + run["started_s"])
+    return {
+        "workers": size.engines + size.ranks,
+        "place_cpu_ms": 1e3 * best["placed_s"],
+        "start_cpu_ms": 1e3 * best["started_s"],
+    }
+
+
+def checks(work: list[dict[str, Any]], start: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return each limit with its value."""
+    cost = {(row["engines"], row["ranks"]): row["cpu_us_per_sample"] for row in work}
+    total = [row["place_cpu_ms"] + row["start_cpu_ms"] for row in start]
+    values = {
+        "cost_at_1000_engines_over_10": cost[1_000, 1_000] / cost[10, 10],
+        "cost_at_4000_ranks_over_40": cost[1_000, 4_000] / cost[10, 40],
+        "samples_per_s": min(row["samples_per_s"] for row in work),
+        "start_exponent": growth([row["workers"] for row in start], total),
+    }
+    return {
+        name: {
+            "value": value,
+            "limit": LIMITS[name],
+            "met": value >= LIMITS[name] if name == "samples_per_s" else value <= LIMITS[name],
+        }
+        for name, value in values.items()
+    }
+
+
+def main() -> int:
+    """Measure, print, and return 1 if a limit is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--toy", action="store_true", help="few workers, no limits")
+    parser.add_argument("--repeats", type=int, default=3)
+    found = parser.parse_args()
+    collect_rarely()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    sizes = (Size(2, 4, 100), Size(8, 16, 200, slow_engines=1)) if found.toy else SIZES
+    starts = (Size(2, 8, 0), Size(4, 16, 0)) if found.toy else STARTS
+    repeats = 1 if found.toy else found.repeats
+    document = {
+        "benchmark": "scaling",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions("spec-core", "spec-trainer", "numpy"),
+        "timing": [f"results/{file.name}" for file in (CAPTURE, STEP)],
+        "samples_per_rank": SAMPLES_PER_RANK,
+        "work": [work_row(size, runs) for size, runs in in_turns(sizes, repeats)],
+        "start": [start_row(size, runs) for size, runs in in_turns(starts, repeats)],
+    }
+    document["checks"] = {} if found.toy else checks(document["work"], document["start"])
+    json.dump(document, sys.stdout, indent=2)
+    print()
+    return 0 if all(check["met"] for check in document["checks"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
