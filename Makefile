@@ -11,7 +11,7 @@ EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-engines test-ascend test-ray check bench mutations mutations-ascend clean
+.PHONY: help install environments quickstart test test-engines test-ascend test-ray test-chaos check bench mutations mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,6 +36,10 @@ test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-i
 
 test-ray: install ## the launcher ray: its whole contract, and runs
 	SPEC_TEST_ALL_OF_RAY=1 $(BIN)/pytest tests/contract/test_ray_launcher.py tests/integration/test_ray_runs.py tests/integration/test_ray_hosts.py
+
+test-chaos: install ## kills and stops of every process of a run, by both launchers: some minutes
+	$(BIN)/python -m tests.integration.chaos --launcher local
+	$(BIN)/python -m tests.integration.chaos --launcher ray
 
 check: install ## lint, format, types, layers, public names
 	$(BIN)/ruff check .

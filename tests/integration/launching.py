@@ -106,7 +106,7 @@ class Lab:
                 env=env,
                 start_new_session=True,
             )
-        self.runs.append(Run(process, output, errors, marker, _last_step(output)))
+        self.runs.append(Run(process, output, errors, marker, last_step(output)))
         return self.runs[-1]
 
     def train(self, output: Path, timeout_s: float = 150, **keys: object) -> Run:
@@ -175,8 +175,8 @@ class Run:
     def train_on(self, steps: int = 2) -> None:
         """Until this run, not an earlier one, has trained some steps."""
         self.until_ready()
-        start = _last_step(self.output)
-        self.until(lambda: _last_step(self.output) >= start + steps)
+        start = last_step(self.output)
+        self.until(lambda: last_step(self.output) >= start + steps)
 
     def save_on(self) -> None:
         """Until it has written a checkpoint that was not there before."""
@@ -274,7 +274,7 @@ def newest_checkpoint(output: Path) -> int:
     return max((int(name.removeprefix("step-")) for name in _checkpoints(output)), default=0)
 
 
-def _last_step(output: Path) -> int:
+def last_step(output: Path) -> int:
     lines = _whole_lines(output / "metrics.jsonl")
     return json.loads(lines[-1])["step"] if lines else 0
 

@@ -353,6 +353,13 @@ MUTATIONS = [
     ),
     Mutation(
         "T7",
+        RECEIVER,
+        "                self._deserted = False\n",
+        "",
+        SHM_TEST + "a_closed_sender_is_lost_after_its_last_sample",
+    ),
+    Mutation(
+        "T7",
         INLINE,
         '            ticket.set_exception(PeerLost(f"the receiver at {self._address} was closed"))\n',
         "            pass\n",
