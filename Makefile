@@ -11,7 +11,7 @@ EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-engines test-ascend test-ray test-chaos check bench mutations mutations-ascend clean
+.PHONY: help install environments quickstart test test-engines test-ascend test-ray test-megatron test-chaos check bench mutations mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,6 +36,9 @@ test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-i
 
 test-ray: install ## the launcher ray: its whole contract, and runs
 	SPEC_TEST_ALL_OF_RAY=1 $(BIN)/pytest tests/contract/test_ray_launcher.py tests/integration/test_ray_runs.py tests/integration/test_ray_hosts.py
+
+test-megatron: install ## the strategy megatron: its whole contract, and runs
+	SPEC_TEST_ALL_OF_MEGATRON=1 $(BIN)/pytest tests/contract/test_megatron_strategy.py tests/unit/strategy_megatron
 
 test-chaos: install ## kills and stops of every process of a run, by both launchers: some minutes
 	$(BIN)/python -m tests.integration.chaos --launcher local

@@ -46,8 +46,9 @@ class PushTrainer:
         strategy_type = plugins.load_available(Strategy, "fsdp")
         strategy = strategy_type(strategy_type.Config(), OptimizerConfig(dtype=case.dtype), self._device)
         self._module = problem.build(self._backend.kernel)
+        strategy.attach(self._module, problem.draft.shard_hints(problem.target))
         ops = strategy.vocabulary_ops(problem.target, problem.tensors)
-        self._trainer = DraftTrainer(problem.draft, self._module, strategy, ops, 0)
+        self._trainer = DraftTrainer(problem.draft, strategy, ops, 0)
         self._share = BatchShare(
             micro_batches=case.passes * [problem.batch], denominators=case.passes * problem.denominators
         )

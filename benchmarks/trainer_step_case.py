@@ -248,8 +248,8 @@ def strategy_step(problem: Problem, backend: Backend) -> Step:
     """Return the step that the trainer runs."""
     plugin = plugins.load_available(Strategy, "fsdp")
     strategy = plugin(plugin.Config(), OptimizerConfig(dtype=problem.case.dtype), backend.device(0))
+    strategy.attach(problem.build(backend.kernel), problem.draft.shard_hints(problem.target))
     ops = strategy.vocabulary_ops(problem.target, problem.tensors)
-    strategy.attach(problem.build(backend.kernel), problem.draft.shard_hints())
     batches, denominators = problem.case.passes * [problem.batch], problem.case.passes * problem.denominators
     return lambda: strategy.step(batches, denominators, ops, LR).output.loss.item()
 

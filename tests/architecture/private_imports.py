@@ -16,6 +16,7 @@ LIBRARIES = (
     "drafting",
     "hosting",
     "processes",
+    "sharding",
     "streams",
     "targets",
     "testing",

@@ -18,11 +18,14 @@ SOURCES = [
     if not file.relative_to(ROOT).parts[1].startswith("backend-")
 ]
 CONFORMANCE = "packages/core/src/spec_core/testing/conformance.py"
+STAND_IN = "packages/strategy-megatron/src/spec_strategy_megatron/stand_in.py"
 NAMED = {
     # What a draft must not name.
     *((CONFORMANCE, name) for name in ("cuda", "npu", "xpu", "mps")),
     # Ray has an option of its own for this resource.
     ("packages/launcher-ray/src/spec_launcher_ray/cluster.py", "GPU"),
+    # Megatron-Core names one type of device where it means any: it is told the right one.
+    *((STAND_IN, name) for name in ("cuda", "torch.cuda.", "torch.cuda.current_device")),
 }
 """Strings that decide nothing about hardware."""
 

@@ -256,7 +256,7 @@ def assert_bitwise_equal(one: Path, other: Path, step: int) -> None:
     import torch
 
     from spec_core import StateFolder
-    from spec_strategy_fsdp.sharded_state import read_full
+    from spec_core.sharding import read_full
 
     weights = "draft/model.safetensors"
     assert (one / weights).read_bytes() == (other / weights).read_bytes()

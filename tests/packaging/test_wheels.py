@@ -33,6 +33,7 @@ OURS = {
     "spec-launcher-local",
     "spec-launcher-ray",
     "spec-strategy-fsdp",
+    "spec-strategy-megatron",
     "spec-trainer",
     "spec-weight-transports",
 }
@@ -123,10 +124,10 @@ def test_command_brings_what_runs_anywhere(wheels):
     assert required == {"spec-core", *(f"spec-{name}" for name in anywhere)}
 
 
-@pytest.mark.parametrize("extra", ["vllm", "sglang", "cuda", "ascend"])
+@pytest.mark.parametrize("extra", ["vllm", "sglang", "cuda", "ascend", "megatron"])
 def test_extra_of_the_command_brings_the_plugin(wheels, extra):
     required = metadata_of(wheels["spec-trainer"]).get_all("Requires-Dist")
-    kind = "backend" if extra in ("cuda", "ascend") else "engine"
+    kind = {"cuda": "backend", "ascend": "backend", "megatron": "strategy"}.get(extra, "engine")
     assert [
         word for word in required if word.startswith(f"spec-{kind}-{extra}") and f"extra == '{extra}'" in word
     ]
@@ -163,7 +164,7 @@ def test_command_of_a_clean_environment_lists_the_third_parties(run, clean_pytho
     # Without a GPU, an NPU or an engine installed, what needs them says so; nothing is broken.
     assert set(found.values()) == {"ok", "unavailable"}
     reasons = {row["name"]: row["reason"] for row in rows if row["status"] == "unavailable"}
-    assert reasons.keys() <= {"cuda", "ascend", "vllm", "sglang"}
+    assert reasons.keys() <= {"cuda", "ascend", "vllm", "sglang", "megatron"}
     assert all(reasons.values())
 
 

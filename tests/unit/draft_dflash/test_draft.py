@@ -115,7 +115,7 @@ def test_defaults_are_the_papers_and_the_final_norm_starts_as_the_targets():
     assert torch.equal(module.norm.weight, make_tensors(target).norm_H)
     names = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     assert names == shape.tensor_shapes()
-    assert DFlashDraft(DFlashConfig()).shard_hints().blocks == tuple(f"layers.{i}" for i in range(5))
+    assert DFlashDraft(DFlashConfig()).shard_hints(target).blocks == tuple(f"layers.{i}" for i in range(5))
 
 
 def write_tokenizer(folder, vocabulary, added=()):

@@ -184,7 +184,7 @@ def test_init_from_continues_with_the_same_loss_and_bytes(tmp_path):
     assert arguments[1].equal(denominators(same, documents))
     assert torch.equal(again(*arguments).loss, module(*arguments).loss)
     assert draft.required_features(target).layers == (1, 3, 6)
-    assert draft.shard_hints().blocks == ("layers.0", "layers.1")
+    assert draft.shard_hints(target).blocks == ("layers.0", "layers.1")
     second = tmp_path / "second"
     second.mkdir()
     write_draft(draft, again.state_dict(), target, second)

@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 from spec_core.errors import ArtifactError, RunError
 from spec_core.rendezvous import Rendezvous
+from spec_core.sharding import load_sharded, save_sharded
 from spec_core.state_folder import StateFolder
 from spec_core.testing.processes import Rank, run_ranks
 from spec_strategy_fsdp.pickled_state import is_pickled, load_pickled, read_pickled
-from spec_strategy_fsdp.sharded_state import load_sharded, save_sharded
 from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_trainer.checkpoint.folder import CheckpointMeta, check_whole, read_meta
 from spec_trainer.checkpoint.resume import checkpoint_to_resume

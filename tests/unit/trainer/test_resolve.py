@@ -72,6 +72,17 @@ def test_a_child_process_gets_the_same_parts_from_the_resolved_configuration(res
     assert parts.schema.layers == (1, 3, 8)
 
 
+def test_draft_that_the_strategy_cannot_divide_is_refused(resolved, monkeypatch):
+    def check(cls, config, target, hints):
+        raise ConfigError(
+            f"{config.name} does not divide {target.num_heads} into {hints.tensor_parallel.rows}"
+        )
+
+    monkeypatch.setattr("spec_strategy_fsdp.strategy.FsdpStrategy.check", classmethod(check))
+    with pytest.raises(ConfigError, match=r"fsdp does not divide \d+ into .*midlayer\.mlp\.down_proj"):
+        resolved()
+
+
 def test_window_holds_two_global_batches_by_default(resolved):
     run = resolved("train.global_batch_tokens=70")
     assert run.window_bytes == 2 * sample_bytes(run.schema, 70)

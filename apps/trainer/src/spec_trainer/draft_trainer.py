@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from spec_core import Draft, Strategy, TargetSpec, TrainStep, VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
@@ -35,15 +35,12 @@ class BatchShare:
 class DraftTrainer:
     """Trains, saves and exports a draft. Every rank makes each call; its results are equal on all of them."""
 
-    def __init__(
-        self, draft: Draft, module: nn.Module, strategy: Strategy, ops: VocabularyOps, rank: int
-    ) -> None:
-        """Hand ``module`` to the strategy of trainer process ``rank``."""
+    def __init__(self, draft: Draft, strategy: Strategy, ops: VocabularyOps, rank: int) -> None:
+        """Train with the strategy of trainer process ``rank``, which has the draft's module already."""
         self._draft = draft
         self._strategy = strategy
         self._ops = ops
         self._rank = rank
-        strategy.attach(module, draft.shard_hints())
 
     def step(self, share: BatchShare, lr: float) -> TrainStep:
         """Train one optimizer step with learning rate ``lr``."""

@@ -189,8 +189,8 @@ def _build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer
 
     tensors = read_target_tensors(spec.target)
     module = new_module(spec, tensors)
-    ops = strategy.vocabulary_ops(spec.target, tensors)
-    return DraftTrainer(spec.draft, module, strategy, ops, rank)
+    strategy.attach(module, spec.draft.shard_hints(spec.target))
+    return DraftTrainer(spec.draft, strategy, strategy.vocabulary_ops(spec.target, tensors), rank)
 
 
 def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:

@@ -170,6 +170,6 @@ class Draft(ABC):
         """The most guesses that one proposal of an exported draft can hold; None without a limit (D9)."""
         return None
 
-    def shard_hints(self) -> ShardHints:
-        """Return which modules a strategy may shard as units of their own."""
+    def shard_hints(self, target: TargetSpec) -> ShardHints:
+        """Return which modules a strategy may shard as units of their own, and which it may divide."""
         return ShardHints()

@@ -14,6 +14,8 @@ O3  ``reduce_max`` and ``reduce_sum`` combine a value per row over all vocabular
     return their argument.
 O4  ``head_VH`` is the target's head as stored, local rows only, in the compute dtype, without a gradient: a draft
     that shares the head multiplies by it, chunk by chunk. Its gradient with respect to the states is partial too.
+O5  Every shard makes the same calls of ``reduce_max`` and ``reduce_sum``: chunks that depend on the vocabulary's size
+    depend on ``shard_rows``, which is the same on all of them.
 """
 
 from __future__ import annotations
@@ -32,6 +34,12 @@ class VocabularyOps(ABC):
     @abstractmethod
     def vocab_range(self) -> tuple[int, int]:
         """First and one past the last vocabulary id of the local shard."""
+
+    @property
+    def shard_rows(self) -> int:
+        """Vocabulary ids of the largest shard (O5)."""
+        first, stop = self.vocab_range
+        return stop - first
 
     @property
     @abstractmethod

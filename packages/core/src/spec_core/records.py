@@ -260,17 +260,57 @@ class StepOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorParallelHints:
+    """How tensor-parallel ranks divide a draft's module: each runs the module's code on its parts of some weights.
+
+    A draft that gives these hints takes its sizes from its weights, and leaves the vocabulary to ``VocabularyOps``.
+    The number next to a layer says how many equal pieces it has, such as heads or channels; none is ever divided.
+    """
+
+    columns: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Linear layers whose outputs are divided, and with them the rows of the weight, and the bias."""
+    rows: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Linear layers without a bias whose inputs are divided, and with them the columns of the weight."""
+    whole_inputs: tuple[str, ...] = ()
+    """Those of ``rows`` that get the whole input: a rank's part is cut out of it."""
+    enters: tuple[str, ...] = ()
+    """Modules whose output goes into divided layers only: the parts of its gradient are summed over ranks."""
+    leaves: tuple[str, ...] = ()
+    """Modules whose output is a rank's part of a sum, such as those of ``rows``: it is summed over ranks."""
+    partial: tuple[str, ...] = ()
+    """Modules with whole weights that work on a rank's part, such as a norm of each head: the gradients of their
+    weights are summed over ranks."""
+    kept_ids: str = ""
+    """Buffer, bool [V]: which ids of the target's vocabulary have a row in the draft's head, rows ascending by id.
+    The vocabulary is cut where it gives each rank equally many of them. Without it, into equal parts."""
+
+    def __add__(self, other: TensorParallelHints) -> TensorParallelHints:
+        """Return the hints of both."""
+        return TensorParallelHints(
+            columns={**self.columns, **other.columns},
+            rows={**self.rows, **other.rows},
+            whole_inputs=self.whole_inputs + other.whole_inputs,
+            enters=self.enters + other.enters,
+            leaves=self.leaves + other.leaves,
+            partial=self.partial + other.partial,
+            kept_ids=self.kept_ids or other.kept_ids,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardHints:
     """Hints for sharding a draft's module. A strategy follows those that it knows and ignores the others.
 
     A draft names submodules as ``module.get_submodule`` takes them. A draft without hints is trained, too: its
-    parameters are then gathered all at once. Further kinds of hints, such as linear layers that tensor-parallel
-    ranks may split by columns or rows, are further fields with an empty default: older drafts stay valid.
+    parameters are then gathered all at once, and every rank of a tensor-parallel group computes the same. Further
+    kinds of hints are further fields with an empty default: older drafts stay valid.
     """
 
     blocks: tuple[str, ...] = ()
     """Submodules whose parameters are gathered and freed together, innermost first: FSDP wraps each by itself. Each
     must use its own parameters in its own forward only."""
+    tensor_parallel: TensorParallelHints | None = None
+    """How tensor-parallel ranks divide the module; None: not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)

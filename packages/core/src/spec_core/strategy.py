@@ -20,6 +20,7 @@ S8  ``read_weights`` returns the model of a saved state in one process, without 
 S9  ``gather_weights`` yields the names and bits of ``full_weights``, in the same order on every process, and every
     process takes all of them: to gather one may be collective. A tensor is lent, and may be a live one: it is read
     before the next is asked for, on a device by work that is queued on its current stream by then.
+S10 ``check`` refuses before anything starts what ``attach`` or ``vocabulary_ops`` could not do.
 """
 
 from __future__ import annotations
@@ -110,13 +111,17 @@ class Strategy(Resource):
         """
         return DataParallel(rank, world_size)
 
+    @classmethod
+    def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
+        """Raise ConfigError where a draft of these hints, or this target's vocabulary, cannot be divided (S10)."""
+
     @abstractmethod
     def attach(self, module: nn.Module, hints: ShardHints) -> None:
         """Take over the module, whose initial weights are the same on every rank, and build its optimizer."""
 
     @abstractmethod
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
-        """Return the frozen half of the step, on this strategy's device and in its compute dtype."""
+        """Return the frozen half of the step, on this strategy's device, in its compute dtype; after ``attach``."""
 
     @abstractmethod
     def step(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from spec_core.drafting import EMBEDDING, DraftCheckpoint, ServedDraft, as_served
 from spec_core.errors import ArtifactError
-from spec_core.records import FeatureSchema, ShardHints
+from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
 from spec_core.targets import read_target_tensors
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.mask_token import choose_mask_token
@@ -151,11 +151,18 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
         """A block's guesses: one less than its slots (D9)."""
         return self._block_size - 1
 
-    def shard_hints(self) -> ShardHints:
-        """Return each decoder layer as a unit of its own."""
-        options = self.options
-        num_layers = len(options.layer_types or ()) or options.num_layers or 5
-        return ShardHints(blocks=tuple(f"layers.{index}" for index in range(num_layers)))
+    def shard_hints(self, target: TargetSpec) -> ShardHints:
+        """Return each decoder layer as a unit of its own, and how tensor-parallel ranks divide it, and ``fc``."""
+        shape = self.shape(target)
+        layers = tuple(f"layers.{index}" for index in range(shape.num_layers))
+        own = TensorParallelHints(
+            rows={"fc": shape.num_features * shape.hidden_size},
+            whole_inputs=("fc",),
+            enters=("hidden_norm",),
+            leaves=("fc",),
+            partial=tuple(f"{layer}.self_attn.{kind}_norm" for layer in layers for kind in "qk"),
+        )
+        return ShardHints(blocks=layers, tensor_parallel=sum(map(shape.layer_hints, layers), own))
 
     @property
     def _block_size(self) -> int:

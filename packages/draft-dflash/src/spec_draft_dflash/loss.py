@@ -86,9 +86,10 @@ class BlockLoss:
         """Return loss and metrics of the blocks' states [A, S, H], as shares over the global denominators."""
         totals = _BlockSums(self, states_ASH, batch, denominators)
         head_VH = self.ops.head_VH
-        row_bytes = len(head_VH) * (head_VH.element_size() + (4 if self.kind == "soft" else 0))
+        size, num_ids = head_VH.element_size(), self.ops.shard_rows
+        row_bytes = num_ids * (size + (4 if self.kind == "soft" else 0))
         # As much memory as the head: reading the head once per chunk is paid back by the arithmetic on it.
-        num_rows = max(LOGIT_BYTES, head_VH.nbytes) // row_bytes
+        num_rows = max(LOGIT_BYTES, num_ids * head_VH.shape[1] * size) // row_bytes
         with torch.no_grad():
             for blocks, rows in slots.chunks(num_rows, len(self.weight_S)):
                 totals.add(slots, blocks, rows)

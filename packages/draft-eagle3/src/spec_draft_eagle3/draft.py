@@ -12,7 +12,7 @@ from spec_core.drafting import (
     layer_range_problem,
 )
 from spec_core.errors import ArtifactError, ConfigError
-from spec_core.records import FeatureSchema
+from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
 
@@ -149,6 +149,19 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         yield from super().exported_tensors(weights, target)
         for name in _MAPPING if self.shape(target).reduced else ():
             yield name, as_served(weights[name], target)
+
+    def shard_hints(self, target: TargetSpec) -> ShardHints:
+        """Return how tensor-parallel ranks divide the layer, the head, and ``fc`` by its inputs."""
+        shape = self.shape(target)
+        own = TensorParallelHints(
+            columns={"lm_head": shape.vocab_size},
+            rows={"fc": shape.num_captured * shape.hidden_size},
+            whole_inputs=("fc",),
+            enters=("midlayer.hidden_norm",),
+            leaves=("fc",),
+            kept_ids="t2d" if shape.reduced else "",
+        )
+        return ShardHints(tensor_parallel=shape.layer_hints("midlayer") + own)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         """Return a fresh proposer for one sequence (D9)."""

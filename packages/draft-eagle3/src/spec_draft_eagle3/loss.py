@@ -112,10 +112,9 @@ class HeadLoss:
         The logits may take as much memory as the target's head in the draft's dtype, so that reading the heads
         once per chunk is paid back by the arithmetic on them.
         """
-        first, stop = self.ops.vocab_range
-        size = self.head_VH.element_size()
-        head_bytes = (stop - first) * self.head_VH.shape[1] * size
-        row_bytes = 4 * (stop - first) + size * num_steps * len(self.head_VH)
+        rows, size = self.ops.shard_rows, self.head_VH.element_size()
+        head_bytes = rows * self.head_VH.shape[1] * size
+        row_bytes = 4 * rows + size * num_steps * len(self.head_VH)
         return max(1, max(LOGIT_BYTES, head_bytes) // row_bytes)
 
 

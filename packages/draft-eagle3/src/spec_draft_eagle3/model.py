@@ -36,8 +36,14 @@ class Eagle3Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.self_attn = AttentionProjections(shape, 2 * shape.hidden_size)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
-        self.heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         self.head_dim = shape.head_dim
+
+    @property
+    def heads(self) -> list[int]:
+        """Heads of q, k and v; a tensor-parallel rank has its part of them."""
+        attention = self.self_attn
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        return [len(projection.weight) // self.head_dim for projection in projections]
 
     def qkv_weights(self) -> tuple[Tensor, Tensor]:
         """Return q, k and v stacked, split by input: for the embedding, and for the hidden state.
@@ -56,7 +62,7 @@ class Eagle3Layer(nn.Module):
     def qkv(self, embedded: Tensor, hidden_TH: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         """Return q, k, v as [T, heads, head_dim], not rotated yet."""
         projected = torch.addmm(embedded, self.hidden_norm(hidden_TH), weight.T)
-        return projected.unflatten(1, (sum(self.heads), self.head_dim)).split(self.heads, dim=1)
+        return projected.unflatten(1, (-1, self.head_dim)).split(self.heads, dim=1)
 
     def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
         """Return the layer's output: output projection and MLP around their residuals."""
@@ -98,13 +104,19 @@ class Eagle3Model(nn.Module):
         rows = torch.arange(self.shape.vocab_size, device=self.lm_head.weight.device)
         return rows if self.d2t is None else rows + self.d2t
 
+    def local_ids(self, ops: VocabularyOps) -> Tensor:
+        """Return the target id of each row that this rank has of the head: those of ``ops.vocab_range``."""
+        ids_V, (first, _) = self.ids_V, ops.vocab_range
+        rows = torch.arange(len(self.lm_head.weight), device=ids_V.device)
+        return ids_V[(ids_V < first).sum() + rows]
+
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
         rows = SupervisedRows.of(batch)
         states = self.unroll(batch, ops)
         loss = HeadLoss(
             head_VH=self.lm_head.weight,
-            ids_V=self.ids_V,
+            ids_V=self.local_ids(ops),
             kept_V=self.t2d,
             kind=self.config.loss,
             ops=ops,

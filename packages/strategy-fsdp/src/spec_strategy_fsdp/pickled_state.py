@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
-from spec_strategy_fsdp.sharded_state import INDEX_FILE, check_names, copy_overlap
+from spec_core.sharding import INDEX_FILE, check_names, copy_overlap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

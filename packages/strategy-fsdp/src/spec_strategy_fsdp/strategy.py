@@ -121,14 +121,14 @@ class FsdpStrategy(Strategy):
 
     def save(self, folder: StateFolder) -> None:
         """Write this process's shards, and on rank 0 their index (S5)."""
-        from spec_strategy_fsdp.sharded_state import save_sharded
+        from spec_core.sharding import save_sharded
 
         save_sharded(self._state(), folder, self._mesh.get_group())
 
     def load(self, folder: StateFolder) -> None:
         """Read shards that any number of processes wrote (S5)."""
+        from spec_core.sharding import load_sharded
         from spec_strategy_fsdp.pickled_state import is_pickled, load_pickled
-        from spec_strategy_fsdp.sharded_state import load_sharded
 
         if is_pickled(folder):
             load_pickled(self._state(), folder, self._mesh.get_group())
@@ -138,8 +138,8 @@ class FsdpStrategy(Strategy):
     @classmethod
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
         """Return the model of a saved state, put together from its shards (S8)."""
+        from spec_core.sharding import read_full
         from spec_strategy_fsdp.pickled_state import is_pickled, read_pickled
-        from spec_strategy_fsdp.sharded_state import read_full
 
         state = read_pickled(folder, _MODEL) if is_pickled(folder) else read_full(folder, _MODEL)
         return {name.removeprefix(_MODEL): value for name, value in state.items()}

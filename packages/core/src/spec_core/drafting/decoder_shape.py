@@ -13,6 +13,7 @@ from pydantic import Field
 from spec_core.config import DraftConfig
 from spec_core.drafting.draft_files import Json, Size, section
 from spec_core.drafting.draft_shape import DraftShape
+from spec_core.records import TensorParallelHints
 from spec_core.targets.rope_parameters import read_rope, rope_fields, rope_problem
 
 if TYPE_CHECKING:
@@ -93,6 +94,22 @@ class DecoderShape(DraftShape):
             "mlp.up_proj.weight": (wide, h),
             "mlp.down_proj.weight": (h, wide),
         }
+
+    def layer_hints(self, layer: str) -> TensorParallelHints:
+        """Return how ranks divide the decoder layer of that name, which has the modules of ``layer_shapes``."""
+        attention, mlp, inner = f"{layer}.self_attn", f"{layer}.mlp", self.intermediate_size
+        return TensorParallelHints(
+            columns={
+                f"{attention}.q_proj": self.num_heads,
+                f"{attention}.k_proj": self.num_kv_heads,
+                f"{attention}.v_proj": self.num_kv_heads,
+                f"{mlp}.gate_proj": inner,
+                f"{mlp}.up_proj": inner,
+            },
+            rows={f"{attention}.o_proj": self.num_heads, f"{mlp}.down_proj": inner},
+            enters=(f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"),
+            leaves=(f"{attention}.o_proj", mlp),
+        )
 
     def fixed_fields(self) -> Json:
         """Return fields that have one value for every draft of these layers."""

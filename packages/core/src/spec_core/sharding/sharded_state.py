@@ -13,15 +13,16 @@ import torch.distributed as dist
 from pydantic import Field, TypeAdapter
 from torch.distributed.tensor import DTensor
 
-from spec_core import Config, foreign_errors
+from spec_core.config import Config
 from spec_core.errors import ArtifactError
+from spec_core.foreign import foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from spec_core import StateFolder
+    from spec_core.state_folder import StateFolder
 
 INDEX_FILE = "index.json"
 _GENERATOR = "generator.rank-"
@@ -58,8 +59,7 @@ def save_sharded(state: Mapping[str, Tensor], folder: StateFolder, group: dist.P
     """Write the shards of ``state`` that this rank holds, and its generator; rank 0 adds the index. Collective."""
     rank = dist.get_rank(group)
     file = f"rank-{rank}.safetensors"
-    # What is not sharded is the same everywhere: rank 0 writes it.
-    mine = {name: value for name, value in state.items() if rank == 0 or isinstance(value, DTensor)}
+    mine = {name: value for name, value in state.items() if _is_first_copy(value, rank)}
     mine[f"{_GENERATOR}{rank}"] = torch.get_rng_state()
     tensors: dict[str, Tensor] = {}
     entries: Index = {}
@@ -151,6 +151,18 @@ def _merged(everyones: list[Index]) -> dict[str, object]:
             known = merged.get(name, entry.model_copy(update={"parts": ()}))
             merged[name] = known.model_copy(update={"parts": known.parts + entry.parts})
     return {name: entry.model_dump(mode="json") for name, entry in merged.items()}
+
+
+def _is_first_copy(tensor: Tensor, rank: int) -> bool:
+    """Return whether this rank is the one to write what it holds: others may hold the same.
+
+    What is not sharded is the same everywhere, and so is a shard along each axis of the mesh that replicates it.
+    """
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    place = tensor.device_mesh.get_coordinate() or ()
+    axes = zip(place, tensor.placements, strict=True)
+    return all(number == 0 for number, placement in axes if placement.is_replicate())
 
 
 def _local(tensor: Tensor) -> tuple[Tensor, Offset]:

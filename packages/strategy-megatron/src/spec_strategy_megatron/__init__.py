@@ -1,0 +1,1 @@
+"""Strategy megatron: tensor and data parallel by Megatron-Core."""

@@ -1,0 +1,78 @@
+"""DividedTargetOps: the target's frozen tensors, a part of the vocabulary on each rank of a tensor-parallel group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from spec_core.drafting import TargetOps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from spec_core import TargetSpec, TargetTensors
+
+
+class DividedTargetOps(TargetOps):
+    """Rows ``bounds[r]`` to ``bounds[r + 1]`` of embedding and head on rank r; see spec_core.ops for the contract."""
+
+    def __init__(
+        self,
+        target: TargetSpec,
+        tensors: TargetTensors,
+        device: torch.device,
+        dtype: torch.dtype,
+        bounds: Sequence[int],
+        group: dist.ProcessGroup,
+    ) -> None:
+        """Move this rank's rows to ``device`` in ``dtype``."""
+        self._group, rank = group, dist.get_rank(group)
+        self._range = bounds[rank], bounds[rank + 1]
+        self._shard_rows = max(stop - first for first, stop in pairwise(bounds))
+        rows = slice(*self._range)
+        own = replace(tensors, embedding_VH=tensors.embedding_VH[rows], head_VH=tensors.head_VH[rows])
+        super().__init__(target, own, device, dtype)
+
+    @property
+    def vocab_range(self) -> tuple[int, int]:
+        """This rank's part of the vocabulary."""
+        return self._range
+
+    @property
+    def shard_rows(self) -> int:
+        """The largest part of any rank (O5)."""
+        return self._shard_rows
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Return rows of the embedding, each from the rank that has it (O1)."""
+        first, stop = self._range
+        here = (input_ids >= first) & (input_ids < stop)
+        rows = super().embed((input_ids - first).clamp(0, stop - first - 1))
+        return self.reduce_sum(rows * here[..., None])
+
+    def reduce_max(self, value_R: Tensor) -> Tensor:
+        """Return the maximum over ranks (O3)."""
+        return self._reduced(value_R, dist.ReduceOp.MAX)
+
+    def reduce_sum(self, value_R: Tensor) -> Tensor:
+        """Return the sum over ranks (O3)."""
+        return self._reduced(value_R, dist.ReduceOp.SUM)
+
+    def _reduced(self, value: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        result = value.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(result, operation, group=self._group)
+        return result
+
+
+def vocabulary_bounds(kept_V: Tensor | None, vocab_size: int, parts: int) -> list[int]:
+    """Return where the vocabulary is cut into parts: equal ones, or such that each has equally many kept ids."""
+    if kept_V is None:
+        return [rank * vocab_size // parts for rank in range(parts + 1)]
+    ids = kept_V.nonzero().squeeze(1).tolist()
+    return [0, *(ids[rank * len(ids) // parts] for rank in range(1, parts)), vocab_size]

@@ -1,0 +1,55 @@
+"""Megatron's own calls on a device that is not CUDA's: it names CUDA where it means the device of the process.
+
+Three habits of it are answered, inside the context and nowhere else: tensors made on "cuda", types compared with
+"torch.cuda.FloatTensor" and its like, and ``torch.cuda.current_device()``.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+
+_NAMED = "cuda"
+"""The type of device that Megatron names."""
+
+
+def on_device(device: torch.device) -> AbstractContextManager[None]:
+    """Return the context in which Megatron is called; with a CUDA device it changes nothing."""
+    return nullcontext() if device.type == _NAMED else _in_place_of_named(device)
+
+
+@contextmanager
+def _in_place_of_named(device: torch.device) -> Iterator[None]:
+    with patch("torch.cuda.current_device", lambda: device), _InPlaceOfNamed(device):
+        yield
+
+
+class _InPlaceOfNamed(TorchFunctionMode):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        values = dict(kwargs or {})
+        if values.get("device") == _NAMED:
+            values["device"] = self._device
+        result = func(*args, **values)
+        if func is torch.Tensor.type and isinstance(result, str):
+            return re.sub(r"torch\.(\w+\.)?(?=\w+Tensor$)", "torch.cuda.", result)
+        return result

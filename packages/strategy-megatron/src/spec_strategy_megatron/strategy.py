@@ -1,0 +1,303 @@
+"""Strategy ``megatron``: tensor and data parallel by Megatron-Core; a draft says how it may be divided."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from contextlib import contextmanager
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import PositiveInt
+
+from spec_core import DataParallel, Strategy, StrategyConfig, TrainStep, to_device_async
+from spec_core.errors import ArtifactError, ConfigError
+from spec_core.records import Availability
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.optimizer.optimizer import MegatronOptimizer
+    from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
+    from spec_core.records import DraftBatch, ShardHints, StepOutput, TensorParallelHints
+
+logger = logging.getLogger(__name__)
+
+_MODEL = "model."
+
+
+class MegatronConfig(StrategyConfig):
+    """Section ``strategy`` of a run that names this strategy."""
+
+    tensor_parallel: PositiveInt = 1
+    """Processes that divide one draft: heads, channels and the vocabulary. They train the same samples."""
+    context_parallel: PositiveInt = 1
+    """Not supported: 1."""
+    expert_parallel: PositiveInt = 1
+    """Not supported: 1."""
+
+
+class MegatronStrategy(Strategy):
+    """Megatron-Core over a mesh of data × tensor ranks.
+
+    The ranks of a tensor-parallel group are neighbours. The module computes in the compute dtype; gradients are
+    summed, and AdamW updates its masters, in float32.
+    """
+
+    name: ClassVar[str] = "megatron"
+    api_version: ClassVar[int] = 2
+    Config: ClassVar[type[StrategyConfig]] = MegatronConfig
+
+    config: MegatronConfig
+    _mesh: DeviceMesh
+    _everyone: ProcessGroup
+    _module: nn.Module
+    _parallel: DistributedDataParallel
+    _optimizer: MegatronOptimizer
+    _hints: TensorParallelHints | None
+    _masters: dict[str, Tensor]
+    _dimensions: dict[str, int]
+    """The dimension that each divided parameter is cut along."""
+    _kept_V: Tensor | None
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Return whether Megatron-Core is installed."""
+        return Availability.of_distribution("megatron-core")
+
+    @classmethod
+    def data_parallel(cls, config: StrategyConfig, rank: int, world_size: int) -> DataParallel:
+        """Return the place on the data axis: neighbours divide a draft (S7)."""
+        assert isinstance(config, MegatronConfig)
+        for kind in ("context", "expert"):
+            if (size := getattr(config, f"{kind}_parallel")) > 1:
+                raise ConfigError(
+                    f"strategy.{kind}_parallel={size}: the strategy megatron divides a draft by tensors only; remove "
+                    "it, or set strategy.tensor_parallel"
+                )
+        if world_size % config.tensor_parallel:
+            raise ConfigError(
+                f"strategy.tensor_parallel={config.tensor_parallel} does not divide train.ranks={world_size}; set "
+                f"train.ranks to a multiple of {config.tensor_parallel}"
+            )
+        return DataParallel(rank // config.tensor_parallel, world_size // config.tensor_parallel)
+
+    @classmethod
+    def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
+        """Raise ConfigError where heads, channels or a vocabulary do not split evenly (S10)."""
+        assert isinstance(config, MegatronConfig)
+        parts, divided = config.tensor_parallel, hints.tensor_parallel
+        if divided is None:
+            return
+        layers = {**divided.columns, **divided.rows}
+        pieces = {
+            f"pieces (heads, channels or tokens) of the draft's {name}": layers[name] for name in layers
+        }
+        if not divided.kept_ids:
+            pieces["tokens of the target's vocabulary"] = target.vocab_size
+        for what, number in pieces.items():
+            if number % parts:
+                raise ConfigError(
+                    f"strategy.tensor_parallel={parts} does not divide the {number} {what}; set it to a divisor "
+                    f"of {number}"
+                )
+
+    def attach(self, module: nn.Module, hints: ShardHints) -> None:
+        """Divide the module over the tensor axis, and build its optimizer."""
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        with _quiet():
+            from spec_strategy_megatron.divided_module import divide
+            from spec_strategy_megatron.megatron_parts import build_optimizer, data_parallel
+
+        world_size, parts = dist.get_world_size(), self.config.tensor_parallel
+        shape = (world_size // parts, parts)
+        self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "tensor"))
+        self._everyone = dist.new_group(list(range(world_size)))
+        alone = [dist.new_group([rank]) for rank in range(world_size)][dist.get_rank()]
+        self._hints = hints.tensor_parallel if parts > 1 else None
+        if parts > 1 and self._hints is None and dist.get_rank() == 0:
+            logger.warning("the draft does not say how it may be divided: %d ranks compute the same", parts)
+        tensor = self._mesh.get_group("tensor")
+        self._dimensions = {} if self._hints is None else divide(module, self._hints, tensor)
+        self._module = module.to(self.device)
+        kept = self._kept_ids()
+        self._kept_V = None if kept is None else kept.clone()
+        trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        wide = {name: value.data for name, value in trained.items()}
+        for parameter in trained.values():
+            parameter.data = parameter.data.to(getattr(torch, self.optimizer.dtype))
+        with _quiet(), self._megatron():
+            self._parallel = data_parallel(module, self._mesh, alone)
+            self._optimizer = build_optimizer(list(trained.values()), self.optimizer, self.device, tensor)
+        self._masters = {name: getattr(value, "main_param", value) for name, value in trained.items()}
+        for name, master in self._masters.items():
+            master.data.copy_(wide[name])  # Megatron has made it of what the compute dtype has left
+
+    def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
+        """Return this rank's part of the vocabulary; the whole where the draft does not divide it."""
+        import torch
+
+        from spec_core.drafting import TargetOps
+        from spec_strategy_megatron.divided_ops import DividedTargetOps, vocabulary_bounds
+
+        dtype = getattr(torch, self.optimizer.dtype)
+        if self._hints is None:
+            return TargetOps(target, tensors, self.device, dtype)
+        bounds = vocabulary_bounds(self._kept_V, target.vocab_size, self.config.tensor_parallel)
+        return DividedTargetOps(target, tensors, self.device, dtype, bounds, self._mesh.get_group("tensor"))
+
+    def step(
+        self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
+    ) -> TrainStep:
+        """Train one optimizer step; gradients are summed over the data axis with the last backward pass (S1-S4)."""
+        import torch
+
+        denominators = to_device_async(denominators, self.device)
+        outputs: list[StepOutput] = []
+        for batch in micro_batches[:-1]:
+            with self._parallel.no_sync():
+                outputs.append(self._forward_backward(batch, denominators, ops))
+        outputs.append(self._forward_backward(micro_batches[-1], denominators, ops))
+        self._parallel.finish_grad_sync()
+        self._sum_partial_gradients()
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        with self._megatron():
+            _, grad_norm, _ = self._optimizer.step()
+        self._parallel.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        return TrainStep(output=self._sum_over_ranks(outputs), grad_norm=torch.tensor(grad_norm))
+
+    def evaluate(
+        self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps
+    ) -> StepOutput:
+        """Return the output of a forward pass only, summed over the data axis."""
+        import torch
+
+        denominators = to_device_async(denominators, self.device)
+        with torch.no_grad():
+            return self._sum_over_ranks([self._module(batch, denominators, ops) for batch in micro_batches])
+
+    def full_weights(self) -> dict[str, Tensor]:
+        """Return the gathered float32 weights and the buffers (S2)."""
+        return {name: tensor.cpu() for name, tensor in self.gather_weights()}
+
+    def gather_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Gather one tensor after the other on every process's device (S9)."""
+        from torch.distributed.tensor import DTensor
+
+        for name, value in self._weights().items():
+            yield name, value.full_tensor() if isinstance(value, DTensor) else value.detach()
+
+    def save(self, folder: StateFolder) -> None:
+        """Write this process's parts, and on rank 0 their index: files that the strategy fsdp reads, too (S5)."""
+        from spec_core.sharding import save_sharded
+
+        save_sharded(self._state(), folder, self._everyone)
+
+    def load(self, folder: StateFolder) -> None:
+        """Read parts that any number of processes wrote (S5)."""
+        import torch
+
+        from spec_core.sharding import load_sharded
+
+        load_sharded(self._state(), folder, self._everyone)
+        kept = self._kept_ids()
+        if self._kept_V is not None and kept is not None and not kept.equal(self._kept_V):
+            raise ArtifactError(f"{folder.path} is of another vocabulary of the draft than this run's")
+        parameters = dict(self._module.named_parameters())
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                if master is not parameters[name]:
+                    parameters[name].copy_(master)
+
+    @classmethod
+    def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
+        """Return the model of a saved state, put together from its parts (S8)."""
+        from spec_core.sharding import read_full
+
+        return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
+
+    def _kept_ids(self) -> Tensor | None:
+        """Return the buffer that marks the ids of a reduced vocabulary, where it decides how ranks divide it."""
+        return self._module.get_buffer(self._hints.kept_ids) if self._hints and self._hints.kept_ids else None
+
+    def _forward_backward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
+        output: StepOutput = self._parallel(batch, denominators, ops)
+        output.loss.backward()
+        return output.detached()
+
+    def _sum_partial_gradients(self) -> None:
+        """Sum over the tensor axis what each of its ranks knows a part of."""
+        import torch
+        import torch.distributed as dist
+
+        modules = [self._module.get_submodule(name) for name in (self._hints.partial if self._hints else ())]
+        if not modules:
+            return
+        gradients = [parameter.main_grad for module in modules for parameter in module.parameters()]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=self._mesh.get_group("tensor"))
+        for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return the model's state, float32, divided tensors as such."""
+        state = self._module.state_dict()
+        return {name: self._whole(name, self._masters.get(name, value)) for name, value in state.items()}
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return the tensors that a checkpoint holds: the model's, and the optimizer's of each parameter."""
+        model = {f"{_MODEL}{name}": value for name, value in self._weights().items()}
+        optimizer = {
+            f"optimizer.{name}.{key}": self._whole(name, value)
+            for name, master in self._masters.items()
+            for key, value in self._optimizer.optimizer.state[master].items()
+        }
+        return model | optimizer
+
+    def _whole(self, name: str, local: Tensor) -> Tensor:
+        """Return the tensor that ``local`` is this rank's part of; a number is the same for all parts."""
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        if name not in self._dimensions or not local.ndim:
+            return local
+        placements = [Replicate(), Shard(self._dimensions[name])]
+        return DTensor.from_local(local.detach(), self._mesh, placements, run_check=False)
+
+    def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
+        return reduce(add, outputs).combined(self._sum)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        """Return the sum over the data axis, added up here and in rank order: not every all-reduce takes float64."""
+        import torch.distributed as dist
+
+        group = self._mesh.get_group("data")
+        everyones = values.new_empty(dist.get_world_size(group) * values.numel())
+        # torch 2.13 has renamed it, and warns at the old name.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(everyones, values, group=group)
+        return everyones.view(-1, values.numel()).sum(0)
+
+    def _megatron(self) -> AbstractContextManager[None]:
+        from spec_strategy_megatron.stand_in import on_device
+
+        return on_device(self.device)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Keep Megatron from warning of Transformer Engine and Apex: nothing that is used here would come from them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"megatron\.")
+        yield

@@ -1,0 +1,84 @@
+"""Divided over any mesh, with any draft, a run under megatron is the run under fsdp; so is one that changes over."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from spec_strategy_fsdp.strategy import FsdpStrategy
+
+from .training import DRAFTS, LIMIT_S, OPTIMIZER, Run, train
+
+if TYPE_CHECKING:
+    from .training import Result
+
+MegatronStrategy = pytest.importorskip("spec_strategy_megatron.strategy").MegatronStrategy
+if not MegatronStrategy.probe().ok:
+    pytest.skip(MegatronStrategy.probe().reason, allow_module_level=True)
+
+TOLERANCE = 1e-5
+DIVIDED = {"tensor_parallel": 2}
+LONG = ("eagle3", "dflash")
+SHORT = 4
+"""Steps where a few say as much as many: a wrong state shows in the first of them."""
+
+
+def assert_same(got: Result, expected: Result) -> None:
+    """Losses are equal, and weights as vectors, but for rounding; of the reference its last steps count."""
+    assert got.losses == pytest.approx(expected.losses[-len(got.losses) :], rel=TOLERANCE)
+    assert got.evaluated == pytest.approx(expected.evaluated, rel=TOLERANCE)
+    assert got.metrics["acceptance_length"] == pytest.approx(expected.metrics["acceptance_length"])
+    assert got.weights.keys() == expected.weights.keys()
+    for name, values in got.weights.items():
+        mine, theirs = (torch.tensor(x, dtype=torch.float64) for x in (values, expected.weights[name]))
+        assert (mine - theirs).norm() <= TOLERANCE * theirs.norm(), name
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_any_mesh_and_any_change_of_strategy(tmp_path):
+    """50 steps on two ranks; what one strategy saved on one mesh, another loads on another; four ranks, too.
+
+    Each call of ``train`` imports Megatron-Core once for each rank, which takes longer than its runs.
+    """
+    whole = [Run(FsdpStrategy, draft) for draft in LONG]
+    whole += [Run(FsdpStrategy, draft, steps=2 * SHORT) for draft in DRAFTS]
+    divided = [Run(MegatronStrategy, draft, options) for draft in LONG for options in ({}, DIVIDED)]
+    divided += [Run(MegatronStrategy, draft, DIVIDED, steps=2 * SHORT) for draft in DRAFTS]
+    halves = {
+        "fsdp": (FsdpStrategy, {}),
+        "data": (MegatronStrategy, {}),
+        "tensor": (MegatronStrategy, DIVIDED),
+    }
+    saved = [
+        Run(strategy, "eagle3", options, steps=SHORT, save_to=tmp_path / name)
+        for name, (strategy, options) in halves.items()
+    ]
+    resumed = [
+        Run(strategy, "eagle3", options, steps=SHORT, resume_from=tmp_path / state)
+        for state, (name, (strategy, options)) in product(halves, halves.items())
+        if state != name
+    ]
+    bf16 = {**OPTIMIZER, "dtype": "bfloat16"}
+    exact = [
+        Run(MegatronStrategy, "dflash", DIVIDED, bf16, steps=2 * SHORT),
+        Run(MegatronStrategy, "dflash", DIVIDED, bf16, steps=SHORT, save_to=tmp_path / "half"),
+        Run(MegatronStrategy, "dflash", DIVIDED, bf16, steps=SHORT, resume_from=tmp_path / "half"),
+    ]
+    runs = [*whole, *divided, *saved, *resumed, *exact]
+    results = dict(zip(map(id, runs), train(2, tmp_path / "two", *runs), strict=True))
+    references = {(run.draft, run.steps): results[id(run)] for run in whole}
+    for run in divided:
+        assert_same(results[id(run)], references[run.draft, run.steps])
+    for run in resumed:
+        assert_same(results[id(run)], references[run.draft, 2 * SHORT])
+    went_on, _, again = (results[id(run)] for run in exact)
+    assert (again.losses, again.weights) == (went_on.losses[SHORT:], went_on.weights)  # to the bit
+    four = [Run(MegatronStrategy, draft, DIVIDED, steps=2 * SHORT) for draft in DRAFTS]
+    four += [
+        Run(MegatronStrategy, "eagle3", DIVIDED, steps=SHORT, resume_from=tmp_path / name) for name in halves
+    ]
+    for run, result in zip(four, train(4, tmp_path / "four", *four), strict=True):
+        assert_same(result, references[run.draft, 2 * SHORT])

@@ -1,0 +1,63 @@
+"""Before anything starts: what the strategy cannot do is refused, with the reason. Needs no Megatron-Core."""
+
+from __future__ import annotations
+
+import pytest
+
+from spec_core.errors import ConfigError
+from spec_core.testing.toy_target import toy_target
+from spec_draft_dflash.draft import DFlashDraft
+from spec_draft_eagle3.draft import Eagle3Draft
+
+strategy = pytest.importorskip("spec_strategy_megatron.strategy")
+MegatronConfig, MegatronStrategy = strategy.MegatronConfig, strategy.MegatronStrategy
+
+SIZES = {"vocab_size": 96, "num_heads": 4, "num_kv_heads": 2}
+
+
+def check(tmp_path, parts, draft=Eagle3Draft, target=None, **options):
+    instance = draft(draft.Config.model_validate(options))
+    target = toy_target(tmp_path, **{**SIZES, **(target or {})})
+    MegatronStrategy.check(MegatronConfig(tensor_parallel=parts), target, instance.shard_hints(target))
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "message"),
+    [
+        (4, {}, r"4 does not divide the 2 pieces .* midlayer.self_attn.k_proj; set it to a divisor of 2"),
+        (3, {}, "3 does not divide the 4 pieces .* midlayer.self_attn.q_proj"),
+        (2, {"vocab_size": 31}, "2 does not divide the 31 pieces .* lm_head"),
+        (2, {"intermediate_size": 33}, "2 does not divide the 33 pieces .*mlp.gate_proj"),
+        (2, {"draft": DFlashDraft, "target": {"vocab_size": 97}}, "the 97 tokens of the target's vocabulary"),
+    ],
+)
+def test_what_does_not_split_is_refused(tmp_path, parts, options, message):
+    with pytest.raises(ConfigError, match=message):
+        check(tmp_path, parts, **options)
+
+
+def test_what_splits_is_not(tmp_path):
+    check(tmp_path, 2)
+    check(tmp_path, 2, DFlashDraft)
+    check(tmp_path, 2, vocab_size=30, target={"vocab_size": 97})  # cut where the draft's rows are
+    check(tmp_path, 1, vocab_size=31, intermediate_size=33)
+
+
+def test_more_parts_than_ranks_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel=4 does not divide train.ranks=2; set train.ranks"
+    ):
+        MegatronStrategy.data_parallel(MegatronConfig(tensor_parallel=4), 0, 2)
+
+
+@pytest.mark.parametrize("kind", ["context", "expert"])
+def test_other_axes_are_refused(kind):
+    with pytest.raises(
+        ConfigError, match=f"{kind}_parallel=2: the strategy megatron divides a draft by tensors"
+    ):
+        MegatronStrategy.data_parallel(MegatronConfig(**{f"{kind}_parallel": 2}), 0, 2)
+
+
+def test_neighbours_are_one_data_parallel_rank():
+    config = MegatronConfig(tensor_parallel=2)
+    assert [MegatronStrategy.data_parallel(config, rank, 4).rank for rank in range(4)] == [0, 0, 1, 1]

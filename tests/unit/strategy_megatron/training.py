@@ -1,0 +1,114 @@
+"""Runs of real drafts under a strategy, in real processes: what the tests of megatron compare with fsdp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from spec_core.state_folder import StateFolder
+from spec_core.strategy import OptimizerConfig
+from spec_core.testing.draft_workbench import build
+from spec_core.testing.processes import run_ranks
+from spec_core.testing.toy_target import toy_batch, toy_target
+from spec_draft_dflash.draft import DFlashDraft
+from spec_draft_eagle3.draft import Eagle3Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from spec_core import Strategy
+    from spec_core.testing.processes import Rank
+
+LR = 3e-5
+LIMIT_S = 600.0
+"""Minutes more than the runs of one call take: a loaded machine is no failure."""
+LENGTHS = (11, 1, 7, 19, 5, 2, 13, 9)
+SIZES = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+DRAFTS = {
+    "eagle3": (Eagle3Draft, {"num_steps": 3, "vocab_size": 30}),
+    "eagle3 whole": (Eagle3Draft, {"num_steps": 3, "fc_norm": True, "loss": "lk_lambda"}),
+    "dflash": (DFlashDraft, {"block_size": 4, "num_layers": 2, "num_features": 3}),
+}
+OPTIMIZER = {"eps": 1e-4, "clip": 0.5, "weight_decay": 0.01}
+"""A large eps: next to a zero gradient AdamW would turn rounding into whole steps. A small clip: it acts."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training on every rank of a group."""
+
+    strategy: type[Strategy]
+    draft: str
+    options: dict[str, object] = field(default_factory=dict)
+    optimizer: dict[str, object] = field(default_factory=lambda: dict(OPTIMIZER))
+    steps: int = 50
+    resume_from: Path | None = None
+    save_to: Path | None = None
+    """Where the state at the end is saved."""
+
+
+@dataclass
+class Result:
+    losses: list[float]
+    grad_norms: list[float]
+    evaluated: float
+    metrics: dict[str, Any]
+    weights: dict[str, list[float]]
+
+
+def train(world_size: int, folder: Path, *runs: Run) -> list[Result]:
+    """Return what rank 0 saw of each run; every rank must have seen the same."""
+    folder.mkdir(exist_ok=True)
+    everyones = run_ranks(_rank, world_size, runs, folder, timeout_s=LIMIT_S)
+    for others in everyones[1:]:
+        for one, other in zip(everyones[0], others, strict=True):
+            assert (one.losses, one.grad_norms, one.weights) == (
+                other.losses,
+                other.grad_norms,
+                other.weights,
+            )
+    return everyones[0]
+
+
+def _rank(me: Rank, runs: Sequence[Run], folder: Path) -> list[Result]:
+    store = dist.FileStore(str(folder / f"group-{me.world_size}"), me.world_size)
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size)
+    results = [_train(run, folder, me) for run in runs]
+    dist.destroy_process_group()
+    return results
+
+
+def _train(run: Run, folder: Path, me: Rank) -> Result:
+    plugin, options = DRAFTS[run.draft]
+    draft = plugin(plugin.Config.model_validate({"name": plugin.name, **options}))
+    bench = build(draft, toy_target(folder, **SIZES))
+    optimizer = OptimizerConfig.model_validate(run.optimizer)
+    config = run.strategy.Config.model_validate({"name": run.strategy.name, **run.options})
+    hints = draft.shard_hints(bench.target)
+    run.strategy.check(config, bench.target, hints)
+    place = run.strategy.data_parallel(config, me.rank, me.world_size)
+    samples = bench.samples(LENGTHS)
+    denominators = bench.denominators(samples)
+    mine = samples[place.rank :: place.size]
+    batches = [toy_batch(part, bench.schema) for part in (mine[::2], mine[1::2])]
+    losses, norms = [], []
+    with run.strategy(config, optimizer, torch.device("cpu")) as strategy:
+        strategy.attach(bench.module, hints)
+        ops = strategy.vocabulary_ops(bench.target, bench.tensors)
+        if run.resume_from is not None:
+            strategy.load(StateFolder(run.resume_from))
+        for _ in range(run.steps):
+            done = strategy.step(batches, denominators, ops, LR)
+            losses.append(done.output.loss.item())
+            norms.append(done.grad_norm.item())
+        if run.save_to is not None:
+            run.save_to.mkdir(exist_ok=True)
+            dist.barrier(dist.group.WORLD)
+            strategy.save(StateFolder(run.save_to))
+        evaluated = strategy.evaluate(batches, denominators, ops)
+        weights = {name: value.flatten().tolist() for name, value in strategy.full_weights().items()}
+    return Result(losses, norms, evaluated.loss.item(), evaluated.metrics(), weights)
