@@ -26,8 +26,8 @@ FIRST_PACKET_S = 10.0
 """Longest time from a connection to the end of its first packet, in seconds."""
 MAX_FIRST_PACKET_BYTES = 8192
 """Largest first packet."""
-MAX_PENDING = 512
-"""Largest number of connections that have not sent their first packet: workers of a large run connect all at once."""
+MAX_PENDING = 64
+"""Largest number of connections that have not sent their first packet, unless a listener allows more."""
 
 
 def same_token(claimed: object, token: str) -> bool:
@@ -48,9 +48,12 @@ class AcceptLimiter:
     It owns the listeners. One thread iterates.
     """
 
-    def __init__(self, *listeners: socket.socket) -> None:
-        """Own the listeners; nothing is accepted before ``first_packets``."""
-        self._listeners = listeners
+    def __init__(self, *listeners: socket.socket, places: int | None = None) -> None:
+        """Own the listeners; nothing is accepted before ``first_packets``.
+
+        ``places``: most connections that have not sent their first packet; by default MAX_PENDING.
+        """
+        self._listeners, self._places = listeners, places
         self._pending: dict[socket.socket, _Pending] = {}  # in the order in which they connected
         self._closed = False
         self._selector: selectors.BaseSelector
@@ -92,7 +95,7 @@ class AcceptLimiter:
         assert isinstance(listener, socket.socket)
         if (connection := local_socket.accept(listener)) is None:
             return
-        if len(self._pending) == MAX_PENDING:
+        if len(self._pending) == (self._places or MAX_PENDING):
             self._remove(next(iter(self._pending.values()))).close()
         connection.setblocking(False)
         self._pending[connection] = _Pending(connection, time.monotonic() + FIRST_PACKET_S)

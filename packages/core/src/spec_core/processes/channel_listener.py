@@ -26,6 +26,8 @@ _CONTROL, _OUTPUT = "control", "output"
 _OUTPUT_S = 5.0
 """Longest wait for the last output of a worker that has ended, in seconds."""
 _CHUNK_BYTES = 1 << 16
+_PLACES = 512
+"""Most connections that have not said who they are: workers of a large run connect all at once."""
 
 
 class ChannelListener:
@@ -36,7 +38,7 @@ class ChannelListener:
         listener = bind(host, 0)
         self.address = format_address(host, listener.getsockname()[1])
         self.token = secrets.token_hex(16)
-        self._limiter = AcceptLimiter(listener)
+        self._limiter = AcceptLimiter(listener, places=_PLACES)
         self._arrived: queue.SimpleQueue[tuple[str, socket.socket]] = queue.SimpleQueue()
         self._logs = logs
         self._outputs: list[threading.Thread] = []

@@ -22,9 +22,11 @@ import torch
 from safetensors.torch import load
 
 from spec_core.config import StrategyConfig
+from spec_core.records import ShardHints
 from spec_core.state_folder import StateFolder
 from spec_core.testing.conformance import ConformanceSuite, import_without_torch, sources
 from spec_core.testing.reference import reference_backend
+from spec_core.testing.toy_target import toy_target
 from spec_core.testing.toy_training import (
     OPTIMIZER,
     TOLERANCE,
@@ -165,6 +167,10 @@ class StrategySuite(ConformanceSuite):
         """S6: in the plugin's source no collective leaves its group out."""
         calls = [f"{file.name}:{line}" for file, tree in sources(strategy) for line in _ungrouped(tree)]
         assert not calls, f"collectives without a group in {', '.join(calls)}"
+
+    def test_s10_accepts_what_it_trains(self, plan: Plan, tmp_path: Path) -> None:
+        """S10: ``check`` needs no group, and accepts the target and the draft that every test here trains."""
+        plan.strategy.check(plan.config, toy_target(tmp_path), ShardHints(blocks=("block",)))
 
     def test_evaluate_changes_nothing(self, plan: Plan) -> None:
         """``evaluate`` gives the output of the step that would follow, and trains nothing."""

@@ -53,6 +53,8 @@ class PipeWorker(WorkerHandle):
 
     def send(self, message: Message) -> None:
         """L5: give up once the pipe has been full for ``peer_s`` seconds; do nothing for a worker that has ended."""
+        if self.process.stdin.closed:
+            return
         pipe, line = self.process.stdin.fileno(), json.dumps(message).encode() + b"\n"
         while line:
             if not select.select([], [pipe], [], self._peer_s)[1]:
@@ -162,6 +164,7 @@ class PipesLauncher(Launcher):
         """L11: kill the worker's process group, and start it again; nothing comes out of the inbox after its end."""
         worker.ended = True
         end_group(worker.process.pid)
+        worker.process.stdin.close()
         worker.reader.join()
         self._workers = [other for other in self._workers if other is not worker]
         return self._start(worker.spec, self._reaper)
