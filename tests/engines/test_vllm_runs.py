@@ -16,7 +16,7 @@ from .conftest import VLLM_ARGS
 from .vllm_here import lives, needs_vllm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ..integration.launching import Run
@@ -104,23 +104,22 @@ def engine_core(run: Run) -> psutil.Process:
     return core
 
 
-@pytest.mark.parametrize(
-    ("victim", "cause"),
-    [
-        pytest.param(engine_core, "engine-0: EngineError: vLLM's process EngineCore", id="engine core"),
-        pytest.param(lambda run: run.member("engine-0"), "engine-0 was killed by signal 9", id="engine"),
-    ],
-)
-def test_a_killed_process_ends_the_run_with_its_cause(
-    lab: Lab, tmp_path: Path, victim: Callable[[Run], psutil.Process], cause: str
-) -> None:
-    run = lab.start(tmp_path / "run", train__steps=100_000, **VLLM)
+def test_a_killed_vllm_is_replaced_and_then_ends_the_run(lab: Lab, tmp_path: Path) -> None:
+    """First vLLM's process is killed, which counts once; then the engine itself, for which no replacement is left."""
+    run = lab.start(tmp_path / "run", train__steps=100_000, engine__replacements=1, **VLLM)
     run.until(lambda: "every process is ready" in run.errors.read_text(), START_S)
     run.train_on()
-    held, started = belongings(run), vllm_processes(run)
-    victim(run).send_signal(signal.SIGKILL)
+    before = vllm_processes(run)
+    engine_core(run).send_signal(signal.SIGKILL)
+    run.until(lambda: run.errors.read_text().count("engine-0 is ready") == 2, START_S)
+    run.train_on(20)  # more than the window holds
+    (line,) = (run.output / "logs" / "replacements.jsonl").read_text().splitlines()
+    cause = json.loads(line)["cause"]
+    assert "engine-0: EngineError: vLLM's process EngineCore was killed by signal 9" in cause
+    held, started = belongings(run), before + vllm_processes(run)
+    run.member("engine-0").send_signal(signal.SIGKILL)
     assert run.wait(60) == 1
-    assert cause in run.last_line()
-    assert "killed by signal 9" in run.last_line()
+    assert "engine-0 was killed by signal 9" in run.last_line()
+    assert "it was replaced engine.replacements=1 times before" in run.last_line()
     assert_nothing_left(run, held)
     assert not [process for process in psutil.wait_procs(started, timeout=5)[1] if lives(process)]

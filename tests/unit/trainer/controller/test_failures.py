@@ -121,12 +121,13 @@ def test_what_has_died_on_the_host_is_the_cause(collateral):
 
 
 def test_what_comes_during_the_search_and_is_no_failure_is_kept():
-    """Where a policy lets the run go on, it must not wait for what it has received already."""
+    """Where a worker is replaced, the run must not wait for what it has received already. Each counts once."""
     first, others = (
         failed("trainer-0", "PeerLost"),
         [message("engine-0", Ready()), message("engine-1", Ready())],
     )
-    reports = FailureReports(Events(others[0], failed("engine-2", "PeerLost"), others[1]))
+    failing = [failed("engine-2", "PeerLost"), failed("engine-2", "DeadlineExceeded")]
+    reports = FailureReports(Events(others[0], *failing, others[1]))
     found = reports.with_causes(reports.failure_in(first))
     assert [failure.worker for failure in found] == ["trainer-0", "engine-2"]
     assert [reports.receive(0.0) for _ in range(3)] == [*others, None]

@@ -41,7 +41,7 @@ class FailureReports:
         self._launcher = launcher
         self._settled: set[str] = set()
         self._kept: deque[WorkerMessage | WorkerEnded] = deque()
-        """Events that came while ``root_cause`` waited and report no failure."""
+        """Events that came while ``with_causes`` waited and report no failure."""
 
     def receive(self, deadline_s: float) -> WorkerMessage | WorkerEnded | None:
         """Return what comes next, as ``Launcher.receive`` does."""
@@ -73,9 +73,9 @@ class FailureReports:
         self._settled.discard(worker)
 
     def with_causes(self, first: Failure) -> list[Failure]:
-        """Return ``first`` and the failures that arrive soon after it; the closest to the root comes first.
+        """Return ``first`` and the failures that arrive soon after it, one of each worker, the root cause first.
 
-        Of equals the first one does. Raise RunError for what has died on a host, unless a worker was killed. What
+        Of equals the first one counts. Raise RunError for what has died on a host, unless a worker was killed. What
         reports no failure comes out of ``receive`` afterwards.
         """
         failures = [first]
@@ -91,4 +91,7 @@ class FailureReports:
                 failures.append(failure)
             else:
                 self._kept.append(event)
-        return sorted(failures, key=lambda failure: failure.distance)
+        of_worker: dict[str, Failure] = {}
+        for failure in sorted(failures, key=lambda failure: failure.distance):
+            of_worker.setdefault(failure.worker, failure)
+        return list(of_worker.values())
