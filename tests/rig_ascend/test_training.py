@@ -96,17 +96,20 @@ def test_ranks_are_connected_before_engines_connect_to_them(lab, monkeypatch):
 
 @pytest.mark.parametrize(("draft", "victim"), EACH_VICTIM)
 def test_a_killed_run_resumes_and_its_checkpoint_goes_on_on_the_cpu(lab, cpu_curve, draft, victim):
+    """Of an engine another one takes the place: what it had sent, and had not arrived, is sent again over HCCL."""
     output = lab.folder / f"killed-{victim}"
     two_ranks = {**DRAFTS[draft], **Lab.one_and_two}
     run = lab.start(output, **ASCEND, **two_ranks)
     run.save_on()
     run.member(victim).kill()
-    assert run.wait(60) == 1
-    assert victim in run.last_line()
+    replaced = victim.startswith("engine")
+    assert run.wait(120 if replaced else 60) == (0 if replaced else 1), run.story()
+    assert replaced or victim in run.last_line()
     assert not run.processes()
-    resumed = lab.start(output, **ASCEND, **two_ranks, train__steps=6)
-    assert resumed.wait(120) == 0, resumed.story()
-    assert resumed.resumed_from() >= 3
+    if not replaced:
+        resumed = lab.start(output, **ASCEND, **two_ranks, train__steps=6)
+        assert resumed.wait(120) == 0, resumed.story()
+        assert resumed.resumed_from() >= 3
     lab.train_here(output, **DRAFTS[draft])
     assert losses(output) == pytest.approx(cpu_curve(draft), rel=1e-4)
 

@@ -155,8 +155,9 @@ def test_versions_outside_the_tested_range_are_not_available(monkeypatch, versio
     assert ok or f"sglang {version} is installed, this engine works with >=0.5.16,<0.5.24" in found.reason
 
 
-def test_names_carry_id_length_and_destinations():
-    assignment = Assignment(request_id=12, num_tokens=345, destinations=("3", "10"))
+@pytest.mark.parametrize("destinations", [("3", "10"), ()])
+def test_names_carry_id_length_and_destinations(destinations):
+    assignment = Assignment(request_id=12, num_tokens=345, destinations=destinations)
     assert read_name(name_of(assignment)) == assignment
     assert read_name("spec-capture-12") is None
     assert read_name("HEALTH_CHECK_spec-capture-1-2-3") is None

@@ -27,17 +27,17 @@ class SlowEngine:
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
-        self.destinations: dict[int, str] = {}
+        self.destinations: dict[int, tuple[str, ...]] = {}
         self.running: list[Future[None]] = []
 
     def capture(self, requests):
         self.asked.append([request.request_id for request in requests])
-        self.destinations |= {request.request_id: request.destinations[0] for request in requests}
+        self.destinations |= {request.request_id: request.destinations for request in requests}
         self.running.append(Future())
         return self.running[-1]
 
     def requests_for(self, destination: str) -> list[int]:
-        return [request for request, to in self.destinations.items() if to == destination]
+        return [request for request, to in self.destinations.items() if to == (destination,)]
 
     def finish(self) -> None:
         self.running.pop(0).set_result(None)
@@ -273,6 +273,26 @@ def test_what_a_lost_engine_had_is_captured_again_before_anything_new_and_in_the
                 engine.running.pop(-1).set_result(None)
     samples = [sample for batch in lost.asked[2:] + other.asked for sample in batch]
     assert len(samples) == len(set(samples)) == 20
+
+
+def test_what_a_lost_engine_had_sent_is_captured_again_for_ranks_that_have_not_released_it(make_schedule):
+    """It may have died as it sent it. The batch stays whole, so its bits do."""
+    schedule = make_schedule([5] * 8, global_batch_tokens=10, capture_tokens=10)
+    lost, other = SlowEngine(), SlowEngine()
+    sent = dispatcher(schedule, [lost, other], window_tokens=1000)
+    sent.start(schedule.items(0))
+    lost.finish()
+    first = lost.asked[0]
+    sent.released(0, first[0])
+    sent.lost(0)
+    other.finish()
+    other.finish()
+    assert other.asked[2] == first
+    assert [other.destinations[request] for request in first] == [(), ("rank-0",)]
+    sent.released(0, first[1])
+    other.finish()
+    sent.regained(0)
+    assert first not in lost.asked[1:]
 
 
 def test_the_room_of_a_sample_is_kept_until_its_batch_is_captured_for_it_may_be_sent_twice(make_schedule):

@@ -51,11 +51,16 @@ class _Batch:
 
     number: int
     """Place in the schedule's order."""
-    samples: list[SampleReference] = field(default_factory=list[SampleReference])
+    samples: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Request id and sample id of each."""
+    waiting: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    """Request id -> the ranks that have not released the sample."""
     need: Counter[int] = field(default_factory=Counter[int])
     """Bytes that they take of each rank's window."""
     released: Counter[int] = field(default_factory=Counter[int])
     """Bytes that ranks have released before the batch was captured."""
+    captured: bool = False
+    """Whether its engine has captured it: then that has sent it, but not all of it may have arrived."""
 
 
 class Capturer(Protocol):
@@ -129,6 +134,8 @@ class Dispatcher:
         self._numbers = itertools.count()
         self._running: list[list[_Batch]] = [[] for _ in engines]
         """Batches that each engine was given and has not captured."""
+        self._sent: list[list[_Batch]] = [[] for _ in engines]
+        """Batches that each engine has captured, some of which ranks may not have released."""
         self._free = [
             (place, engine) for place in range(_QUEUED_PER_ENGINE) for engine in range(len(engines))
         ]
@@ -138,7 +145,7 @@ class Dispatcher:
         self._busy_s = 0.0
         """Sum of what captures have taken; of one under way, minus the time at which it began."""
         self._batch_of: dict[int, _Batch] = {}
-        """Request id -> the batch, until that is captured."""
+        """Request id -> the batch, until every rank has released the sample."""
         self._batches: Iterator[_Batch] = iter(())
         self._waiting: _Batch | None = None
         """The next batch, for which the window has no room yet."""
@@ -163,19 +170,29 @@ class Dispatcher:
         """Free the bytes of a sample that a rank has released, once its batch is captured."""
         size = self._schedule.num_tokens(request_id) * self._token_bytes
         with self._lock:
-            if (batch := self._batch_of.get(request_id)) is not None:
+            batch = self._batch_of[request_id]
+            batch.waiting[request_id].remove(rank)
+            if not batch.waiting[request_id]:
+                del batch.waiting[request_id], self._batch_of[request_id]
+            if not batch.captured:
                 batch.released[rank] += size
                 return
             self._used_bytes[rank] -= size
         self._pump()
 
     def lost(self, engine: int) -> None:
-        """Have others capture what an engine was given and has not captured; it gets nothing until ``regained``."""
+        """Have others capture what an engine was given and ranks have not released: it may have died as it sent that.
+
+        The engine gets nothing until ``regained``.
+        """
         with self._lock:
-            self._lost = sorted([*self._lost, *self._running[engine]], key=lambda batch: batch.number)
+            again = [*self._running[engine], *(batch for batch in self._sent[engine] if batch.waiting)]
+            self._lost = sorted([*self._lost, *again], key=lambda batch: batch.number)
             if self._running[engine]:
                 self._note_busy(-1)
-            self._running[engine] = []
+            for batch in again:
+                batch.captured = False
+            self._running[engine], self._sent[engine] = [], []
             self._free = [(others, free) for others, free in self._free if free != engine]
             heapq.heapify(self._free)
         self._pump()
@@ -211,13 +228,9 @@ class Dispatcher:
                     batch = _Batch(next(self._numbers))
                 for rank in ranks:
                     batch.need[rank] += size
-                batch.samples.append(
-                    SampleReference(
-                        request_id=self._schedule.request_id(item, sample_id),
-                        sample_id=sample_id,
-                        destinations=tuple(self._addresses[rank] for rank in ranks),
-                    )
-                )
+                request_id = self._schedule.request_id(item, sample_id)
+                batch.samples.append((request_id, sample_id))
+                batch.waiting[request_id] = list(ranks)
             yield batch
 
     def _pump(self) -> None:
@@ -227,24 +240,24 @@ class Dispatcher:
                 start = self._next()
             if start is None:
                 return
-            engine, batch = start
-            self._capture(engine, batch.samples).add_done_callback(
+            engine, batch, samples = start
+            self._capture(engine, samples).add_done_callback(
                 lambda done, engine=engine, batch=batch: self._finished(engine, batch, done)
             )
 
-    def _capture(self, engine: int, batch: Sequence[SampleReference]) -> Future[None]:
+    def _capture(self, engine: int, samples: Sequence[SampleReference]) -> Future[None]:
         """Capture a batch; an engine that refuses at once fails like one that refuses later.
 
         The caller may be another engine's thread, where an exception would be lost.
         """
         try:
-            return self._engines[engine].capture(batch)
+            return self._engines[engine].capture(samples)
         except SpecError as error:
             refused: Future[None] = Future()
             refused.set_exception(error)
             return refused
 
-    def _next(self) -> tuple[int, _Batch] | None:
+    def _next(self) -> tuple[int, _Batch, list[SampleReference]] | None:
         if self._stopped or not self._free:
             return None
         batch = self._lost.pop(0) if self._lost else self._admitted()
@@ -254,7 +267,18 @@ class Dispatcher:
         if not self._running[engine]:
             self._note_busy(1)
         self._running[engine].append(batch)
-        return engine, batch
+        return engine, batch, self._references(batch)
+
+    def _references(self, batch: _Batch) -> list[SampleReference]:
+        """Return all samples of a batch, each with the ranks that want it: of one that is lost, perhaps none do."""
+        return [
+            SampleReference(
+                request_id=request_id,
+                sample_id=sample_id,
+                destinations=tuple(self._addresses[rank] for rank in batch.waiting.get(request_id, ())),
+            )
+            for request_id, sample_id in batch.samples
+        ]
 
     def _admitted(self) -> _Batch | None:
         """Return the next batch of the schedule, for which there is room from now on; None while there is none."""
@@ -267,8 +291,8 @@ class Dispatcher:
         self._waiting = None
         for rank, size in batch.need.items():
             self._used_bytes[rank] += size
-        for sample in batch.samples:
-            self._batch_of[sample.request_id] = batch
+        for request_id in batch.waiting:
+            self._batch_of[request_id] = batch
         return batch
 
     def _note_busy(self, change: int) -> None:
@@ -282,10 +306,11 @@ class Dispatcher:
             heapq.heappush(self._free, (len(self._running[engine]), engine))
             if not self._running[engine]:
                 self._note_busy(-1)
-            for sample in batch.samples:
-                del self._batch_of[sample.request_id]
+            batch.captured = True
+            self._sent[engine] = [*(sent for sent in self._sent[engine] if sent.waiting), batch]
             for rank, size in batch.released.items():
                 self._used_bytes[rank] -= size
+            batch.released.clear()
             first = error is not None and not self._stopped
             self._stopped = self._stopped or error is not None
         if error is not None and first and self._failed is not None:

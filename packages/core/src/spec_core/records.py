@@ -105,7 +105,7 @@ class CaptureRequest:
     input_ids: tuple[int, ...]
     destinations: tuple[str, ...]
     """``FeatureReceiver.address`` of each trainer process that trains this sample: one, or all of a tensor-parallel
-    group."""
+    group. None for a sample that has arrived, when its batch is captured again for another one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_NAME = re.compile(r"spec-capture-(\d+)-(\d+)-([\d.]+)")
+_NAME = re.compile(r"spec-capture-(\d+)-(\d+)-([\d.]*)")
 
 
 class Assignment(NamedTuple):
@@ -25,4 +25,6 @@ def name_of(assignment: Assignment) -> str:
 def read_name(name: str) -> Assignment | None:
     """Return the assignment in a request's name; None for a request that is not captured."""
     found = _NAME.fullmatch(name)
-    return Assignment(int(found[1]), int(found[2]), tuple(found[3].split("."))) if found else None
+    return (
+        Assignment(int(found[1]), int(found[2]), tuple(filter(None, found[3].split(".")))) if found else None
+    )
