@@ -182,13 +182,20 @@ def _pushes(
             log.info("%s by %s: %s", draft, transport, _brief(rows[transport]))
         time.sleep(2 * SETTLE_S)
         answers = load.finish(60.0 + options.new_tokens)
+    idle: dict[str, list[dict[str, Any]]] = {}
+    for transport in options.transports:
+        trainers[transport].ask(do="connect", url=url, transport=transport)
+        idle[transport] = trainers[transport].ask(do="push", count=1 + options.pushes, pause_s=SETTLE_S)
     yield {
         "requests": len(answers),
         "failed_requests": sum(answer["status"] != 200 or not answer["complete"] for answer in answers),
         "versions_in_answers": sorted({int(answer["draft_version"] or 0) for answer in answers}),
     }
     for transport, pushes in rows.items():
-        yield {transport: _figures(pushes, answers, windows[transport])}
+        yield {
+            transport: _figures(pushes, answers, windows[transport])
+            | {"beside_an_idle_engine_median_ms": _medians(idle[transport][1:])}
+        }
 
 
 class _Windows(NamedTuple):
@@ -223,12 +230,15 @@ def _figures(
         "pause_ms": with_pushes.get("longest_ms", 0.0) - without.get("longest_ms", 0.0),
         **beside_quiet(answers, pushes, quiet, SETTLE_S),
         "first_ms": _times(first),
-        "median_ms": {
-            name: statistics.median(_times(row).get(name, 0.0) for row in rest) for name in _times(rest[0])
-        },
+        "median_ms": _medians(rest),
         "largest_ms": max(row["push_ms"] for row in rest),
         "pushes": pushes,
     }
+
+
+def _medians(pushes: Sequence[dict[str, Any]]) -> dict[str, float]:
+    times = [_times(row) for row in pushes]
+    return {name: statistics.median(row.get(name, 0.0) for row in times) for name in times[0]}
 
 
 def _times(row: dict[str, Any]) -> dict[str, float]:
