@@ -19,7 +19,7 @@ import pytest
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.framed_socket import LENGTH
 from spec_core.rendezvous import Rendezvous, _store_file, parse_address
-from spec_core.rendezvous_server import JOIN, Frame, JoinRequest
+from spec_core.rendezvous_server import JOIN, Frame
 from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
 from spec_core.testing.resources import settled_resources
 
@@ -364,6 +364,15 @@ def test_a_key_that_nobody_sets_exceeds_the_deadline_between_hosts():
     run_ranks(miss_a_key, 2)
 
 
+def test_a_request_that_the_store_cannot_do_ends_the_member_at_once():
+    """R6, R7: and not at its deadline."""
+    with Rendezvous("127.0.0.1:0", 0, 1, TOKEN, LONG_S).join() as rendezvous, as_on_another_host(True):
+        store = rendezvous.store("x")
+        store.set("key", "text")
+        with pytest.raises(PeerLost):
+            store.add("key", 1)
+
+
 def sum_between_hosts(me: Rank) -> float:
     import torch
     import torch.distributed as dist
@@ -484,11 +493,6 @@ def test_close_unblocks_a_call_of_another_thread():
         rendezvous.join()
     assert time.monotonic() - started < LONG_S / 2
     timer.join()
-
-
-def test_a_request_to_join_survives_the_wire():
-    request = JoinRequest(1, TOKEN, 3, 4)
-    assert JoinRequest.decode(request.encode()) == request
 
 
 @pytest.mark.parametrize("address", ["", "localhost", ":1", "host:port"])

@@ -167,7 +167,9 @@ class Rendezvous(Resource):
             if self._channel is not None:
                 raise ProtocolError("join was called twice")
             self._channel = self._connect(deadline)
-            request = JoinRequest(VERSION, self._token, self.rank, self.world_size)
+            request = JoinRequest(
+                version=VERSION, token=self._token, rank=self.rank, world_size=self.world_size
+            )
             self._collect(Frame(JOIN, 0, self.rank, request.encode()), deadline)
         return self
 

@@ -14,14 +14,14 @@ import queue
 import struct
 import threading
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Self
-
-import pydantic
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from spec_core.errors import ProtocolError
+from spec_core.foreign import foreign_errors
 from spec_core.framed_socket import FramedSocket, detect_dead_host
 from spec_core.peer_admission import AcceptLimiter, same_token
+from spec_core.wire_record import WireRecord
 
 if TYPE_CHECKING:
     import socket
@@ -66,8 +66,7 @@ class Frame:
 MAX_PACKET_BYTES = MAX_RECORD_BYTES + Frame.HEADER.size
 
 
-@dataclass(frozen=True)
-class JoinRequest:
+class JoinRequest(WireRecord):
     """Payload of a connection's first record (R2, R3)."""
 
     version: int
@@ -75,46 +74,21 @@ class JoinRequest:
     rank: int
     world_size: int
 
-    def encode(self) -> bytes:
-        """Return the request as JSON."""
-        return json.dumps(asdict(self)).encode()
 
-    @classmethod
-    def decode(cls, payload: bytes) -> Self:
-        """Return the request in ``payload``. Raise ProtocolError for anything else."""
-        try:
-            return pydantic.TypeAdapter(cls).validate_json(payload)
-        except pydantic.ValidationError as error:
-            raise ProtocolError("a first record that is no request to join") from error
-
-
-@dataclass(frozen=True)
-class StoreRequest:
+class StoreRequest(WireRecord):
     """Payload of a STORE record, which the server answers; values are bytes as latin-1."""
 
-    act: str
-    """``set``, ``get`` or ``add``."""
+    act: Literal["set", "get", "add"]
     key: str
     value: str = ""
-
-    def encode(self) -> bytes:
-        """Return the request as JSON."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, payload: bytes) -> Self:
-        """Return the request in ``payload``. Raise ProtocolError for anything else."""
-        try:
-            return pydantic.TypeAdapter(cls).validate_json(payload)
-        except pydantic.ValidationError as error:
-            raise ProtocolError("a record that asks nothing of the store") from error
 
     def apply(self, values: dict[str, str]) -> str | None:
         """Do it to the store's values; return the value that the key has then."""
         if self.act == "set":
             values[self.key] = self.value
         elif self.act == "add":
-            values[self.key] = str(int(values.get(self.key, "0")) + int(self.value))
+            with foreign_errors(ProtocolError, f"{self.key} of the store is no number to add to"):
+                values[self.key] = str(int(values.get(self.key, "0")) + int(self.value))
         return values.get(self.key)
 
 

@@ -33,20 +33,20 @@ class RendezvousStore(Store):
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
         text = value if isinstance(value, str) else value.decode("latin-1")
-        self._ask(StoreRequest("set", key, text))
+        self._ask(StoreRequest(act="set", key=key, value=text))
 
     def get(self, key: str) -> bytes:
         """Wait for a key and return its value. Raise DeadlineExceeded."""
         self.wait([key])
-        return (self._ask(StoreRequest("get", key)) or "").encode("latin-1")
+        return (self._ask(StoreRequest(act="get", key=key)) or "").encode("latin-1")
 
     def add(self, key: str, value: int) -> int:
         """Add to the number that a key has, 0 at first; return the sum."""
-        return int(self._ask(StoreRequest("add", key, str(value))) or 0)
+        return int(self._ask(StoreRequest(act="add", key=key, value=str(value))) or 0)
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys are set."""
-        return all(self._ask(StoreRequest("get", key)) is not None for key in keys)
+        return all(self._ask(StoreRequest(act="get", key=key)) is not None for key in keys)
 
     def wait(self, keys: list[str], timeout: dt.timedelta | None = None) -> None:
         """Return when all keys are set. Raise DeadlineExceeded."""
