@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from spec_core import Launcher, WorkerEnded
+from spec_core.errors import RunError
 from spec_core.framed_socket import FramedSocket
 from spec_core.processes import ChannelWorker, ControlChannel, WorkerInbox
 from spec_core.records import FeatureSchema
@@ -181,8 +182,8 @@ class SimulatedLauncher(Launcher):
         return self._inbox.receive()
 
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
-        """Refuse: no stand-in dies."""
-        raise NotImplementedError(worker.name)
+        """Refuse: no stand-in dies (L11)."""
+        raise RunError(f"{worker.name} is a stand-in, which cannot be started again")
 
     def wake(self) -> None:
         """Do nothing: nobody requests a stop."""
