@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
@@ -44,4 +45,15 @@ def test_a_stranger_is_refused_and_the_listener_goes_on(listener, tmp_path, pack
         found = listener.accept(LONG_S)
     assert found is not None
     found[1].close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("use", "keeps_logs"), [("output", False), ("input", True)])
+def test_a_connection_that_nobody_takes_is_closed(tmp_path, use, keeps_logs):
+    listener = ChannelListener("127.0.0.1", tmp_path if keeps_logs else None)
+    packet = json.dumps([listener.token, "engine-0", use]).encode()
+    with socket.create_connection(parse_address(listener.address), LONG_S) as worker:
+        worker.sendall(LENGTH.pack(len(packet)) + packet)
+        assert worker.recv(1) == b""
+    listener.close()
     assert list(tmp_path.iterdir()) == []

@@ -77,13 +77,16 @@ class ChannelListener:
     def _admit(self, name: str, use: str, connection: socket.socket) -> None:
         if use == _CONTROL:
             self._arrived.put((name, connection))
-        elif self._logs is not None:
+        elif use == _OUTPUT and self._logs is not None:
             log_file = self._logs / f"{Path(name).name}.log"
             thread = threading.Thread(
                 target=_append, args=(connection, log_file), name=f"log {name}", daemon=True
             )
             self._outputs.append(thread)
             thread.start()
+        else:
+            log.debug("refused a connection of %s: nothing here takes its %r", name, use)
+            connection.close()
 
 
 def _append(output: socket.socket, file: Path) -> None:
