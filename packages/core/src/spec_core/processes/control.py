@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
-from spec_core.framed_socket import FramedSocket
+from spec_core.framed_socket import FramedSocket, peer_errors
 
 if TYPE_CHECKING:
     import socket
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BEATS_PER_TIMEOUT = 8
 """Heartbeats within the silence after which a process counts as lost."""
 _MAX_BYTES = 1 << 30
+_CLOSED = "the control channel is closed"
 
 
 class ControlChannel:
@@ -42,12 +43,8 @@ class ControlChannel:
         limit_s = self._send_timeout_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
         packet = json.dumps({"kind": kind, **fields}).encode()
-        try:
+        with peer_errors(f"the control channel was not read within {limit_s} s", _CLOSED):
             self._socket.send(packet, deadline, wait=self.wait)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"the control channel was not read within {limit_s} s: {error}") from error
-        except OSError as error:
-            raise PeerLost(f"the control channel is closed: {error}") from error
 
     def keep_alive(self, peer_s: float) -> None:
         """Begin to send heartbeats, which a stopped process does not send.
@@ -71,7 +68,7 @@ class ControlChannel:
         try:
             return [json.loads(packet.decode()) for packet in self._socket.arrived()]
         except (OSError, ProtocolError) as error:
-            raise PeerLost(f"the control channel is closed: {error}") from error
+            raise PeerLost(f"{_CLOSED}: {error}") from error
 
     def fileno(self) -> int:
         """Return the descriptor to wait for, for ``selectors``."""

@@ -119,8 +119,8 @@ class WorkerInbox:
     def wake(self) -> None:
         """Make ``receive`` return None."""
         self._arrived.append(None)
-        if self._waker is not None:
-            os.eventfd_write(self._waker, 1)
+        if (waker := self._waker) is not None:
+            os.eventfd_write(waker, 1)
 
     def close(self) -> None:
         """Forget the workers, whose channels the launcher has closed."""
