@@ -17,6 +17,7 @@ from spec_core.foreign import foreign_errors
 from spec_core.host_tensors import to_device_async
 from spec_core.kernels import FindKernel, Kernel, KernelSet, no_kernel
 from spec_core.launcher import (
+    LOOPBACK,
     LaunchContext,
     Launcher,
     Message,
@@ -40,6 +41,7 @@ from spec_core.weight_manifest import Manifest
 from spec_core.weight_transport import WeightMedium, WeightReceiver, WeightSender, WeightTransport
 
 __all__ = [
+    "LOOPBACK",
     "Backend",
     "BackendConfig",
     "Config",

@@ -144,11 +144,6 @@ def dump_yaml(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of a library's message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
 def suggestion(word: str, known: Sequence[str]) -> str:
     """Return `` (did you mean 'x'?)`` or, if no known word is close, the list of them."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)

@@ -107,3 +107,8 @@ class SchemaMismatch(ProtocolError):
 
 class EngineError(RunError):
     """The engine refused or failed a request."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

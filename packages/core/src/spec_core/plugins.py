@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core.backend import Backend
-from spec_core.config import first_line, suggestion
+from spec_core.config import suggestion
 from spec_core.draft import Draft
 from spec_core.engine import Engine
 from spec_core.errors import (
@@ -24,6 +24,7 @@ from spec_core.errors import (
     PluginInvalid,
     PluginNotFound,
     PluginUnavailable,
+    first_line,
 )
 from spec_core.launcher import Launcher
 from spec_core.strategy import Strategy

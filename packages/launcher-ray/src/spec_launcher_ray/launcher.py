@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core import Launcher, WorkerEnded
+from spec_core import LOOPBACK, Launcher, WorkerEnded
 from spec_core.errors import ConfigError, RunError
 from spec_core.processes import ChannelListener, ChannelWorker, ControlChannel, WorkerInbox
 from spec_core.records import Availability
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOPBACK = "127.0.0.1"
 _START_S = 120.0
 """Longest wait for Ray to start the actors, a Python for each, and for their workers to connect."""
 _LOOK_S = 0.2
@@ -193,14 +192,14 @@ class RayLauncher(Launcher):
         bundles = table.bundles(workers)
         own = self._cluster.own_address
         here = all(bundle.host.address == own for bundle in bundles)
-        self._listener = ChannelListener(_LOOPBACK if here else own, self.context.logs.absolute())
+        self._listener = ChannelListener(LOOPBACK if here else own, self.context.logs.absolute())
         self._witness.touch()
         self._prepare_hosts(dict.fromkeys(bundle.host for bundle in bundles))
         self._reservation = cluster.Reservation(
             self._run_name, self._resource, bundles, self.config.resources_s
         )
         for bundle, index, first in self._with_devices(bundles):
-            address = _LOOPBACK if here else bundle.host.address
+            address = LOOPBACK if here else bundle.host.address
             self._places |= self._find_places(bundle, index, first, address)
         for name in self._places:
             self._start_actor(name, name)

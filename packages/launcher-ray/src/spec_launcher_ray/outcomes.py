@@ -5,16 +5,11 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from spec_core.errors import RunError, SpecError
+from spec_core.errors import RunError, SpecError, first_line
 from spec_core.processes import ending
 
 UNKILLABLE_S = 10.0
 """Longest wait for a process that is ending; one that waits inside a driver does not end."""
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's text."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def result(reference: Any, who: str) -> Any:
@@ -27,7 +22,7 @@ def result(reference: Any, who: str) -> Any:
         cause = error.cause
         if isinstance(cause, SpecError):
             raise type(cause)(f"{who}: {cause}") from error
-        raise RunError(f"{who}: {type(cause).__name__}: {_first_line(cause)}") from error
+        raise RunError(f"{who}: {type(cause).__name__}: {first_line(cause)}") from error
     except ray.exceptions.RayError as error:
         raise RunError(f"{who}: {_why(error)}") from error
 
@@ -41,7 +36,7 @@ def ending_of(code: Any) -> tuple[str, bool]:
     except ray.exceptions.GetTimeoutError:
         return "was lost: its connection has ended and it has not, or its host does not answer", False
     except ray.exceptions.RayTaskError as error:
-        return f"did not start: {_first_line(error.cause)}", False
+        return f"did not start: {first_line(error.cause)}", False
     except ray.exceptions.RayError as error:
         return f"was lost with its Ray actor: {_why(error)}", True
     return ending(number), number == -signal.SIGKILL

@@ -13,8 +13,7 @@ import traceback
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from spec_core.config import first_line
-from spec_core.errors import PeerLost, UsageError
+from spec_core.errors import PeerLost, UsageError, first_line
 from spec_core.launcher import LOOPBACK
 from spec_trainer.controller.protocol import (
     ControlMessage,

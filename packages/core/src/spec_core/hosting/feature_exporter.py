@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_core import Backend, local_socket, plugins
-from spec_core.config import first_line, validate
-from spec_core.errors import PeerLost, ProtocolError, SpecError
+from spec_core.config import validate
+from spec_core.errors import PeerLost, ProtocolError, SpecError, first_line
 from spec_core.framed_socket import peer_errors
 from spec_core.processes import ControlChannel
 from spec_core.records import FeatureSample, FeatureSchema
