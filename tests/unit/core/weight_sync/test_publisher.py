@@ -18,7 +18,7 @@ from spec_core.rendezvous import parse_address
 from spec_core.testing.reference import reference_backend
 from spec_core.testing.weight_stage import TARGET, ToySlot, odd_weights
 from spec_core.weight_sync import Publisher, ReceiverReplica, UpdateReceiver
-from spec_core.weight_sync.messages import Greeting
+from spec_core.weight_sync.messages import Greeting, UpdateChannel
 from spec_core.weight_sync.publisher_link import PublisherLink
 from spec_core.weight_sync.push import is_enough
 from spec_weight_transports.file import FileConfig, FileTransport
@@ -384,6 +384,22 @@ def test_first_push_that_fails_is_followed_by_others(alone, monkeypatch, method)
 def test_first_version_that_is_reverted_is_followed_by_others(alone):
     alone.publish(9)
     assert alone.publisher.revert().result(LONG_S)["0"].state == "reverted"
+    assert alone.slots[0].serves(odd_weights(8))
+    assert alone.publish(10).committed
+
+
+def test_rank_that_gives_up_before_it_has_greeted_ends_the_push(alone, monkeypatch):
+    """The publisher learns of it at once: this push has an hour."""
+    (receiver,), connect = alone.receivers, UpdateChannel.connect
+
+    def connect_late(address, deadline):
+        receiver.abort(receiver.status().update)
+        return connect(address, deadline)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UpdateChannel, "connect", connect_late)
+        report = alone.publish(9, timeout_s=3600)
+    assert "rank 0 of replica '0' has gone" in report.replicas["0"].reason
     assert alone.slots[0].serves(odd_weights(8))
     assert alone.publish(10).committed
 

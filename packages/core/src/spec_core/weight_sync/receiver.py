@@ -267,10 +267,11 @@ class _Transfer:
             self._owner.give_up(update, reason_of(error))
 
     def _receive(self, channel: UpdateChannel) -> None:
+        channel.post(
+            self._greeting(), self._deadline
+        )  # also where it was given up: the publisher waits for it
         self._register(channel)
-        with (
-            contextlib.ExitStack() as ends
-        ):  # closing the transport's may take time: the publisher goes on first
+        with contextlib.ExitStack() as ends:  # closed after the publisher was told: that may take time
             try:
                 digest = self._load(channel, ends)
             except Exception as error:
@@ -288,7 +289,6 @@ class _Transfer:
     def _load(self, channel: UpdateChannel, ends: contextlib.ExitStack) -> str:
         """Receive the update into the spare copy, and return the digest of that; ``ends`` gets what to close."""
         slot = self._owner.slot
-        channel.post(self._greeting(), self._deadline)
         offer = channel.expect(Offer, self._deadline)
         self.manifest = offer.manifest
         slot.layout().check(self.manifest)
