@@ -271,7 +271,7 @@ class _Transfer:
             self._greeting(), self._deadline
         )  # also where it was given up: the publisher waits for it
         self._register(channel)
-        with contextlib.ExitStack() as ends:  # closed after the publisher was told: that may take time
+        with contextlib.ExitStack() as ends:  # closed after the publisher has the digest: that may take time
             try:
                 digest = self._load(channel, ends)
             except Exception as error:
