@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from spec_core import WorkerSpec
 from spec_core.errors import ConfigError, RunError
 from spec_launcher_ray.launcher import in_order, neighbours
-from spec_launcher_ray.placement import DeviceTable, Host
+from spec_launcher_ray.placement import DeviceTable, Host, place
+
+if TYPE_CHECKING:
+    from spec_core import Role
 
 
 def host(address: str, num_devices: int, free: float | None = None, units: float = 1.0) -> Host:
@@ -15,9 +20,11 @@ def host(address: str, num_devices: int, free: float | None = None, units: float
     return Host(address=address, node=address, num_devices=num_devices, units=units, free=amount)
 
 
-def worker(name: str, first: int, num_devices: int = 1, share: float = 1.0) -> WorkerSpec:
+def worker(
+    name: str, first: int, num_devices: int = 1, share: float = 1.0, role: Role = "engine"
+) -> WorkerSpec:
     return WorkerSpec(
-        name=name, entry="", order={}, role="engine", first_device=first, num_devices=num_devices, share=share
+        name=name, entry="", order={}, role=role, first_device=first, num_devices=num_devices, share=share
     )
 
 
@@ -63,6 +70,33 @@ def test_an_actor_asks_for_its_share_of_one_device_and_for_whole_devices():
 def test_shares_never_exceed_the_cores_of_a_host():
     (bundle,) = DeviceTable([host("h1", 1, units=8.0)]).bundles([worker("a", 0), worker("b", 0)])
     assert [bundle.amount_of(spec) for spec in bundle.workers] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "spread", "order"),
+    [
+        (0, False, "own b c"),  # colocated
+        (2, False, "b own c"),
+        (5, False, "b c own"),
+        (3, True, "own b c"),
+        (4, True, "b own c"),
+    ],
+)
+def test_the_first_trainer_is_on_the_own_host_whatever_engines_take(first, spread, order):
+    hosts = [host("own", 2), host("b", 2), host("c", 2)]
+    workers = [
+        *(worker(f"engine-{device}", device) for device in range(first)),
+        worker("rank", first, role="trainer"),
+    ]
+    expected = DeviceTable([host(name, 2) for name in order.split()], spread).bundles(workers)
+    assert place(hosts, workers, spread, "own") == expected
+    assert expected[-1].host.address == "own"
+    assert place(hosts, workers, spread) == DeviceTable(hosts, spread).bundles(workers)
+
+
+def test_where_the_own_host_cannot_have_the_first_trainer_the_order_stays():
+    hosts, rank = [host("own", 1), host("b", 4)], worker("rank", 2, role="trainer")
+    assert place(hosts, [rank], home="own") == place(hosts, [rank]) == place(hosts, [rank], home="elsewhere")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from spec_core.processes import ChannelListener, ChannelWorker, ControlChannel, 
 from spec_core.records import Availability
 from spec_launcher_ray.config import RayConfig
 from spec_launcher_ray.outcomes import UNKILLABLE_S, ending_of, result
-from spec_launcher_ray.placement import DeviceTable
+from spec_launcher_ray.placement import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -96,16 +96,17 @@ class RayLauncher(Launcher):
 
     def num_devices(self) -> int:
         """Return the number of devices of all hosts of the cluster (L1)."""
-        return len(self._table)
+        return sum(host.num_devices for host in self._found_hosts)
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """Raise ConfigError for a worker whose devices are not neighbours on one host (L1)."""
-        self._table.bundles(workers)
+        self._bundles(workers)
 
     def hosts(self, workers: Sequence[WorkerSpec]) -> Mapping[str, str]:
         """Return the address of each worker's host (L1)."""
-        bundles = self._table.bundles(workers)
-        return {spec.name: bundle.host.address for bundle in bundles for spec in bundle.workers}
+        return {
+            spec.name: bundle.host.address for bundle in self._bundles(workers) for spec in bundle.workers
+        }
 
     def check_hosts(self) -> None:
         """Raise RunError, naming the host, if something that ``prepare_host`` has started there has died (L10)."""
@@ -172,15 +173,20 @@ class RayLauncher(Launcher):
         return self.context.backend.ray_resource
 
     @cached_property
-    def _table(self) -> DeviceTable:
-        """The devices of a running cluster, or of the one that ``start`` would start."""
+    def _found_hosts(self) -> list[Host]:
+        """The hosts of a running cluster, or of the one that ``start`` would start."""
         from spec_launcher_ray import cluster
 
         address = cluster.named_address(self.config, os.environ.get("RAY_ADDRESS"))
         if address is None:
-            return DeviceTable([cluster.own_host(super().num_devices())])
+            return [cluster.own_host(super().num_devices())]
         self._cluster = cluster.Cluster(self.config, address)
-        return DeviceTable(self._cluster.hosts(self._resource), self.config.spread)
+        return self._cluster.hosts(self._resource)
+
+    def _bundles(self, workers: Sequence[WorkerSpec], hosts: Sequence[Host] | None = None) -> list[Bundle]:
+        """Return the bundles of the workers; in the order of ``launcher.hosts`` where that is given."""
+        home = None if self._cluster is None or self.config.hosts else self._cluster.own_address
+        return place(self._found_hosts if hosts is None else hosts, workers, self.config.spread, home)
 
     def _start(self, workers: Sequence[WorkerSpec]) -> None:
         from spec_launcher_ray import cluster
@@ -188,8 +194,7 @@ class RayLauncher(Launcher):
         if self._cluster is None:
             address = cluster.named_address(self.config, os.environ.get("RAY_ADDRESS"))
             self._cluster = cluster.Cluster(self.config, address)
-        table = DeviceTable(self._cluster.hosts(self._resource), self.config.spread)
-        bundles = table.bundles(workers)
+        bundles = self._bundles(workers, self._cluster.hosts(self._resource))
         own = self._cluster.own_address
         here = all(bundle.host.address == own for bundle in bundles)
         self._listener = ChannelListener(LOOPBACK if here else own, self.context.logs.absolute())

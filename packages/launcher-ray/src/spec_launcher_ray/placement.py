@@ -6,8 +6,9 @@ devices of all hosts; workers that share a device are one *bundle*, which Ray re
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, zip_longest
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
@@ -109,6 +110,38 @@ class DeviceTable:
                 f"set {advice}, or wait until whole hosts are free"
             )
         return host, first
+
+
+def place(
+    hosts: Sequence[Host], workers: Sequence[WorkerSpec], spread: bool = False, home: str | None = None
+) -> list[Bundle]:
+    """Return the bundles of the workers on devices of the hosts. Raise ConfigError.
+
+    The first trainer writes the run directory, so it gets a device of the host at the address ``home``, if there is
+    one: where engines take all of these, other hosts come first.
+    """
+    bundles = DeviceTable(hosts, spread).bundles(workers)
+    first = next((worker for worker in workers if worker.role == "trainer"), None)
+    own = next((host for host in hosts if host.address == home), None)
+    if first is None or own is None or _host_of(first, bundles) == own:
+        return bundles
+    before = [host for host in hosts if host != own]
+    number = first.first_device % len(hosts) if spread else _last_before(before, own, first.first_device)
+    with suppress(ConfigError):  # then they do not fit in this order
+        moved = DeviceTable([*before[:number], own, *before[number:]], spread).bundles(workers)
+        if _host_of(first, moved) == own:
+            return moved
+    return bundles
+
+
+def _host_of(worker: WorkerSpec, bundles: Sequence[Bundle]) -> Host:
+    return next(bundle.host for bundle in bundles if worker in bundle.workers)
+
+
+def _last_before(others: Sequence[Host], own: Host, device: int) -> int:
+    """Return how many other hosts come before the own one, for that to have the device of this number."""
+    stops = accumulate(map(_num_free, others), initial=_num_free(own))
+    return sum(stop <= device for stop in stops)
 
 
 def _num_free(host: Host) -> int:
