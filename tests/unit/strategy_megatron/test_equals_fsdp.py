@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+import os
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,10 @@ if not MegatronStrategy.probe().ok:
 
 TOLERANCE = 1e-5
 DIVIDED = {"tensor_parallel": 2}
-LONG = ("eagle3", "dflash")
+DISTRIBUTED = {"distributed_optimizer": True}
+ALL = "SPEC_TEST_ALL_OF_MEGATRON" in os.environ
+"""Whether every draft is trained for 50 steps in every way, as ``make test-megatron`` does."""
+LONG = tuple(DRAFTS) if ALL else ("eagle3", "dflash")
 SHORT = 4
 """Steps where a few say as much as many: a wrong state shows in the first of them."""
 
@@ -45,12 +49,18 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
     """
     whole = [Run(FsdpStrategy, draft) for draft in LONG]
     whole += [Run(FsdpStrategy, draft, steps=2 * SHORT) for draft in DRAFTS]
-    divided = [Run(MegatronStrategy, draft, options) for draft in LONG for options in ({}, DIVIDED)]
-    divided += [Run(MegatronStrategy, draft, DIVIDED, steps=2 * SHORT) for draft in DRAFTS]
+    ways = [{}, DIVIDED, *([DISTRIBUTED, DIVIDED | DISTRIBUTED] if ALL else [])]
+    divided = [Run(MegatronStrategy, draft, options) for draft in LONG for options in ways]
+    divided += [
+        Run(MegatronStrategy, draft, options, steps=2 * SHORT)
+        for draft in DRAFTS
+        for options in (DIVIDED, DISTRIBUTED)
+    ]
     halves = {
         "fsdp": (FsdpStrategy, {}),
         "data": (MegatronStrategy, {}),
         "tensor": (MegatronStrategy, DIVIDED),
+        "distributed": (MegatronStrategy, DISTRIBUTED),
     }
     saved = [
         Run(strategy, "eagle3", options, steps=SHORT, save_to=tmp_path / name)
@@ -63,22 +73,31 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
     ]
     bf16 = {**OPTIMIZER, "dtype": "bfloat16"}
     exact = [
-        Run(MegatronStrategy, "dflash", DIVIDED, bf16, steps=2 * SHORT),
-        Run(MegatronStrategy, "dflash", DIVIDED, bf16, steps=SHORT, save_to=tmp_path / "half"),
-        Run(MegatronStrategy, "dflash", DIVIDED, bf16, steps=SHORT, resume_from=tmp_path / "half"),
+        (
+            Run(MegatronStrategy, "dflash", options, bf16, steps=2 * SHORT),
+            Run(MegatronStrategy, "dflash", options, bf16, steps=SHORT, save_to=tmp_path / name),
+            Run(MegatronStrategy, "dflash", options, bf16, steps=SHORT, resume_from=tmp_path / name),
+        )
+        for name, options in (("half", DIVIDED), ("half-distributed", DISTRIBUTED))
     ]
-    runs = [*whole, *divided, *saved, *resumed, *exact]
+    runs = [*whole, *divided, *saved, *resumed, *chain.from_iterable(exact)]
     results = dict(zip(map(id, runs), train(2, tmp_path / "two", *runs), strict=True))
     references = {(run.draft, run.steps): results[id(run)] for run in whole}
     for run in divided:
         assert_same(results[id(run)], references[run.draft, run.steps])
     for run in resumed:
         assert_same(results[id(run)], references[run.draft, 2 * SHORT])
-    went_on, _, again = (results[id(run)] for run in exact)
-    assert (again.losses, again.weights) == (went_on.losses[SHORT:], went_on.weights)  # to the bit
-    four = [Run(MegatronStrategy, draft, DIVIDED, steps=2 * SHORT) for draft in DRAFTS]
+    for way in exact:
+        went_on, _, again = (results[id(run)] for run in way)
+        assert (again.losses, again.weights) == (went_on.losses[SHORT:], went_on.weights)  # to the bit
+    both = DIVIDED | DISTRIBUTED
+    four = [
+        Run(MegatronStrategy, draft, options, steps=2 * SHORT)
+        for draft in DRAFTS
+        for options in (DIVIDED, both)
+    ]
     four += [
-        Run(MegatronStrategy, "eagle3", DIVIDED, steps=SHORT, resume_from=tmp_path / name) for name in halves
+        Run(MegatronStrategy, "eagle3", both, steps=SHORT, resume_from=tmp_path / name) for name in halves
     ]
     for run, result in zip(four, train(4, tmp_path / "four", *four), strict=True):
         assert_same(result, references[run.draft, 2 * SHORT])

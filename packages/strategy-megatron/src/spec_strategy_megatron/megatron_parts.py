@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import (
     Float16OptimizerWithFloat16Params,
     FP32Optimizer,
@@ -18,15 +20,36 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from spec_core import OptimizerConfig
 
 
-def data_parallel(module: nn.Module, mesh: DeviceMesh, alone: ProcessGroup) -> DistributedDataParallel:
-    """Return the module with float32 gradients that are summed over the mesh's data axis. ``alone``: this process."""
+@dataclass(frozen=True)
+class Master:
+    """The float32 elements of one parameter that this rank's optimizer updates: all, a range, or none."""
+
+    values: Tensor
+    """The elements [n], as the optimizer holds them."""
+    first: int = 0
+    """Index of the first among the parameter's."""
+    state: dict[str, Tensor] = field(default_factory=dict[str, "Tensor"])
+    """AdamW's state of them: its sums, and the number of steps."""
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """Return these elements of a tensor in the parameter's shape."""
+        return parameter.detach().view(-1)[self.first : self.first + len(self.values)]
+
+
+def data_parallel(
+    module: nn.Module, mesh: DeviceMesh, alone: ProcessGroup, distributed_optimizer: bool
+) -> DistributedDataParallel:
+    """Return the module with float32 gradients that are summed over the mesh's data axis. ``alone``: this process.
+
+    With the distributed optimizer a rank gets the sums of its range only.
+    """
     groups = ProcessGroupCollection()
     groups.dp = groups.dp_cp = groups.expt_dp = mesh.get_group("data")
     groups.tp, groups.pp, groups.ep = mesh.get_group("tensor"), alone, alone
@@ -38,29 +61,51 @@ def data_parallel(module: nn.Module, mesh: DeviceMesh, alone: ProcessGroup) -> D
         tensor_model_parallel_size=mesh["tensor"].size(),
         calculate_per_token_loss=True,
     )
-    settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=True)
+    # Parameters are not gathered beside the forward pass: that hangs on calls of modules whose weights a draft
+    # may read without one.
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=True,
+        use_distributed_optimizer=distributed_optimizer,
+    )
     return DistributedDataParallel(config, settings, module, pg_collection=groups)
 
 
 def build_optimizer(
-    parameters: Sequence[nn.Parameter], settings: OptimizerConfig, device: torch.device, tensor: ProcessGroup
+    parallel: DistributedDataParallel,
+    settings: OptimizerConfig,
+    device: torch.device,
+    mesh: DeviceMesh,
+    everyone: ProcessGroup,
 ) -> MegatronOptimizer:
-    """Return AdamW over float32 masters, with the norm of the gradients taken over the group ``tensor`` too."""
+    """Return AdamW over float32 masters of the module's parameters, with the norm of the whole draft's gradients."""
+    parameters = parallel.params_with_grad
     matrices, others = ([p for p in parameters if (p.ndim >= 2) == wanted] for wanted in (True, False))
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
     adam = torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+    distributed = parallel.ddp_config.use_distributed_optimizer
     config = MegatronOptimizerConfig(
-        optimizer="adam", lr=0.0, clip_grad=settings.clip, bf16=settings.dtype == "bfloat16"
+        optimizer="adam",
+        lr=0.0,
+        clip_grad=settings.clip,
+        bf16=settings.dtype == "bfloat16",
+        use_distributed_optimizer=distributed,
     )
-    optimizer = (
-        Float16OptimizerWithFloat16Params(adam, config, None, lambda *_: None)
-        if config.bf16
-        else FP32Optimizer(adam, config, lambda *_: None)
-    )
-    optimizer.grad_stats_parallel_group = optimizer.tp_group = tensor
+    data, tensor = mesh.get_group("data"), mesh.get_group("tensor")
+    if distributed:
+        place = torch.distributed.get_rank(tensor)
+        optimizer = DistributedOptimizer(
+            adam, config, None, lambda *_: None, [parallel], {0: parallel.buffers}, data, None, place, 0
+        )
+    elif config.bf16:
+        optimizer = Float16OptimizerWithFloat16Params(adam, config, None, lambda *_: None)
+    else:
+        optimizer = FP32Optimizer(adam, config, lambda *_: None)
+    optimizer.tp_group = tensor
+    optimizer.grad_stats_parallel_group = everyone if distributed else tensor
     for group in adam.param_groups:
         for master in group["params"]:
             # AdamW makes its state in the first step; a checkpoint must have tensors to load into before that.
@@ -70,3 +115,30 @@ def build_optimizer(
                 "exp_avg_sq": torch.zeros_like(master),
             }
     return optimizer
+
+
+def masters_of(optimizer: MegatronOptimizer, parameters: Sequence[nn.Parameter]) -> list[Master]:
+    """Return the master of each parameter."""
+    if not isinstance(optimizer, DistributedOptimizer):
+        whole = [getattr(parameter, "main_param", parameter) for parameter in parameters]
+        return [Master(master.detach().view(-1), 0, optimizer.state[master]) for master in whole]
+    first = {
+        parameter: ranges["param"].start
+        for buffer in optimizer.gbuf_ranges
+        for buckets in buffer.values()
+        for bucket in buckets
+        for parameter, ranges in bucket["param_map"].items()
+    }
+    own: dict[nn.Parameter, Tensor] = {}
+    for models, shards in (
+        (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),
+        (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
+    ):
+        for group, masters in zip(models, shards, strict=True):
+            own.update(zip(group, masters, strict=True))
+    return [
+        Master(own[parameter].detach(), first[parameter], optimizer.state[own[parameter]])
+        if parameter in own
+        else Master(parameter.detach().new_empty(0, dtype=torch.float32))
+        for parameter in parameters
+    ]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput, TensorParallelHints
+    from spec_core.sharding import FlatShard
+    from spec_strategy_megatron.megatron_parts import Master
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ class MegatronConfig(StrategyConfig):
     """Not supported: 1."""
     expert_parallel: PositiveInt = 1
     """Not supported: 1."""
+    distributed_optimizer: bool = False
+    """Whether each data-parallel rank keeps masters and optimizer of its share of the draft only."""
 
 
 class MegatronStrategy(Strategy):
@@ -62,7 +66,8 @@ class MegatronStrategy(Strategy):
     _parallel: DistributedDataParallel
     _optimizer: MegatronOptimizer
     _hints: TensorParallelHints | None
-    _masters: dict[str, Tensor]
+    _trained: dict[str, nn.Parameter]
+    _masters: dict[str, Master]
     _dimensions: dict[str, int]
     """The dimension that each divided parameter is cut along."""
     _kept_V: Tensor | None
@@ -117,7 +122,7 @@ class MegatronStrategy(Strategy):
 
         with _quiet():
             from spec_strategy_megatron.divided_module import divide
-            from spec_strategy_megatron.megatron_parts import build_optimizer, data_parallel
+            from spec_strategy_megatron.megatron_parts import build_optimizer, data_parallel, masters_of
 
         world_size, parts = dist.get_world_size(), self.config.tensor_parallel
         shape = (world_size // parts, parts)
@@ -132,16 +137,21 @@ class MegatronStrategy(Strategy):
         self._module = module.to(self.device)
         kept = self._kept_ids()
         self._kept_V = None if kept is None else kept.clone()
-        trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
-        wide = {name: value.data for name, value in trained.items()}
-        for parameter in trained.values():
+        self._trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        wide = [value.detach() for value in self._trained.values()]
+        for parameter in self._trained.values():
             parameter.data = parameter.data.to(getattr(torch, self.optimizer.dtype))
+        # torch 2.13 has renamed what Megatron's distributed optimizer calls, and warns at the old names.
+        warnings.filterwarnings("ignore", r".*torch\.distributed\..*_tensor. is deprecated", FutureWarning)
         with _quiet(), self._megatron():
-            self._parallel = data_parallel(module, self._mesh, alone)
-            self._optimizer = build_optimizer(list(trained.values()), self.optimizer, self.device, tensor)
-        self._masters = {name: getattr(value, "main_param", value) for name, value in trained.items()}
-        for name, master in self._masters.items():
-            master.data.copy_(wide[name])  # Megatron has made it of what the compute dtype has left
+            self._parallel = data_parallel(module, self._mesh, alone, self.config.distributed_optimizer)
+            self._optimizer = build_optimizer(
+                self._parallel, self.optimizer, self.device, self._mesh, self._everyone
+            )
+        masters = masters_of(self._optimizer, list(self._trained.values()))
+        self._masters = dict(zip(self._trained, masters, strict=True))
+        for master, value in zip(masters, wide, strict=True):
+            master.values.copy_(master.of(value))  # Megatron has made it of what the compute dtype has left
 
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
         """Return this rank's part of the vocabulary; the whole where the draft does not divide it."""
@@ -194,10 +204,14 @@ class MegatronStrategy(Strategy):
 
     def gather_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Gather one tensor after the other on every process's device (S9)."""
-        from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor import DTensor, Replicate, Shard
 
-        for name, value in self._weights().items():
-            yield name, value.full_tensor() if isinstance(value, DTensor) else value.detach()
+        for name, value in self._module.state_dict().items():
+            part = self._part(name) if name in self._masters else value.detach()
+            if name in self._dimensions:
+                placements = [Replicate(), Shard(self._dimensions[name])]
+                part = DTensor.from_local(part, self._mesh, placements, run_check=False).full_tensor()
+            yield name, part
 
     def save(self, folder: StateFolder) -> None:
         """Write this process's parts, and on rank 0 their index: files that the strategy fsdp reads, too (S5)."""
@@ -207,19 +221,18 @@ class MegatronStrategy(Strategy):
 
     def load(self, folder: StateFolder) -> None:
         """Read parts that any number of processes wrote (S5)."""
-        import torch
-
         from spec_core.sharding import load_sharded
 
         load_sharded(self._state(), folder, self._everyone)
         kept = self._kept_ids()
         if self._kept_V is not None and kept is not None and not kept.equal(self._kept_V):
             raise ArtifactError(f"{folder.path} is of another vocabulary of the draft than this run's")
-        parameters = dict(self._module.named_parameters())
-        with torch.no_grad():
-            for name, master in self._masters.items():
-                if master is not parameters[name]:
-                    parameters[name].copy_(master)
+        for name, parameter in self._trained.items():
+            master = self._masters[name]
+            master.of(parameter).copy_(master.values)
+        if self.config.distributed_optimizer:
+            with self._megatron():
+                self._parallel.start_param_sync()
 
     @classmethod
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
@@ -251,29 +264,60 @@ class MegatronStrategy(Strategy):
         for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(summed.view_as(gradient))
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Return the model's state, float32, divided tensors as such."""
-        state = self._module.state_dict()
-        return {name: self._whole(name, self._masters.get(name, value)) for name, value in state.items()}
+    def _part(self, name: str) -> Tensor:
+        """Return this tensor-parallel rank's part of a trained weight, in float32."""
+        import torch
+        import torch.distributed as dist
 
-    def _state(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint holds: the model's, and the optimizer's of each parameter."""
-        model = {f"{_MODEL}{name}": value for name, value in self._weights().items()}
-        optimizer = {
-            f"optimizer.{name}.{key}": self._whole(name, value)
-            for name, master in self._masters.items()
-            for key, value in self._optimizer.optimizer.state[master].items()
+        parameter, master = self._trained[name].detach(), self._masters[name]
+        if parameter.dtype == torch.float32:
+            return parameter
+        if not self.config.distributed_optimizer:
+            return master.values.view_as(parameter)
+        # Summed as integers, of which one rank's are not 0, the elements keep their bits.
+        bits = torch.zeros(parameter.shape, dtype=torch.int32, device=parameter.device)
+        master.of(bits).copy_(master.values.view(torch.int32))
+        dist.all_reduce(bits, group=self._mesh.get_group("data"))
+        return bits.view(torch.float32)
+
+    def _state(self) -> dict[str, Tensor | FlatShard]:
+        """Return what a checkpoint holds: the model's tensors, masters for weights, and AdamW's of each weight."""
+        state: dict[str, Tensor | FlatShard] = {
+            f"{_MODEL}{name}": value
+            for name, value in self._module.state_dict().items()
+            if name not in self._masters
         }
-        return model | optimizer
+        for name, master in self._masters.items():
+            state[f"{_MODEL}{name}"] = self._shard(name, master.values)
+            for key in ("exp_avg", "exp_avg_sq", "step"):
+                value = master.state.get(key, master.values)
+                state[f"optimizer.{name}.{key}"] = self._shard(name, value, scalar=key == "step")
+        return state
 
-    def _whole(self, name: str, local: Tensor) -> Tensor:
-        """Return the tensor that ``local`` is this rank's part of; a number is the same for all parts."""
-        from torch.distributed.tensor import DTensor, Replicate, Shard
+    def _shard(self, name: str, values: Tensor, scalar: bool = False) -> FlatShard:
+        """Return a tensor of a weight's state, of which ``values`` are those of its elements that are this rank's.
 
-        if name not in self._dimensions or not local.ndim:
-            return local
-        placements = [Replicate(), Shard(self._dimensions[name])]
-        return DTensor.from_local(local.detach(), self._mesh, placements, run_check=False)
+        A ``scalar``, one for the weight, is saved by the rank that has its first element.
+        """
+        from spec_core.sharding import FlatShard
+
+        first, dimension = self._masters[name].first, self._dimensions.get(name)
+        data, tensor = self._mesh.get_local_rank("data"), self._mesh.get_local_rank("tensor")
+        part = () if scalar else tuple(self._trained[name].shape)
+        shape, offset = list(part), [0] * len(part)
+        if part and dimension is not None:
+            offset[dimension] = tensor * part[dimension]
+            shape[dimension] *= self.config.tensor_parallel
+        return FlatShard(
+            shape=tuple(shape),
+            offset=tuple(offset),
+            part=part,
+            first=0 if scalar else first,
+            values=values.view(-1),
+            saves=(tensor == 0 or dimension is not None)
+            and (data == 0 or self.config.distributed_optimizer)
+            and not (scalar and first),
+        )
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
         return reduce(add, outputs).combined(self._sum)

@@ -7,6 +7,7 @@ from spec_core.lazy import lazy_names
 if TYPE_CHECKING:
     from spec_core.sharding.sharded_state import (
         INDEX_FILE,
+        FlatShard,
         check_names,
         copy_overlap,
         load_sharded,
@@ -16,7 +17,15 @@ if TYPE_CHECKING:
 else:
     __getattr__ = lazy_names(
         __name__,
-        sharded_state="INDEX_FILE check_names copy_overlap load_sharded read_full save_sharded",
+        sharded_state="INDEX_FILE FlatShard check_names copy_overlap load_sharded read_full save_sharded",
     )
 
-__all__ = ["INDEX_FILE", "check_names", "copy_overlap", "load_sharded", "read_full", "save_sharded"]
+__all__ = [
+    "INDEX_FILE",
+    "FlatShard",
+    "check_names",
+    "copy_overlap",
+    "load_sharded",
+    "read_full",
+    "save_sharded",
+]

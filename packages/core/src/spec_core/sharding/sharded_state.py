@@ -1,11 +1,14 @@
 """Named tensors, sharded or not, in a StateFolder: saved by any number of processes, loaded by any other number.
 
+What a rank holds of a tensor is rectangles of it: one, or a few that make a range of its elements (``FlatShard``).
 ``rank-R.safetensors`` holds the parts that rank R wrote, under "name@offset"; ``index.json`` lists, for each tensor,
 its dtype, its full shape, and which part of it is in which file.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -18,7 +21,7 @@ from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -29,6 +32,37 @@ _GENERATOR = "generator.rank-"
 """Each process's own tensors begin with this name: not part of what the ranks hold together."""
 
 Offset = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatShard:
+    """A range of the elements of a part of a tensor: what a rank of a distributed optimizer holds."""
+
+    shape: Offset
+    """Shape of the whole tensor."""
+    offset: Offset
+    """First index of the part in the tensor."""
+    part: Offset
+    """Shape of the part."""
+    first: int
+    """Index of the range's first element among the part's, row by row."""
+    values: Tensor
+    """The range's elements [n], contiguous; none where this rank has nothing of the part."""
+    saves: bool
+    """Whether this rank is the one to save the range: others may hold the same."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tensor."""
+        return self.values.dtype
+
+    def rectangles(self) -> Iterator[tuple[Tensor, Offset]]:
+        """Yield views of the range that are rectangles of the tensor, and where each begins."""
+        values = self.values.detach()
+        for start, shape in _rectangles(self.first, self.first + len(values), self.part):
+            rectangle, values = values.split([prod(shape), len(values) - prod(shape)])
+            offset = tuple(map(sum, zip(self.offset, start, strict=True)))
+            yield rectangle.view(shape), offset
 
 
 class Part(Config):
@@ -55,20 +89,23 @@ class IndexEntry(Config):
 Index = dict[str, IndexEntry]
 
 
-def save_sharded(state: Mapping[str, Tensor], folder: StateFolder, group: dist.ProcessGroup) -> None:
+def save_sharded(
+    state: Mapping[str, Tensor | FlatShard], folder: StateFolder, group: dist.ProcessGroup
+) -> None:
     """Write the shards of ``state`` that this rank holds, and its generator; rank 0 adds the index. Collective."""
     rank = dist.get_rank(group)
     file = f"rank-{rank}.safetensors"
-    mine = {name: value for name, value in state.items() if _is_first_copy(value, rank)}
+    mine = {name: value for name, value in state.items() if _saves(value, rank)}
     mine[f"{_GENERATOR}{rank}"] = torch.get_rng_state()
     tensors: dict[str, Tensor] = {}
     entries: Index = {}
     for name, value in mine.items():
-        local, offset = _local(value)
-        part = Part(offset=offset, shape=tuple(local.shape), file=f"state/{file}")
+        parts: list[Part] = []
+        for local, offset in _held(value):
+            parts.append(Part(offset=offset, shape=tuple(local.shape), file=f"state/{file}"))
+            tensors[_key(name, offset)] = local
         dtype = str(value.dtype).removeprefix("torch.")
-        entries[name] = IndexEntry(dtype=dtype, shape=tuple(value.shape), parts=(part,))
-        tensors[_key(name, offset)] = local
+        entries[name] = IndexEntry(dtype=dtype, shape=tuple(value.shape), parts=tuple(parts))
     folder.write_tensors(file, tensors)
     everyones: list[Index] = [{}] * dist.get_world_size(group)
     dist.all_gather_object(everyones, entries, group=group)
@@ -76,7 +113,9 @@ def save_sharded(state: Mapping[str, Tensor], folder: StateFolder, group: dist.P
         folder.write_json(INDEX_FILE, _merged(everyones))
 
 
-def load_sharded(state: Mapping[str, Tensor], folder: StateFolder, group: dist.ProcessGroup) -> None:
+def load_sharded(
+    state: Mapping[str, Tensor | FlatShard], folder: StateFolder, group: dist.ProcessGroup
+) -> None:
     """Read into the tensors of ``state`` what any number of ranks saved, and this rank's generator if it has one."""
     index = _read_index(folder)
     shared = {name: entry for name, entry in index.items() if not name.startswith(_GENERATOR)}
@@ -100,14 +139,19 @@ def check_names(state: Mapping[str, object], saved: Mapping[str, object]) -> Non
 
 
 def copy_overlap(
-    target: Tensor, full_shape: Offset, source: Tensor, source_offset: Offset, name: str
+    target: Tensor | FlatShard, full_shape: Offset, source: Tensor, source_offset: Offset, name: str
 ) -> None:
-    """Copy the rectangle that ``target`` (a tensor or the shard of one) and ``source`` have in common."""
+    """Copy what ``target`` (a tensor or the shard of one) and the rectangle ``source`` have in common."""
     if tuple(target.shape) != tuple(full_shape):
         raise ArtifactError(
             f"{name} has shape {list(full_shape)} in the checkpoint, {list(target.shape)} in the draft"
         )
-    local, offset = _local(target)
+    for local, offset in _held(target):
+        _copy_common(local, offset, source, source_offset)
+
+
+def _copy_common(local: Tensor, offset: Offset, source: Tensor, source_offset: Offset) -> None:
+    """Copy the rectangle that two rectangles of one tensor have in common."""
     for dimension, (mine, theirs) in enumerate(zip(offset, source_offset, strict=True)):
         start = max(mine, theirs)
         stop = min(mine + local.shape[dimension], theirs + source.shape[dimension])
@@ -124,7 +168,7 @@ def _read_full(index: Index, names: list[str], folder: StateFolder) -> dict[str,
     return state
 
 
-def _read(state: Mapping[str, Tensor], index: Index, folder: StateFolder) -> None:
+def _read(state: Mapping[str, Tensor | FlatShard], index: Index, folder: StateFolder) -> None:
     by_file: dict[str, list[tuple[str, Part]]] = {}
     for name in state:
         for part in index[name].parts:
@@ -153,25 +197,51 @@ def _merged(everyones: list[Index]) -> dict[str, object]:
     return {name: entry.model_dump(mode="json") for name, entry in merged.items()}
 
 
-def _is_first_copy(tensor: Tensor, rank: int) -> bool:
+def _saves(value: Tensor | FlatShard, rank: int) -> bool:
     """Return whether this rank is the one to write what it holds: others may hold the same.
 
     What is not sharded is the same everywhere, and so is a shard along each axis of the mesh that replicates it.
     """
-    if not isinstance(tensor, DTensor):
+    if isinstance(value, FlatShard):
+        return value.saves
+    if not isinstance(value, DTensor):
         return rank == 0
-    place = tensor.device_mesh.get_coordinate() or ()
-    axes = zip(place, tensor.placements, strict=True)
+    place = value.device_mesh.get_coordinate() or ()
+    axes = zip(place, value.placements, strict=True)
     return all(number == 0 for number, placement in axes if placement.is_replicate())
 
 
-def _local(tensor: Tensor) -> tuple[Tensor, Offset]:
-    """Return what this rank holds of a tensor, and where it begins."""
-    tensor = tensor.detach()
+def _held(value: Tensor | FlatShard) -> Iterator[tuple[Tensor, Offset]]:
+    """Yield the rectangles that this rank holds of a tensor, and where each begins."""
+    if isinstance(value, FlatShard):
+        yield from value.rectangles()
+        return
+    tensor = value.detach()
     if not isinstance(tensor, DTensor):
-        return tensor, (0,) * tensor.ndim
+        yield tensor, (0,) * tensor.ndim
+        return
     (chunk,) = tensor.__create_chunk_list__()
-    return tensor.to_local(), tuple(chunk.offsets)
+    yield tensor.to_local(), tuple(chunk.offsets)
+
+
+def _rectangles(first: int, stop: int, shape: Offset) -> Iterator[tuple[Offset, Offset]]:
+    """Yield offset and shape of the fewest rectangles that are elements ``first`` to ``stop``, in order."""
+    if first >= stop:
+        return
+    if not shape:
+        yield (), ()
+        return
+    row = prod(shape[1:])
+    inside, whole, last = first // row, -(-first // row), stop // row
+    if inside < whole:  # it begins, or lies, inside of a row
+        end = min(stop, whole * row)
+        for offset, part in _rectangles(first - inside * row, end - inside * row, shape[1:]):
+            yield (inside, *offset), (1, *part)
+    if whole < last:
+        yield (whole, *(0 for _ in shape[1:])), (last - whole, *shape[1:])
+    if whole <= last:
+        for offset, part in _rectangles(0, stop - last * row, shape[1:]):
+            yield (last, *offset), (1, *part)
 
 
 def _key(name: str, offset: Offset) -> str:
