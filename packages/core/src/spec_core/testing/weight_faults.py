@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from spec_core.testing.weight_stage import (
+    BUCKET_BYTES,
     FENCE,
     WAIT_S,
     RemoteReplica,
@@ -20,7 +23,6 @@ from spec_core.weight_transport import WeightReceiver, WeightTransport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import torch
     from torch import Tensor
 
     from spec_core.testing.processes import Rank
@@ -51,7 +53,7 @@ def fault_in_replica(me: Rank, stage: WeightStage) -> None:
         assert report.replicas["replica 1"].reason
         _check_serves(replicas[2], 1)
         # The fault is not held against the others: they go on at once.
-        report = publisher.publish(3, stage.weights(3), timeout_s=PUSH_S).result(WAIT_S)
+        report = publisher.publish(3, stage.weights(3)).result(WAIT_S)
         assert report.committed, report
         assert report.replicas["replica 1"].state == "quarantined"
         _check_serves(replicas[2], 3)
@@ -157,13 +159,23 @@ def _swap(weights: Weights) -> Weights:
     return ((other.get(name, name), tensor) for name, tensor in weights)
 
 
+def _reorder(weights: Weights) -> Weights:
+    """Exchange two buckets of one tensor."""
+    for name, tensor in weights:
+        if name == "cut":
+            first, second, rest = tensor.split([BUCKET_BYTES, BUCKET_BYTES, len(tensor) - 2 * BUCKET_BYTES])
+            yield name, torch.cat([second, first, rest])
+        else:
+            yield name, tensor
+
+
 def _stale(weights: Weights) -> Weights:
     """Yield one tensor of the version before."""
     before = odd_weights(0)
     return ((name, before[name] if name == "scalar" else tensor) for name, tensor in weights)
 
 
-DAMAGES = (_flip, _drop, _double, _truncate, _swap, _stale)
+DAMAGES = (_flip, _drop, _double, _truncate, _swap, _reorder, _stale)
 
 
 class _DamagingReceiver(WeightReceiver):
