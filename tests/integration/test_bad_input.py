@@ -243,7 +243,7 @@ def test_illegal_combination_names_the_remedy(refused, words, remedy):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["push.address=here"], "servers cannot connect to 'here': ProtocolError: 'here' is not host:port"),
+        (["push.address=here"], "servers cannot connect to 'here': 'here' is not host:port"),
         (["push.address=127.0.0.1:70000"], "the highest port is 65535"),
         (["push.transport=[pigeon]"], "no weight_transport plugin is called 'pigeon'"),
         (["push.transport=[ipc]", "push.folder=x"], "no weight transport among ipc has the option folder"),

@@ -69,7 +69,7 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
         assert [line.split()[:4] for line in outcome.out.splitlines()] == [
             [url, "committed", "version", "1"] for url in (fresh_server, other)
         ]
-        way = " by ipc (not collective: sockets, after host memory; not file: files, after host memory)  "
+        way = " by ipc (not collective: sockets, slower than host memory; not file: files, slower than host memory)  "
         assert outcome.out.count(way) == 2, outcome.out
         by_file = ["--transport", "file", "--folder", tmp_path]
         document = json.loads(command_line(*push, drafts["trained"], *by_file, "--json").out)
@@ -95,7 +95,7 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
         (["--to", "http://127.0.0.1:port"], "is no address of a server; expected http://host:port"),
         (
             ["--to", "http://127.0.0.1:1", "--address", "here"],
-            "servers cannot connect to 'here': ProtocolError: 'here' is not host:port; name host:port of this host",
+            "servers cannot connect to 'here': 'here' is not host:port; name host:port of this host",
         ),
         (["--to", "http://127.0.0.1:1", "--address", "0.0.0.0:0"], "that is every interface"),
         (

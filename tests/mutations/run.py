@@ -96,7 +96,7 @@ MUTATIONS = [
     Mutation(
         "U7",
         UPDATES,
-        "self._owner.give_up(update, reason_of(error))",
+        "self._owner.give_up(update, cause(error))",
         "pass",
         UPDATE_TEST + "publisher_that_is_not_there_ends_in_the_status",
     ),

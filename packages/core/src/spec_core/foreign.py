@@ -36,7 +36,7 @@ def foreign_errors(error_type: type[SpecError], problem: str) -> Generator[None]
 
 
 def cause(error: BaseException) -> str:
-    """Return the first line of a foreign error, with the name of its type where the text alone says little."""
+    """Return the first line of an error, with the name of its type where the text alone says little."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, OSError) and error.strerror:
@@ -45,7 +45,11 @@ def cause(error: BaseException) -> str:
         problem = error.errors(include_url=False, include_input=False)[0]
         return ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"])))
     text = next(iter(str(error).strip().splitlines()), "")
-    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
+    return (
+        text
+        if isinstance(error, ValueError | SpecError) and text
+        else f"{type(error).__name__}: {text}".rstrip(": ")
+    )
 
 
 def read_bytes(file: Path, error_type: type[SpecError], max_bytes: int = _MAX_JSON_BYTES) -> bytes:

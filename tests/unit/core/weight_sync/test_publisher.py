@@ -280,8 +280,8 @@ def test_obstacles_are_in_the_reason():
             "wire",
             {
                 "far": "the rank is on the moon",
-                "files": "files, after device link",
-                "shy": "unstated, after device link",
+                "files": "files, slower than device link",
+                "shy": "unstated, slower than device link",
             },
         ),
     ],

@@ -148,7 +148,7 @@ def test_a_push_that_fails_is_a_line_in_the_log(spec, publisher, caplog):
         assert pushes.finish() == []
     # Whether it was still waited for is a matter of time; that is another line.
     failures = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
-    assert failures == ["push of version 2 failed: RunError: no room"]
+    assert failures == ["push of version 2 failed: no room"]
 
 
 def test_memory_that_cannot_be_had_ends_a_push_and_no_run(spec, publisher, caplog):

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from spec_core.draft_replica import UpdateOrder
 from spec_core.errors import DeadlineExceeded, EngineError, RunError
+from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_core.weight_sync.current_device import beside
-from spec_core.weight_sync.messages import Confirm, Endpoint, Loaded, Offer, reason_of
+from spec_core.weight_sync.messages import Confirm, Endpoint, Loaded, Offer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -108,7 +109,7 @@ class Delivery(Resource):
         except Exception as error:  # noqa: BLE001 (a transport or a replica may raise anything)
             self.has_failed = True
             self._close_sender()
-            self.abort(reason_of(error))
+            self.abort(cause(error))
 
     def commit(self) -> None:
         """Make the replica serve what it has received; afterwards ``committed``, or ``quarantined`` with a reason."""
@@ -122,7 +123,7 @@ class Delivery(Resource):
             self.state = "committed"
         except Exception as error:  # noqa: BLE001 (a replica may raise anything)
             self.has_failed = True
-            self.state, self.reason = "quarantined", reason_of(error)
+            self.state, self.reason = "quarantined", cause(error)
 
     def revert(self, reason: str) -> None:
         """Undo a commit, or what may be one; afterwards ``reverted``, or ``quarantined`` where that failed."""
@@ -134,7 +135,7 @@ class Delivery(Resource):
             self.state, self.reason = "reverted", reason
         except Exception as error:  # noqa: BLE001 (a replica may raise anything)
             self.has_failed = True
-            self.state, self.reason = "quarantined", self.reason or reason_of(error)
+            self.state, self.reason = "quarantined", self.reason or cause(error)
 
     def abort(self, reason: str) -> None:
         """Give up an update that is not committed; the replica serves on what it served."""

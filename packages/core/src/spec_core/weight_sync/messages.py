@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import pydantic
 
 from spec_core.draft_replica import UpdateId
-from spec_core.errors import EngineError, SpecError, first_line
-from spec_core.foreign import cause
+from spec_core.errors import EngineError
 from spec_core.framed_socket import FramedSocket, peer_errors
 from spec_core.rendezvous import parse_address
 from spec_core.weight_manifest import Manifest
@@ -92,11 +91,6 @@ class UpdateFailed(WireRecord):
 
     kind: Literal["failed"] = "failed"
     reason: str
-
-
-def reason_of(error: BaseException) -> str:
-    """Return an error in one line, with the name of its type where it is not this project's own."""
-    return first_line(error) if isinstance(error, SpecError) else cause(error)
 
 
 M = TypeVar("M", Greeting, Offer, Endpoint, Loaded, Confirm)

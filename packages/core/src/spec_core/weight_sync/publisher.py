@@ -20,12 +20,12 @@ import torch
 
 from spec_core.draft_replica import ServingStatus, UpdateId
 from spec_core.errors import ConfigError, RunError
+from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_core.weight_manifest import Manifest
 from spec_core.weight_sync.current_device import beside, queued_before
 from spec_core.weight_sync.delivery import Delivery, Payload, ReplicaOutcome, settled
 from spec_core.weight_sync.digest import tensor_entries
-from spec_core.weight_sync.messages import reason_of
 from spec_core.weight_sync.publisher_link import PublisherLink
 from spec_core.weight_sync.push import Push
 from spec_core.weight_sync.transport_choice import TransportChoice
@@ -332,4 +332,4 @@ def _answer(name: str, future: Future[ServingStatus], deadline: float) -> Servin
     try:
         return settled(future, deadline, f"replica {name!r}")
     except Exception as error:  # noqa: BLE001 (a replica may raise anything)
-        return ServingStatus(state="quarantined", reason=reason_of(error))
+        return ServingStatus(state="quarantined", reason=cause(error))

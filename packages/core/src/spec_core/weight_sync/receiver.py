@@ -13,18 +13,11 @@ from typing import TYPE_CHECKING
 
 from spec_core.draft_replica import ServingStatus
 from spec_core.errors import EngineError, PeerLost, ProtocolError
+from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_core.weight_sync.current_device import beside
 from spec_core.weight_sync.digest import TensorDigests, dtype_name
-from spec_core.weight_sync.messages import (
-    Confirm,
-    Endpoint,
-    Greeting,
-    Loaded,
-    Offer,
-    UpdateChannel,
-    reason_of,
-)
+from spec_core.weight_sync.messages import Confirm, Endpoint, Greeting, Loaded, Offer, UpdateChannel
 from spec_core.weight_sync.short_turns import short_turns
 
 if TYPE_CHECKING:
@@ -94,7 +87,7 @@ class UpdateReceiver(Resource):
                 with self._transfer.timed("swap"):
                     self.slot.swap()
             except Exception as error:
-                self._quarantine(f"the swap failed: {reason_of(error)}")
+                self._quarantine(f"the swap failed: {cause(error)}")
                 raise EngineError(f"update {update.number}: {self._status.reason}") from error
             self._replaced = None if self._damage else replaced
             self._damage = ""
@@ -113,7 +106,7 @@ class UpdateReceiver(Resource):
             try:
                 self.slot.swap()
             except Exception as error:
-                self._quarantine(f"the swap back failed: {reason_of(error)}")
+                self._quarantine(f"the swap back failed: {cause(error)}")
                 raise EngineError(f"update {update.number}: {self._status.reason}") from error
             self._damage = ""
             self._set("reverted", version=replaced.version, digest=replaced.digest)
@@ -263,19 +256,18 @@ class _Transfer:
             ):
                 self._receive(channel)
         except Exception as error:  # noqa: BLE001 (the top of a thread: an engine's loader may raise anything)
-            logger.info("update %d of group %s ended: %s", update.number, update.group, reason_of(error))
-            self._owner.give_up(update, reason_of(error))
+            logger.info("update %d of group %s ended: %s", update.number, update.group, cause(error))
+            self._owner.give_up(update, cause(error))
 
     def _receive(self, channel: UpdateChannel) -> None:
-        channel.post(
-            self._greeting(), self._deadline
-        )  # also where it was given up: the publisher waits for it
+        # Also where the update was given up meanwhile: the publisher waits for it, and then sees the end.
+        channel.post(self._greeting(), self._deadline)
         self._register(channel)
         with contextlib.ExitStack() as ends:  # closed after the publisher has the digest: that may take time
             try:
                 digest = self._load(channel, ends)
             except Exception as error:
-                channel.fail(reason_of(error))
+                channel.fail(cause(error))
                 raise
             self._owner.has_received(self.order.update)
             channel.post(Loaded(digest=digest, seconds=self._times()), self._deadline)

@@ -54,7 +54,9 @@ class TransportChoice:
         return ChosenTransport(taken, self._transports[taken], not_taken)
 
     def _comparison(self, medium: WeightMedium, taken: WeightMedium) -> str:
-        return f"{medium}, after {taken}" if self._fastest_first else "named later"
+        if not self._fastest_first or medium == taken:
+            return "named later"
+        return f"{medium}, slower than {taken}"
 
     def _obstacle(self, name: str, transport: WeightTransport, end: RankEnd) -> str:
         if name not in end.places:
