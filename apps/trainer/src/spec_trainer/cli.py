@@ -192,7 +192,7 @@ def regenerate(
     Parameters
     ----------
     overrides
-        Options of engine and backend, such as engine.dtype=float32.
+        Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
     _check_words(overrides)
     from spec_trainer.regeneration.command import regenerate_answers
@@ -227,7 +227,7 @@ def evaluate(
     Parameters
     ----------
     overrides
-        Options of engine and backend, such as engine.dtype=float32.
+        Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
     from spec_trainer.evaluation.command import evaluate_draft
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from spec_core.drafting import write_draft
+from spec_trainer.data.chat_config import write_chat_record
 from spec_trainer.disk import follow_umask, new_folder, not_written
 from spec_trainer.draft_folder import check_export
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from spec_core import Draft, Strategy, TargetSpec, TrainStep, VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_core.state_folder import StateFolder
+    from spec_trainer.data.chat_config import ChatConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,22 +72,31 @@ class DraftTrainer:
             for name, tensor in self._draft.exported_tensors(weights, target)
         }
 
-    def export(self, target: TargetSpec, folder: Path) -> None:
-        """Write a draft folder that engines load; rank 0 writes."""
+    def export(self, target: TargetSpec, folder: Path, chat: ChatConfig) -> None:
+        """Write a draft folder that engines load, with a record of ``chat``; rank 0 writes."""
         weights = self._strategy.full_weights()
         if self._rank == 0:
-            export_draft(self._draft, weights, target, folder)
+            export_draft(self._draft, weights, target, folder, chat)
 
 
-def export_draft(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, folder: Path) -> None:
+def export_draft(
+    draft: Draft,
+    weights: dict[str, Tensor],
+    target: TargetSpec,
+    folder: Path,
+    chat: ChatConfig | None = None,
+) -> None:
     """Write a draft folder whole, and one that passes every check of its readers, or not at all.
 
-    Raise RunError where there is no room for it.
+    ``chat``: how the conversations were rendered that it was trained on; recorded beside it. Raise RunError
+    where there is no room for it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = new_folder(folder.parent, f".{folder.name}-")
     try:
         write_draft(draft, weights, target, scratch)
+        if chat is not None:
+            write_chat_record(scratch, chat)
         check_export(draft, scratch, target)
         for file in scratch.iterdir():  # whoever serves it may be another user
             follow_umask(file)

@@ -10,6 +10,7 @@ from pydantic import Field
 from spec_core import Backend, BackendConfig, Config, Engine, EngineConfig
 from spec_core.config import read_configuration, validate
 from spec_trainer.config import TimeoutsConfig, named_plugin
+from spec_trainer.data.chat_config import ChatConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,11 +20,12 @@ E = TypeVar("E", bound=EngineConfig)
 
 
 class EngineSections(Config, Generic[B, E]):
-    """The sections of the configuration that such a command reads."""
+    """The sections of the configuration that such a command reads; of section ``data``, how prompts become text."""
 
     backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     timeouts: TimeoutsConfig = TimeoutsConfig()
+    data: ChatConfig = ChatConfig()
 
 
 @dataclass(frozen=True)

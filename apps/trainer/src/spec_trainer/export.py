@@ -38,5 +38,5 @@ def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None 
         raise ArtifactError(f"target {target.folder} has changed since {checkpoint} was trained on it")
     draft = types["draft"](config.draft)
     draft.check_target(target)
-    export_draft(draft, read_weights(types["strategy"], checkpoint), target, output)
+    export_draft(draft, read_weights(types["strategy"], checkpoint), target, output, config.data)
     return output

@@ -243,7 +243,7 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
     directory = state.spec.directory
     directory.check_still_owned(state.spec.identity)
     with state.timer("export"):
-        state.trainer.export(state.spec.target, directory.draft)
+        state.trainer.export(state.spec.target, directory.draft, state.spec.config.data)
     if state.rank != 0:
         return {}
     summary = (None if last else _kept_summary(state)) or _summary(state, last)

@@ -13,6 +13,8 @@ from spec_trainer.data import rendering_limits, turns
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 
+from ....chat_templates import CONVERSATIONS, THINKING
+
 TURNS = ["Hi there", "The quick fox.", "And then?", " Four,  I think\n"]
 
 
@@ -109,7 +111,7 @@ def test_reasoning_that_a_template_forgets_is_supervised_where_it_is_shown(load,
 
 def test_an_opening_in_the_generation_prompt_is_not_supervised(load, supervised):
     dataset = load(conversation("a", "Four.", "b", "Five."), template=forgets_reasoning("<think>\n"))
-    assert supervised(dataset.sample(0)) == "Four.<|im_end|> | \n</think>\n\nFive.<|im_end|>"
+    assert supervised(dataset.sample(0)) == "Four.<|im_end|> | Five.<|im_end|>"
 
 
 def test_an_end_of_turn_that_depends_on_the_place_is_found_in_each(load, supervised):
@@ -325,3 +327,37 @@ def test_a_chat_template_that_is_none_is_refused(load, tmp_path, template):
     data = DataConfig(path=str(tmp_path / "rows.jsonl"), eval_samples=0)
     with pytest.raises(DataError, match=r"tokenizer in '.*target' (cannot be|has no chat template)"):
         load_dataset(data, tmp_path / "target", 400)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "reasoning"), [({}, "<think>\nhm\n</think>\n\n"), ({"enable_thinking": False}, "")]
+)
+def test_empty_reasoning_that_the_template_writes_is_never_supervised(load, supervised, kwargs, reasoning):
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Four."}]}
+    thought = {"messages": [row["messages"][0], row["messages"][1] | {"reasoning": "hm"}]}
+    dataset = load(row, thought, template=THINKING, chat_template_kwargs=kwargs)
+    assert supervised(dataset.sample(0)) == "Four.<|im_end|>"
+    assert supervised(dataset.sample(1)) == f"{reasoning}Four.<|im_end|>"
+    said = {"messages": [row["messages"][0], {"role": "assistant", "content": "<think>\n</think>\n\nFour."}]}
+    dataset = load(said, template=CHATML)
+    assert supervised(dataset.sample(0)) == "<think>\n</think>\n\nFour.<|im_end|>"
+
+
+def test_calls_of_tools_reach_the_template_as_a_server_passes_them(load, supervised):
+    dataset = load(
+        CONVERSATIONS[3]
+        | {"tools": json.dumps(CONVERSATIONS[3]["tools"])},  # as a column of Parquet has them
+        template=THINKING,
+    )
+    assert supervised(dataset.sample(0)) == '<call>clock zone="UTC"<|im_end|>'
+
+
+def test_a_system_prompt_beside_the_conversation_comes_first(load):
+    inside, outside = load(
+        {"messages": [{"role": "system", "content": "Be brief."}, *conversation("a", "b")["messages"]]},
+        {
+            "system": "Be brief.",
+            "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+        },
+    ).train
+    np.testing.assert_array_equal(inside.input_ids, outside.input_ids)

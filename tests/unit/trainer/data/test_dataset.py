@@ -82,8 +82,12 @@ def test_last_turn_only_keeps_the_last_stretch_of_a_tokenised_row(write):
         ({"messages": [{"role": "wizard", "content": "x"}]}, r"messages\[0\] has the role 'wizard'"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\] has no content"),
         ({"messages": [{"role": "user", "content": 3}]}, r"content of messages\[0\]"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "part that is not text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "part of type 'image'; drafts are trained on text",
+        ),
         ({"conversations": [{"from": "human", "value": "a"}, {"value": "b"}]}, r"conversations\[1\]"),
+        (CHAT | {"images": ["a.png"]}, "the row has 'images'; drafts are trained on text"),
         (CHAT | {"tools": "clock"}, "tools is not a list"),
         (CHAT | {"last_turn_only": "yes"}, "last_turn_only: expected true or false"),
         ({"text": 5}, "text is int"),

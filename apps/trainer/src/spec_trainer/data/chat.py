@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+    from spec_trainer.data.chat_config import ChatConfig
+
 
 Spans = list[tuple[int, int]]
 
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+_OPENED = re.compile(r"<think>\s*\Z")
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TODAY = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 # Some templates write today's date into the system prompt. Samples must not change overnight, or a run could not
@@ -41,11 +45,12 @@ class Rendering:
 
 
 class ChatRenderer:
-    """Renders conversations with one tokenizer's template. Raises DataError where the tokenizer has none."""
+    """Renders conversations with one template. Raises DataError where neither tokenizer nor configuration has one."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Keep ``tokenizer`` and its special tokens."""
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ChatConfig) -> None:
+        """Keep ``tokenizer`` and its special tokens, and the template and variables that ``config`` gives."""
         self._tokenizer = tokenizer
+        self._config = config
         added = tokenizer.added_tokens_decoder.values()
         self._end_tokens = EndTokens(
             {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
@@ -79,7 +84,7 @@ class ChatRenderer:
         for index, span in zip(turns, finder.spans(turns), strict=False):
             if span is None:
                 raise BadRow("assistant turn not found in the rendered conversation", _way_out(chat, index))
-            spans.append(span)
+            spans.append(_without_empty_thought(text, span, chat.messages[index]))
         return spans
 
     def _try_render(self, chat: Chat) -> Render:
@@ -111,21 +116,34 @@ class ChatRenderer:
                 chat_template=template,
                 return_assistant_tokens_mask=marked,
                 add_generation_prompt=prompt,
-                **self._tokenizer.special_tokens_map,
+                **{**self._tokenizer.special_tokens_map, **self._config.chat_template_kwargs},
             )
         return texts[0], [(start, stop) for start, stop in marks[0]] if marked else []
 
     def _template(self, chat: Chat) -> str:
-        template = None
+        template = self._config.chat_template
         # ValueError: there is no template. Any other error: it is not a usable one.
         with suppress(Exception):
-            template = self._tokenizer.get_chat_template(tools=chat.tools)
+            template = template or self._tokenizer.get_chat_template(tools=chat.tools)
         if not isinstance(template, str):
             raise DataError(
                 f"the tokenizer in '{self._tokenizer.name_or_path}' has no chat template, which conversations need: "
-                "put its chat_template.jinja there, or give rows of text or of input_ids with loss_mask"
+                "put its chat_template.jinja there, set data.chat_template to a file, or give rows of text or of "
+                "input_ids with loss_mask"
             )
         return _TODAY.sub(lambda match: repr(_FIXED_DATE.strftime(match[2])), template)
+
+
+def _without_empty_thought(text: str, span: tuple[int, int], message: dict[str, Any]) -> tuple[int, int]:
+    """Return the span without the empty reasoning that a template writes for an answer that has none.
+
+    A target that may think does not begin so, and to one that may not the block is given with the prompt.
+    """
+    start, stop = span
+    opened = _OPENED.search(text, max(0, start - 20), start)  # by the generation prompt
+    block = _EMPTY_THOUGHT.match(text, opened.start() if opened else start, stop)
+    own = _EMPTY_THOUGHT.match(str(message.get("content", "")).lstrip())
+    return (block.end(), stop) if block and not own else span
 
 
 def _way_out(chat: Chat, index: int) -> str:

@@ -6,10 +6,10 @@ from typing import Annotated, Literal, Self
 
 import pydantic
 
-from spec_core.config import Config
+from spec_trainer.data.chat_config import ChatConfig
 
 
-class DataConfig(Config):
+class DataConfig(ChatConfig):
     """Section ``data``: what is trained on, and how rows become samples."""
 
     path: str

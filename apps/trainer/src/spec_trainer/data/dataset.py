@@ -13,7 +13,7 @@ from spec_core.errors import DataError
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.report import DataReport
 from spec_trainer.data.rows import Text, parse_row
-from spec_trainer.data.sources import read_rows
+from spec_trainer.data.sources import check_answers, read_rows
 from spec_trainer.data.tokens import Encoded, Encoder
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def load_dataset(
     DataError, naming file and line, for a source or row that cannot be used, and where nothing is left.
     """
     report = DataReport()
-    reader = _Reader(config, Encoder(tokenizer_folder, vocab_size), report, longest_prompt)
+    reader = _Reader(config, Encoder(tokenizer_folder, vocab_size, config), report, longest_prompt)
     train, held_out = reader.read(config.path), []
     if config.eval_path is not None:
         held_out = reader.read(config.eval_path)
@@ -139,6 +139,7 @@ class _Reader:
         self._longest_prompt = longest_prompt
 
     def read(self, path: str) -> list[_Found]:
+        check_answers(path, self._config)
         found = list(self._usable(path))
         if not found:
             raise DataError(f"data {path!r} holds no usable row ({self._report})")

@@ -5,21 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spec_core.errors import DataError
+from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import parse_row
-from spec_trainer.data.sources import read_rows
+from spec_trainer.data.sources import check_answers, read_rows
 from spec_trainer.data.tokens import Encoder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def load_prompts(path: Path, tokenizer_folder: Path, vocab_size: int, max_length: int) -> list[list[int]]:
+def load_prompts(
+    path: Path, tokenizer_folder: Path, vocab_size: int, max_length: int, chat: ChatConfig | None = None
+) -> list[list[int]]:
     """Return the token ids of one prompt per row, in the file's order; ``Encoder.prompt`` says which tokens.
 
     Raise DataError, naming file and line, for a row without a prompt, or with one of more than ``max_length`` tokens.
     """
-    encoder = Encoder(tokenizer_folder, vocab_size)
+    chat = chat or ChatConfig()
+    check_answers(str(path), chat)
+    encoder = Encoder(tokenizer_folder, vocab_size, chat)
     prompts: list[list[int]] = []
     for row in read_rows(str(path)):
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,8 @@ _ROLES = {
     "function_response": "tool",
 } | {role: role for role in ("system", "developer", "user", "assistant", "tool", "function")}
 
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+_TEXT_ONLY = "drafts are trained on text; remove what is not text from the row, or the row"
 _SHAPES = "messages, conversations, text, or input_ids with loss_mask"
 
 
@@ -72,7 +76,9 @@ def parse_row(row: object) -> Chat | Text | Tokens:
         return _tokens(fields, flag)
     for key in ("messages", "conversations"):
         if key in fields:
-            return Chat(_messages(key, fields[key]), _tools(fields.get("tools")), flag)
+            _check_text_only(fields)
+            messages = _messages(key, fields[key], fields.get("system"))
+            return Chat(messages, _tools(fields.get("tools")), flag)
     if "text" in fields:
         return Text(_text(fields["text"]))
     keys = shortened(", ".join(map(str, fields)), 200)
@@ -106,10 +112,24 @@ def _integers(name: str, values: object) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _messages(key: str, turns: object) -> list[dict[str, Any]]:
+def _check_text_only(fields: Mapping[str, Any]) -> None:
+    for key in _MEDIA:
+        if fields.get(key):
+            raise BadRow("not text alone", f"the row has {key!r}; {_TEXT_ONLY}")
+
+
+def _messages(key: str, turns: object, system: object) -> list[dict[str, Any]]:
+    """Return the messages of a conversation, after the system prompt that stands in the row beside them, if any."""
     if not isinstance(turns, list) or not turns:
         raise BadRow("bad conversation", f"{key} is not a list of at least one message")
-    return [_message(f"{key}[{index}]", turn) for index, turn in enumerate(turns)]
+    messages = [_message(f"{key}[{index}]", turn) for index, turn in enumerate(turns)]
+    if not system:
+        return messages
+    if not isinstance(system, str) or messages[0]["role"] == "system":
+        raise BadRow(
+            "bad conversation", f"system is {shown(system)}, expected text and no system message besides"
+        )
+    return [{"role": "system", "content": system}, *messages]
 
 
 def _message(name: str, turn: object) -> dict[str, Any]:
@@ -127,9 +147,37 @@ def _message(name: str, turn: object) -> dict[str, Any]:
     content = message.get("content", value)
     if content is None and not message.get("tool_calls"):
         raise BadRow("bad conversation", f"{name} has no content")
+    if isinstance(message.get("reasoning"), str):
+        message.setdefault("reasoning_content", message["reasoning"])
+    if message.get("tool_calls"):
+        message["tool_calls"] = _tool_calls(name, message["tool_calls"])
     return (
         message | {"role": _ROLES[role]} | ({} if content is None else {"content": _content(name, content)})
     )
+
+
+def _tool_calls(name: str, calls: object) -> list[Any]:
+    """Return the calls with arguments as objects: OpenAI writes them as JSON, templates expect what servers pass."""
+    if not isinstance(calls, list):
+        raise BadRow("bad conversation", f"tool_calls of {name} is not a list")
+    return [_tool_call(name, call) for call in calls]
+
+
+def _tool_call(name: str, call: object) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _parsed(f"the arguments of a tool call of {name}", arguments) if arguments else {}
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+
+
+def _parsed(what: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadRow("bad conversation", f"{what} are not JSON: {shown(text)}") from None
 
 
 def _content(name: str, content: object) -> str:
@@ -141,13 +189,21 @@ def _content(name: str, content: object) -> str:
 
 
 def _part(name: str, part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(kind, str) and kind != "text":
+        raise BadRow(
+            "not text alone", f"the content of {name} has a part of type {shown(kind)}; {_TEXT_ONLY}"
+        )
     if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
         raise BadRow("bad conversation", f"the content of {name} has a part that is not text")
     return part["text"]
 
 
 def _tools(tools: object) -> list[dict[str, Any]] | None:
-    if tools is None or tools == []:
+    if isinstance(tools, str) and tools:  # as columns of Parquet have them
+        with suppress(BadRow):
+            tools = _parsed("tools", tools)
+    if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRow("bad conversation", "tools is not a list of objects")

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import DataError
 from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
+from spec_trainer.data.chat_config import chat_of_answers, meta_of_answers
 from spec_trainer.data.errors import BadRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
+
+    from spec_trainer.data.chat_config import ChatConfig
 
 _LINE_BYTES = 16 << 20
 """Bytes of one row of JSONL: some millions of tokens. Lists of Python's integers take 20 times as much."""
@@ -55,14 +58,29 @@ def read_rows(path: str) -> Iterator[DataRow]:
         raise DataError(f"data {path!r} does not exist: expected {_EXPECTED}, or a hub id owner/name[:split]")
 
 
+def check_answers(path: str, chat: ChatConfig) -> None:
+    """Raise ConfigError where ``regenerate`` has rendered a file of ``path`` with other values than ``chat``."""
+    place = Path(path)
+    for file in _data_files(place) if place.is_dir() else [place]:
+        made = chat_of_answers(file)
+        if made is not None:
+            chat.check_same(made, f"data '{file}'")
+
+
 def _data_files(folder: Path) -> list[Path]:
     """Return the data files below ``folder`` by name."""
     names = (Path(place) / name for place, _, names in os.walk(folder, onerror=_raise) for name in names)
     with _readable(str(folder)):
-        files = sorted(file for file in names if file.suffix in _READERS and file.is_file())
+        files = sorted(file for file in names if _is_data(file))
     if not files:
         raise DataError(f"data folder '{folder}' holds no {', '.join(_READERS)} file")
     return files
+
+
+def _is_data(file: Path) -> bool:
+    answers = file.with_name(file.name.removesuffix(".meta.json"))
+    describes_another = answers != file and meta_of_answers(answers) == file and answers.exists()
+    return file.suffix in _READERS and file.is_file() and not describes_another
 
 
 def _raise(error: OSError) -> None:

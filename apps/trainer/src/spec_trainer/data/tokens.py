@@ -13,6 +13,7 @@ import numpy as np
 from spec_core.errors import DataError
 from spec_core.foreign import foreign_errors
 from spec_trainer.data.chat import ChatRenderer
+from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat, Text, Tokens
 
@@ -46,10 +47,11 @@ class Opening:
 class Encoder:
     """Encodes rows with the target's tokenizer, which is loaded when the first row needs it."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Keep where the tokenizer is, and the size of the target's vocabulary."""
+    def __init__(self, folder: Path, vocab_size: int, chat: ChatConfig | None = None) -> None:
+        """Keep where the tokenizer is, the size of the target's vocabulary, and how conversations become text."""
         self._folder = folder
         self._vocab_size = vocab_size
+        self._chat_config = chat or ChatConfig()
 
     def encode(self, row: Chat | Text | Tokens, last_turn_only: bool) -> Encoded:
         """Return a row's tokens; ``last_turn_only`` is for rows without a flag of their own. Raise BadRow."""
@@ -150,7 +152,7 @@ class Encoder:
                 "need: save it with a tokenizer.json, or give rows of input_ids with loss_mask"
             )
         with foreign_errors(DataError, f"the tokenizer in '{self._folder}' cannot be used"):
-            return ChatRenderer(self._tokenizer)
+            return ChatRenderer(self._tokenizer, self._chat_config)
 
 
 def token_range(offsets: np.ndarray, start: int, stop: int) -> slice:

@@ -122,7 +122,26 @@ class TurnFinder:
         upto = (
             self.text if index == len(self.messages) - 1 else self.render(self.messages[: index + 1], False)
         )
-        return len(upto) if upto is not None and self.text.startswith(upto) else None
+        if upto is not None and self.text.startswith(upto):
+            return len(upto)
+        return self._stop_before_question(index) if self.messages[index].get("tool_calls") else None
+
+    def _stop_before_question(self, index: int) -> int | None:
+        """Return the end of a turn that the template writes differently where it is the last one: a question follows.
+
+        Two questions in a row show what the template writes before the second one.
+        """
+        question = {"role": "user", "content": _PLACEHOLDER}
+        upto = self.messages[: index + 1]
+        one, two = (self.render([*upto, *[question] * number], False) for number in (1, 2))
+        if one is None or two is None or (one.count(_PLACEHOLDER), two.count(_PLACEHOLDER)) != (1, 2):
+            return None
+        before, after = one.split(_PLACEHOLDER)
+        between = two.split(_PLACEHOLDER)[1]
+        header = between.removeprefix(after)
+        turn = before.removesuffix(header)
+        known = header and between.startswith(after) and before.endswith(header)
+        return len(turn) if known and self.text.startswith(turn) else None
 
     def _around_placeholder(self, index: int) -> tuple[int, int] | None:
         content = self.messages[index].get("content")

@@ -38,6 +38,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         "engine_versions": dict(evaluation.options.engine_type.probe().versions),
         "backend": evaluation.options.backend.name,
         "prompts": len(evaluation.work.prompts),
+        "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
         **figures,
     }
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spec_core import Draft, TargetSpec
+    from spec_trainer.data.chat_config import ChatConfig
     from spec_trainer.engine_options import EngineOptions
     from spec_trainer.evaluation.request import EvaluationRequest
 
@@ -29,6 +30,8 @@ class Evaluation:
     options: EngineOptions
     target: TargetSpec
     draft: Draft
+    chat: ChatConfig
+    """How conversations become prompts."""
     work: Workload
 
     @property
@@ -41,6 +44,7 @@ class Evaluation:
 def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     """Read and check everything that the request names. Raise UsageError, one line, for anything that is wrong."""
     from spec_core.targets.target_reader import read_target
+    from spec_trainer.data.chat_config import read_chat_record
     from spec_trainer.draft_folder import check_draft
     from spec_trainer.evaluation.finite import check_finite
     from spec_trainer.resolve import resolve_target
@@ -52,11 +56,15 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     options.engine_type.check_draft(
         options.config.engine, target, draft, request.draft_model, num_draft_tokens
     )
-    work = _workload(request, target, num_draft_tokens)
-    return Evaluation(request=request, options=options, target=target, draft=draft, work=work)
+    trained = read_chat_record(request.draft_model)
+    chat = options.config.data.completed_by(trained, f"draft {request.draft_model}")
+    work = _workload(request, target, num_draft_tokens, chat)
+    return Evaluation(request=request, options=options, target=target, draft=draft, chat=chat, work=work)
 
 
-def _workload(request: EvaluationRequest, target: TargetSpec, num_draft_tokens: int) -> Workload:
+def _workload(
+    request: EvaluationRequest, target: TargetSpec, num_draft_tokens: int, chat: ChatConfig
+) -> Workload:
     from spec_trainer.data.prompts import load_prompts
 
     room = target.max_positions - request.max_new_tokens - num_draft_tokens - 1
@@ -66,7 +74,7 @@ def _workload(request: EvaluationRequest, target: TargetSpec, num_draft_tokens: 
             f"prompt in the {target.max_positions} positions of target {target.folder}; lower --max-new-tokens"
         )
     return Workload(
-        prompts=load_prompts(request.prompts, target.folder, target.vocab_size, room),
+        prompts=load_prompts(request.prompts, target.folder, target.vocab_size, room, chat),
         sampling=SamplingParams(
             max_new_tokens=request.max_new_tokens,
             temperature=request.temperature or 0.0,

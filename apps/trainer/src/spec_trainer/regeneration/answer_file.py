@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.resource import Resource
+from spec_trainer.data.chat_config import meta_of_answers
 from spec_trainer.disk import check_writable, lock_file, write_atomically
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class AnswerFile(Resource):
         self._file.close()
 
     def _write_meta(self, result: Mapping[str, int]) -> None:
-        write_atomically(_meta_of(self.path), json.dumps({**self._made, "result": result}, indent=2) + "\n")
+        write_atomically(
+            meta_of_answers(self.path), json.dumps({**self._made, "result": result}, indent=2) + "\n"
+        )
 
 
 def check_answer_file(path: Path, settings: Mapping[str, Any]) -> None:
@@ -84,9 +87,9 @@ def check_answer_file(path: Path, settings: Mapping[str, Any]) -> None:
         return
     there = _meta(path)["settings"]
     differences = [
-        f"{name} {there.get(name)} there, {value} here"
-        for name, value in settings.items()
-        if there.get(name) != value
+        f"{name} {there.get(name)} there, {settings.get(name)} here"
+        for name in {**there, **settings}
+        if there.get(name) != settings.get(name)
     ]
     if differences:
         raise ArtifactError(
@@ -97,7 +100,7 @@ def check_answer_file(path: Path, settings: Mapping[str, Any]) -> None:
 
 def _meta(path: Path) -> dict[str, dict[str, Any]]:
     """Return the objects ``settings`` and ``result`` of the meta file."""
-    file = _meta_of(path)
+    file = meta_of_answers(path)
     if not file.exists():
         raise ArtifactError(
             f"output {path} exists and has no {file.name}: it is not this command's; choose another"
@@ -109,10 +112,6 @@ def _meta(path: Path) -> dict[str, dict[str, Any]]:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _meta_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.meta.json")
 
 
 def _first_missing_row(path: Path, file: BinaryIO) -> int:

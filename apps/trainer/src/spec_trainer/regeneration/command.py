@@ -84,6 +84,7 @@ class Regeneration:
             "engine_versions": dict(self.options.engine_type.probe().versions),
             **{f"backend.{key}": value for key, value in sections.backend.model_dump(mode="json").items()},
             **{name: getattr(request, name) for name in names},
+            **{name: value for name, value in sections.data.record().items() if value},
         }
 
 
@@ -112,7 +113,7 @@ def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> 
             f"--max-new-tokens={request.max_new_tokens} leaves no room for a prompt in the {target.max_positions} "
             f"positions of target {target.folder}; lower it"
         )
-    encoder = Encoder(target.folder, target.vocab_size)
+    encoder = Encoder(target.folder, target.vocab_size, options.config.data)
     empty = Regeneration(
         request=request, options=options, target=target, encoder=encoder, rows=[], num_rows=0, data_digest=""
     )

@@ -1,0 +1,108 @@
+"""ChatConfig: how conversations become text, and the record of it that drafts and answers carry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import pydantic
+
+from spec_core.config import Config
+from spec_core.errors import ArtifactError, ConfigError
+from spec_core.foreign import foreign_errors, read_bytes, read_json_object
+from spec_core.wording import shown
+
+_RECORD = "chat.json"
+"""Beside a draft's config.json. Engines read that and tensors, and nothing else of a draft's folder."""
+_TEMPLATE_BYTES = 1 << 20
+_RESERVED = {
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
+    "messages", "return_assistant_tokens_mask", "tokenize", "tools",
+}  # fmt: skip
+
+
+def _text_of(template: str) -> str:
+    """Return the template in the file ``template``; a text with Jinja's brackets is one itself."""
+    if "{{" in template or "{%" in template:
+        return template
+    file = Path(template).expanduser()
+    if not file.is_file():
+        raise ValueError(f"{shown(template)} is neither a file nor a Jinja template")
+    with foreign_errors(ConfigError, f"data.chat_template: {shown(template)} cannot be read"):
+        text = read_bytes(file, ConfigError, _TEMPLATE_BYTES).decode()
+    if "{{" not in text and "{%" not in text:
+        raise ValueError(f"{shown(template)} holds no Jinja template")
+    return text
+
+
+class ChatConfig(Config):
+    """The keys of section ``data`` that decide how conversations become text."""
+
+    chat_template: Annotated[str, pydantic.AfterValidator(_text_of)] | None = None
+    """A file with a Jinja chat template, or the template itself; by default the target's own. The run's configuration
+    keeps the text."""
+    chat_template_kwargs: dict[str, Any] = pydantic.Field(default_factory=dict)
+    """Variables of the chat template, as servers take them: ``{enable_thinking: false}``."""
+
+    @pydantic.field_validator("chat_template_kwargs")
+    @classmethod
+    def _no_reserved_names(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in sorted(_RESERVED & value.keys()):
+            raise ValueError(f"{name!r} is no variable of a template's own; remove it")
+        return value
+
+    def record(self) -> dict[str, Any]:
+        """Return these keys alone, as JSON has them."""
+        return {name: getattr(self, name) for name in ChatConfig.model_fields}
+
+    def check_same(self, made: ChatConfig, what: str) -> None:
+        """Raise ConfigError unless ``what`` was ``made`` with the same values."""
+        for name, value in made.record().items():
+            here = getattr(self, name)
+            if here != value:
+                raise ConfigError(
+                    f"{what} was made with data.{name}={_shown(value)}, here it is {_shown(here)}, which gives other "
+                    f"tokens; set data.{name} as it was"
+                )
+
+    def completed_by(self, made: ChatConfig | None, what: str) -> Self:
+        """Return the values ``made`` of ``what``. Raise ConfigError where one that was given differs."""
+        if made is None:
+            return self
+        completed = self.model_copy(
+            update={name: value for name, value in made.record().items() if name not in self.model_fields_set}
+        )
+        completed.check_same(made, what)
+        return completed
+
+
+def _shown(value: object) -> str:
+    return "null (the target's own)" if value is None else shown(value)
+
+
+def write_chat_record(folder: Path, chat: ChatConfig) -> None:
+    """Write into a draft's folder how the conversations were rendered that it was trained on."""
+    (folder / _RECORD).write_text(json.dumps(chat.record(), indent=2) + "\n")
+
+
+def read_chat_record(folder: Path) -> ChatConfig | None:
+    """Return what ``write_chat_record`` wrote; None for a draft without it, such as one of another trainer."""
+    file = folder / _RECORD
+    return _recorded(file, read_json_object(file, ArtifactError)) if file.exists() else None
+
+
+def chat_of_answers(file: Path) -> ChatConfig | None:
+    """Return how ``spec-trainer regenerate`` rendered the prompts of ``file``; None for a file of other origin."""
+    meta = meta_of_answers(file)
+    return _recorded(meta, read_json_object(meta, ArtifactError).get("settings")) if meta.is_file() else None
+
+
+def meta_of_answers(file: Path) -> Path:
+    """Return where ``spec-trainer regenerate`` says how it made ``file``."""
+    return file.with_name(f"{file.name}.meta.json")
+
+
+def _recorded(file: Path, fields: Any) -> ChatConfig:
+    with foreign_errors(ArtifactError, f"{file} is damaged"):
+        return ChatConfig(**{name: fields[name] for name in ChatConfig.model_fields if name in fields})

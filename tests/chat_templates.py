@@ -1,0 +1,72 @@
+"""A chat template like Qwen3's, and conversations that use all of it."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+THINKING = """\
+{%- if tools %}{{ '<|im_start|>system\\n' + (messages[0].content + '\\n' if messages[0].role == 'system' else '') }}
+{%- for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+  {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{% endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+  {%- if m.role == 'assistant' %}{{ '<|im_start|>assistant\\n' }}
+    {%- if loop.index0 > ns.last and (loop.last or m.reasoning_content) %}
+      {{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' }}{% endif %}
+    {{- m.content or '' }}
+    {%- for call in m.tool_calls or [] %}{{ '<call>' + call.function.name }}
+      {%- for name, value in call.function.arguments.items() %}{{ ' ' + name + '=' + value | tojson }}{% endfor %}
+    {%- endfor %}{{ '<|im_end|>\\n' }}
+  {%- elif m.role != 'system' %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+  {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}"""
+
+CLOCK = {
+    "type": "function",
+    "function": {
+        "name": "clock",
+        "description": "Tells the time.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+CALL = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+QUESTION = {"role": "user", "content": "What is two and two?"}
+CONVERSATIONS = [
+    {"messages": [QUESTION]},
+    {"messages": [{"role": "system", "content": "Be brief."}, QUESTION]},
+    {
+        "messages": [
+            QUESTION,
+            {"role": "assistant", "content": "Four.", "reasoning": "hm"},
+            {"role": "user", "content": "Sure?"},
+        ]
+    },
+    {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "The time?"},
+            {"role": "assistant", "tool_calls": [CALL]},
+            {"role": "tool", "content": "12:00", "tool_call_id": "1"},
+        ],
+        "tools": [CLOCK],
+    },
+]
+"""Each ends where an answer is due."""
+
+
+def thinking_tokenizer() -> PreTrainedTokenizerFast:
+    """A token for each byte, and the special ones of the template: 260 in all."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(
+        models.BPE(vocab={character: id_ for id_, character in enumerate(bytes_)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=THINKING)

@@ -1,0 +1,35 @@
+"""``python vllm_tokenize.py TARGET < requests``: what ``POST /tokenize`` answers in a ``vllm launch render``.
+
+Both are JSON lists. In a process of its own: importing vLLM changes the one that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import httpx
+from vllm import AsyncEngineArgs
+from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.render.app_state import init_render_app_state
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+
+async def answer(target: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    words = ["--model", target, "--trust-request-chat-template", "--max-model-len", "512"]
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    app = build_app(args, ("render",))
+    config = VllmConfig(model_config=AsyncEngineArgs.from_cli_args(args).create_model_config())
+    await init_render_app_state(config, app.state, args)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://vllm") as client:
+        return [
+            (await client.post("/tokenize", json={"model": target, **fields})).json() for fields in requests
+        ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(answer(sys.argv[1], json.load(sys.stdin)))))

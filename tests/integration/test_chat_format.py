@@ -1,0 +1,122 @@
+"""Thinking on and off, a template of one's own: the same through train, regenerate and evaluate, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from spec_trainer.cli import run
+from spec_trainer.data.prompts import load_prompts
+
+from ..chat_templates import CONVERSATIONS, THINKING, thinking_tokenizer
+
+VOCAB = 300
+OFF = "data.chat_template_kwargs.enable_thinking=false"
+ON = "data.chat_template_kwargs.enable_thinking=true"
+EMPTY = "<think>\n\n</think>\n\n"
+
+
+@pytest.fixture(scope="module")
+def target(make_target, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("thinking") / "target"
+    folder.mkdir()
+    for file in make_target("llama", vocab_size=VOCAB, eos_token_id=257).iterdir():
+        (folder / file.name).symlink_to(file)
+    thinking_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rows = [CONVERSATIONS[index % 2] for index in range(4)]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("own.jinja").write_text(THINKING.replace("assistant\\n", "assistant:\\n"))
+    return tmp_path
+
+
+def refused(capsys, *words: str) -> str:
+    capsys.readouterr()
+    assert run(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_what_is_trained_regenerated_and_evaluated_is_rendered_alike(target, place, capsys) -> None:
+    common = ["--target", str(target)]
+    answer = ["regenerate", *common, "--data", "prompts.jsonl", "--max-new-tokens", "4"]
+    own = "data.chat_template=own.jinja"
+    assert run([*answer, "--output", "off.jsonl", OFF, own]) == 0
+    assert "chat_template_kwargs" in refused(capsys, *answer, "--output", "off.jsonl", ON, own)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    row = json.loads(Path("off.jsonl").read_text().splitlines()[0])
+    asked = [id_ for id_, trained in zip(row["input_ids"], row["loss_mask"], strict=True) if not trained]
+    assert tokenizer.decode(asked).endswith("<|im_start|>assistant:\n" + EMPTY)
+
+    train = ["train", *common, "--data", "off.jsonl", "--output", "run", "train.steps=1", "draft.num_steps=2"]
+    line = refused(capsys, *train, own)
+    assert (
+        "off.jsonl' was made with data.chat_template_kwargs={'enable_thinking': False}, here it is {}" in line
+    )
+    assert not Path("run").exists()
+    assert "off.jsonl' was made with data.chat_template=" in refused(capsys, *train, OFF)
+    assert run([*train, OFF, own, "train.save_every=1"]) == 0
+
+    recorded = {
+        "chat_template": Path("own.jinja").read_text(),
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    Path("own.jinja").unlink()  # the run has its text
+    checkpoint = ["--checkpoint", "run/checkpoints/step-1", "--output", "exported"]
+    assert run(["export", *checkpoint]) == 0
+    for draft in ("run/draft", "exported"):
+        assert json.loads((place / draft / "chat.json").read_text()) == recorded
+
+    measure = [
+        "evaluate",
+        *common,
+        "--draft-model",
+        "run/draft",
+        "--max-new-tokens",
+        "2",
+        "--temperature",
+        "0",
+    ]
+    line = refused(capsys, *measure, "--prompts", "prompts.jsonl", ON)
+    assert line.startswith(
+        "spec-trainer: error: draft run/draft was made with data.chat_template_kwargs={'enable"
+    )
+    assert run([*answer, "--output", "on.jsonl", ON]) == 0
+    assert "on.jsonl' was made with data." in refused(capsys, *measure, "--prompts", "on.jsonl")
+    capsys.readouterr()
+    assert run([*measure, "--no-untrained", "--prompts", "prompts.jsonl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("data.chat_template=missing.jinja", "'missing.jinja' is neither a file nor a Jinja template"),
+        ("data.chat_template=prompts.jsonl", "holds no Jinja template"),
+        ("data.chat_template_kwargs={tools: []}", "'tools' is no variable of a template's own"),
+        ("data.chat_template_kwargs=on", "chat_template_kwargs"),
+    ],
+)
+def test_a_wrong_template_or_variable_is_refused(target, place, capsys, word, problem) -> None:
+    words = ["plan", "--target", str(target), "--data", "prompts.jsonl", "--output", "run", word]
+    assert problem in refused(capsys, *words)
+
+
+def test_a_template_of_ones_own_serves_a_target_without_one(make_target, tmp_path) -> None:
+    tokenizer = thinking_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    from spec_trainer.data.chat_config import ChatConfig
+
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps(CONVERSATIONS[0]) + "\n")
+    (prompt,) = load_prompts(file, tmp_path, VOCAB, 512, ChatConfig(chat_template=THINKING))
+    assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n")
