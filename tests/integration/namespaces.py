@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +30,8 @@ class RayHosts:
     hidden: Path
     """Folder of which each host has another one, empty at first."""
     name: str
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """Number of a host -> its ``ray start``."""
 
     @property
     def address(self) -> str:
@@ -44,9 +46,10 @@ class RayHosts:
         """Cut the link to a host; nobody is told."""
         _ip(f"link set {self.name}v{number} down")
 
-    @contextmanager
-    def running(self, number: int) -> Iterator[None]:
-        """Run the cluster's node of a host."""
+    def start(self, number: int) -> None:
+        """Run the cluster's node of a host, and wait until the cluster has it."""
+        import ray
+
         words = ["ray", "start", f"--node-ip-address={self.host(number)}", *_NODE]
         if number == 1:
             words += ["--head", "--port=26379", "--include-dashboard=false"]
@@ -54,22 +57,25 @@ class RayHosts:
             alone = f'mount -t tmpfs none "{self.hidden}" && exec "$@"'
             words = ["sh", "-c", alone, "sh", *words, f"--address={self.address}"]
             words = ["ip", "netns", "exec", f"{self.name}{number}", *_ALONE, *words]
-        env = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-        with (
-            (self.hidden.parent / f"node-{number}.log").open("wb") as output,
-            subprocess.Popen(
+        known = {node["NodeID"] for node in ray.nodes()} if number > 1 else ()
+        with (self.hidden.parent / f"node-{number}.log").open("ab") as output:
+            self.processes[number] = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=env,
+                env={**os.environ, "RAY_AUTH_MODE": "disabled"},
                 start_new_session=True,
-            ) as process,
-        ):
-            try:
-                yield
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)
+            )
+        if number == 1:
+            _until(lambda: _connected(ray, self.address))
+        _until(lambda: any(node["Alive"] and node["NodeID"] not in known for node in ray.nodes()))
+
+    def stop(self, number: int) -> None:
+        """Kill everything that runs on a host; nobody is told."""
+        process = self.processes.pop(number)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextmanager
@@ -86,13 +92,10 @@ def ray_hosts(hidden: Path, num_hosts: int) -> Iterator[RayHosts]:
             _connect(hosts, num_hosts, stack)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.cmd}: {error.stderr.strip()}")
-        for number in range(1, num_hosts + 1):
-            stack.enter_context(hosts.running(number))
-            if number == 1:
-                _until(lambda: _connected(ray, hosts.address))
-                stack.callback(ray.shutdown)
-            # One after the other: they share a temporary folder.
-            _until(lambda number=number: sum(node["Alive"] for node in ray.nodes()) == number)
+        for number in range(1, num_hosts + 1):  # one after the other: they share a temporary folder
+            stack.callback(lambda number=number: number in hosts.processes and hosts.stop(number))
+            hosts.start(number)
+        stack.callback(ray.shutdown)
         yield hosts
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
+from spec_core.processes import WORKER_MODULE
 from spec_trainer.checkpoint.folder import check_whole
 
 from .launching import losses, newest_checkpoint, trained
@@ -23,6 +27,7 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="minutes: make test-ray")
 
 STEPS = 12
+LONG = 120
 WORKERS = ["engine-0", "engine-1", "engine-2", "trainer-0", "trainer-1"]
 ON_HOSTS = {
     "launcher__name": "ray",
@@ -54,6 +59,44 @@ def test_a_run_on_three_hosts_without_a_shared_folder_is_that_of_local_bit_for_b
     assert trained(output) == {step: trained(uninterrupted)[step] for step in range(1, STEPS + 1)}
     for name in WORKERS:
         assert "Traceback" not in (output / "logs" / f"{name}.log").read_text()
+
+
+def test_a_run_goes_on_with_fewer_trainers_while_a_host_is_gone(
+    lab: Lab, hosts: RayHosts, uninterrupted: Path
+) -> None:
+    """On two, one, and two trainers again: the same data, and the same losses but for the order of sums."""
+    output = hosts.hidden / "elastic"
+    tries = {"train__restarts": 9, "engine__replacements": 0}
+    run = lab.start(output, launcher__address=hosts.address, **{**ON_HOSTS, **tries, "train__steps": LONG})
+    run.save_on()
+    hosts.stop(3)
+    run.until_ready(times=2)
+    fewer = "the run goes on with 1 of 2 trainer ranks and 1 of 3 engine replicas, without host"
+    assert fewer in run.errors.read_text()
+    run.save_on()
+    victim = trainer(hosts)
+    victim.suspend()  # so that the run is not over before
+    hosts.start(3)
+    victim.kill()
+    run.until_ready(times=3)
+    assert "the run goes on with 2 of 2 trainer ranks and 3 of 3 engine replicas" in run.errors.read_text()
+    assert run.wait(240) == 0, run.story()
+    assert losses(output) == pytest.approx(losses(uninterrupted)[:LONG], rel=1e-5)
+    assert samples(output) == {step: samples(uninterrupted)[step] for step in range(1, LONG + 1)}
+
+
+def samples(output: Path) -> dict[int, list[int]]:
+    """Step -> sample ids, whoever trained them."""
+    return {step: sorted(chain(*ranks)) for step, ranks in trained(output).items()}
+
+
+def trainer(hosts: RayHosts) -> psutil.Process:
+    """Trainer rank 0, on the run's own host."""
+    for process in psutil.Process(hosts.processes[1].pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if process.cmdline()[-4:-2] == [WORKER_MODULE, "trainer-0"]:
+                return process
+    raise AssertionError("there is no trainer-0")
 
 
 def test_a_cut_link_ends_the_run_with_a_named_error(lab: Lab, hosts: RayHosts) -> None:

@@ -66,17 +66,18 @@ def test_killed_with_9_and_started_again_it_ends_bitwise_the_same(
     assert_bitwise_equal(output, uninterrupted, STEPS)
 
 
-def test_on_another_number_of_trainers_it_has_the_same_losses(
+def test_on_one_trainer_and_on_two_again_it_has_the_same_losses(
     lab: Lab, killed: tuple[Path, int], uninterrupted: Path
 ) -> None:
     """SIGINT goes to the process group, as a terminal sends it."""
     folder, step = killed
     output = _copy(lab, folder, "one-trainer")
     run = lab.start(output, placement__kind="disaggregated", train__ranks=1)
-    run.train_on(20)
+    run.train_on(5)
     os.killpg(run.process.pid, signal.SIGINT)
     _assert_saved(run)
     assert losses(output)[:step] == losses(uninterrupted)[:step]
+    lab.train(output, **lab.one_and_two, train__steps=newest_checkpoint(output) + 12)
     assert losses(output) == pytest.approx(losses(uninterrupted)[: len(losses(output))], rel=1e-5)
     assert_trained_exactly_once(output, SAMPLES)
 

@@ -36,7 +36,7 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
     with spec.directory.locked(), StopRequest() as stop:
         # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
         spec.directory.open(spec.identity, spec.resuming("latest").config)
-        limit = spec.config.train.restarts
+        asked, limit = spec, spec.config.train.restarts
         for restart in range(limit):
             try:
                 return _train_from_checkpoint(spec, stop)
@@ -45,8 +45,22 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
                     raise
                 again = "the run begins again at its newest checkpoint"
                 log.warning("%s; %s (%d of train.restarts=%d)", error, again, restart + 1, limit)
-                spec = spec.resuming("latest")
+                before, spec = spec, asked.with_room().resuming("latest")
+                _note_room(asked, before, spec)
         return _train_from_checkpoint(spec, stop)
+
+
+def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
+    """Say how many workers a run begins again with, where that has changed, and which hosts it has lost."""
+    if now.config.train.ranks == before.config.train.ranks:
+        return
+    gone = {member.host for member in asked.members()} - {member.host for member in now.members()}
+    log.warning(
+        "the run goes on with %d of %d trainer ranks and %d of %d engine replicas%s",
+        now.config.train.ranks, asked.config.train.ranks,
+        now.config.engine.replicas, asked.config.engine.replicas,
+        f", without host {', '.join(sorted(gone))}" if gone else "",
+    )  # fmt: skip
 
 
 def _train_from_checkpoint(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:

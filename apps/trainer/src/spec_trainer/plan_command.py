@@ -94,7 +94,7 @@ def _device_memory(run: RunSpec) -> dict[str, Any]:
         return {}
     processes = {
         member.name: {
-            "devices": list(range(member.first_device, member.first_device + member.num_devices)),
+            "devices": list(member.devices),
             "limit_bytes": int((member.memory_fraction or 0) * capabilities.device_bytes),
             "uncounted_bytes": member.uncounted_bytes,
         }

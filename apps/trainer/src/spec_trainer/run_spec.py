@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import chain
 from math import ceil
 from typing import TYPE_CHECKING
 
+from spec_core.errors import ConfigError
 from spec_core.launcher import LaunchContext
 from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.dispatch import sample_bytes
 from spec_trainer.draft_folder import CHAIN_TOKENS
-from spec_trainer.placement.members import members, on_hosts
+from spec_trainer.placement.members import members, most_on_a_device, on_hosts, with_fewer_ranks
 from spec_trainer.run_directory import RunDirectory, run_identity
 
 if TYPE_CHECKING:
@@ -89,6 +93,21 @@ class RunSpec(RunParts):
         """Return the same run with another ``train.resume_from``."""
         train = self.config.train.model_copy(update={"resume_from": checkpoint})
         return replace(self, config=self.config.model_copy(update={"train": train}))
+
+    def with_room(self) -> RunSpec:
+        """Return the same run with as many trainer ranks as there is room for now, at least one.
+
+        There is room where no device has more processes than one of those that this run was to have.
+        """
+        shared = Counter(device for member in self.members() for device in member.devices)
+        with self.launcher() as launcher:
+            num_devices = launcher.num_devices()
+        fewer = [with_fewer_ranks(self.config, ranks) for ranks in range(self.config.train.ranks, 0, -1)]
+        fitting = (one for one in fewer if most_on_a_device(one, num_devices) <= max(shared.values()))
+        for config in chain(fitting, reversed(fewer)):
+            with suppress(ConfigError):  # a strategy may not take every number
+                return replace(self, config=config).with_dataset(self.dataset)
+        return self
 
     @cached_property
     def directory(self) -> RunDirectory:

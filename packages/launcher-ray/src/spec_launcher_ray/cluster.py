@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 10.0
 """Longest wait for a cluster's port to answer; Ray itself waits for minutes."""
+_ANSWER_S = 5.0
+"""Longest wait for a host's port to answer."""
 _CORES = "CPU"
 """Ray's resource for cores; all cores of a host are one device, as everywhere in this project."""
 _UNCOUNTED = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0"}}}
@@ -73,8 +76,7 @@ class Cluster:
     def hosts(self, resource: str) -> list[Host]:
         """Return the hosts that the configuration allows and that have devices. Raise ConfigError for none."""
         own = self.own_address
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        nodes = sorted(alive, key=lambda node: (_address_of(node) != own, _address_of(node)))
+        nodes = sorted(_living_nodes(), key=lambda node: (_address_of(node) != own, _address_of(node)))
         chosen = [
             node for node in self._named(nodes) if self._config.labels.items() <= node["Labels"].items()
         ]
@@ -171,6 +173,21 @@ def own_host(num_devices: int) -> Host:
 def has_ids(resource: str) -> bool:
     """Return whether Ray has ids for the devices of a resource."""
     return resource != _CORES
+
+
+def _living_nodes() -> list[dict[str, Any]]:
+    """Return the nodes whose raylets take connections: Ray itself may notice only after a minute that one is lost."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    with ThreadPoolExecutor(max_workers=64) as pool:
+        return [node for node, lives in zip(alive, pool.map(_answers, alive), strict=True) if lives]
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    try:
+        socket.create_connection((_address_of(node), node["NodeManagerPort"]), _ANSWER_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _host(node: dict[str, Any], resource: str, free: dict[str, float]) -> Host:

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core.config import validate
+from spec_core.errors import ConfigError
 from spec_core.records import Capabilities
+from spec_core.strategy import DataParallel
+from spec_launcher_local.launcher import LocalLauncher
+from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_trainer.config import run_config_type
 from spec_trainer.placement.members import members, on_hosts
 
@@ -134,3 +138,59 @@ def test_members_have_the_hosts_that_the_launcher_names() -> None:
     found = members(config("disaggregated", 1, 1), Capabilities(num_devices=2))
     placed = on_hosts(found, {"engine-0": "h1", "trainer-0": "h2"})
     assert [(member.name, member.host) for member in placed] == [("engine-0", "h1"), ("trainer-0", "h2")]
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        (8, (6, 2, 1)),
+        (9, (6, 2, 1)),  # never more than was asked for
+        (7, (5, 1, 2)),
+        (4, (3, 1, 2)),
+        (1, (1, 1, 6)),  # the last engine and the last rank share a device
+    ],
+)
+def test_a_run_has_as_many_ranks_as_have_room_on_the_devices_that_are_left(
+    resolved, monkeypatch, devices, expected
+) -> None:
+    monkeypatch.setattr(LocalLauncher, "num_devices", lambda self: 8)
+    run = resolved("placement.kind=disaggregated", "engine.replicas=2", "train.ranks=6")
+    assert len(run.members()) == 8
+    monkeypatch.setattr(LocalLauncher, "num_devices", lambda self: devices)
+    now = run.with_room()
+    config = now.config
+    assert (config.train.ranks, config.engine.replicas, config.train.accumulation) == expected
+    assert (
+        now.schedule.num_shares
+        == config.train.ranks
+        == sum(member.role == "trainer" for member in now.members())
+    )
+    items = [next(one.schedule.items(0)) for one in (run, now)]
+    assert items[0] == items[1]
+    assert now.identity == run.identity
+
+
+def test_processes_that_shared_devices_before_may_do_so_again(resolved, monkeypatch) -> None:
+    monkeypatch.setattr(LocalLauncher, "num_devices", lambda self: 2)
+    run = resolved("placement.kind=colocated", "engine.replicas=4", "train.ranks=4")
+    run.members()
+    assert run.with_room().config == run.config
+    monkeypatch.setattr(LocalLauncher, "num_devices", lambda self: 1)
+    config = run.with_room().config
+    assert (config.train.ranks, config.engine.replicas) == (2, 2)
+
+
+def test_a_strategy_has_only_numbers_of_ranks_that_it_takes(resolved, monkeypatch) -> None:
+    def in_pairs(cls, config, rank, world_size):
+        if world_size % 2:
+            raise ConfigError("planted")
+        return DataParallel(rank // 2, world_size // 2)
+
+    monkeypatch.setattr(FsdpStrategy, "data_parallel", classmethod(in_pairs))
+    monkeypatch.setattr(LocalLauncher, "num_devices", lambda self: 7)
+    run = resolved("placement.kind=disaggregated", "train.ranks=6")
+    run.members()
+    monkeypatch.setattr(LocalLauncher, "num_devices", lambda self: 6)
+    assert run.with_room().config.train.ranks == 4
+    monkeypatch.setattr(LocalLauncher, "num_devices", lambda self: 1)
+    assert run.with_room().config.train.ranks == 2

@@ -52,6 +52,11 @@ class Member:
         return f"{'decoder' if self.decodes else self.role}-{self.index}"
 
     @property
+    def devices(self) -> range:
+        """Its devices among those of the launcher."""
+        return range(self.first_device, self.first_device + self.num_devices)
+
+    @property
     def worker(self) -> WorkerSpec:
         """The process as a launcher places it; it has no entry yet."""
         return WorkerSpec(
@@ -98,6 +103,26 @@ def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int 
             places, neighbours, limits, _init_orders(places, limits), strict=True
         )
     ]
+
+
+def with_fewer_ranks(config: AnyRunConfig, ranks: int) -> AnyRunConfig:
+    """Return the configuration with fewer trainer ranks, and with engines and decoders in proportion.
+
+    Ranks take more passes for their larger shares, so that none needs more memory.
+    """
+    before = config.train.ranks
+    numbers = {
+        "train": {"ranks": ranks, "accumulation": -(-config.train.accumulation * before // ranks)},
+        "engine": {"replicas": max(1, config.engine.replicas * ranks // before)},
+        "decode": {"replicas": max(1, config.decode.replicas * ranks // before)},
+    }
+    sections = {name: getattr(config, name).model_copy(update=changed) for name, changed in numbers.items()}
+    return config.model_copy(update=sections)
+
+
+def most_on_a_device(config: AnyRunConfig, num_devices: int) -> int:
+    """Return the most processes that share a device. Raise ConfigError as ``members`` does."""
+    return max(map(len, _roles_of_devices(_places(config, num_devices)).values()))
 
 
 def on_hosts(found: Sequence[Member], hosts: Mapping[str, str]) -> list[Member]:
