@@ -53,6 +53,7 @@ check: install ## lint, format, types, layers, public names
 
 bench: install ## benchmarks at toy size
 	$(BIN)/python benchmarks/trainer_step.py --toy
+	$(BIN)/python benchmarks/tensor_parallel.py --toy
 	$(BIN)/python benchmarks/transport.py --sizes-mb 0.25 1 4 --repeats 3
 	$(BIN)/python benchmarks/colocated.py --toy
 	$(BIN)/python benchmarks/disaggregated.py --toy

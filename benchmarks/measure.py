@@ -83,6 +83,26 @@ def peak_rss_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MIB
 
 
+def memory_mib(device: torch.device) -> tuple[float, float]:
+    """Return memory now and its peak, of the device's allocator where there is one, else of the process."""
+    import psutil
+    import torch
+
+    module = torch.get_device_module(device)
+    if hasattr(module, "max_memory_allocated"):
+        return module.memory_allocated(device) / MIB, module.max_memory_allocated(device) / MIB
+    return psutil.Process().memory_info().rss / MIB, peak_rss_mib()
+
+
+def forget_peak(device: torch.device) -> None:
+    """Reset the device's peak, because setting up takes more than steps do; a process's own peak stays."""
+    import torch
+
+    module = torch.get_device_module(device)
+    if hasattr(module, "reset_peak_memory_stats"):
+        module.reset_peak_memory_stats(device)
+
+
 def growth(sizes: Sequence[float], costs: Sequence[float]) -> float:
     """Return exponent a of the best fit cost = c · size^a: the slope of a line through the logarithms."""
     slope, _ = statistics.linear_regression([math.log(x) for x in sizes], [math.log(y) for y in costs])

@@ -10,12 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from dense_eagle3 import DenseEagle3
 from kernel_table import host_waits, kernel_table
-from measure import MIB, device_name, peak_rss_mib, timed
+from measure import device_name, forget_peak, memory_mib, timed
 from necessary_flops import NECESSARY_FLOPS, bare_tflops
 from torch.distributed.fsdp import fully_shard  # noqa: F401 (here, so that the memory of imports holds it)
 
@@ -74,11 +73,11 @@ def run_case(case: Case) -> dict[str, Any]:
 def _measure(case: Case, backend: Backend) -> dict[str, Any]:
     """Return the row; ``peak_mib`` leaves out the imports, ``step_mib`` what is there before the first step."""
     device = backend.device(0)
-    imported, _ = _memory_mib(device)
+    imported, _ = memory_mib(device)
     problem = make_problem(case, device)
     step = IMPLEMENTATIONS[case.implementation](problem, backend)
-    ready, _ = _memory_mib(device)
-    _forget_peak(device)
+    ready, _ = memory_mib(device)
+    forget_peak(device)
     losses: list[float] = []
 
     def run() -> None:
@@ -87,7 +86,7 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
 
     timed(run, case.warmup)
     timing = timed(run, case.repeats).summary()
-    _, peak = _memory_mib(device)
+    _, peak = memory_mib(device)
     shape = {name: getattr(case, name) for name in ("tokens", "sequences", "passes", "num_steps")}
     memory = {"peak_mib": peak - imported, "step_mib": peak - ready}
     rates = _rates(problem, timing["wall_ms"])
@@ -105,21 +104,6 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
         **profile,
         "losses": losses,
     }
-
-
-def _memory_mib(device: torch.device) -> tuple[float, float]:
-    """Return memory now and its peak, of the device's allocator where there is one, else of the process."""
-    module = torch.get_device_module(device)
-    if hasattr(module, "max_memory_allocated"):
-        return module.memory_allocated(device) / MIB, module.max_memory_allocated(device) / MIB
-    return psutil.Process().memory_info().rss / MIB, peak_rss_mib()
-
-
-def _forget_peak(device: torch.device) -> None:
-    """Reset the device's peak, because setting up takes more than steps do; a process's own peak stays."""
-    module = torch.get_device_module(device)
-    if hasattr(module, "reset_peak_memory_stats"):
-        module.reset_peak_memory_stats(device)
 
 
 def _rates(problem: Problem, wall_ms: float) -> dict[str, float]:
