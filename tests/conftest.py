@@ -86,6 +86,27 @@ def tiny_qwen3(make_target: MakeTarget) -> Path:
     return make_target("qwen3", tie_word_embeddings=True)
 
 
+@pytest.fixture(scope="session")
+def add_characters() -> Callable[[Path], None]:
+    """``add_characters(folder)``: give a target of 97 tokens a tokenizer of characters, with a chat template."""
+
+    def add(folder: Path) -> None:
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        characters = ["<unk>", "<s>", "</s>", *map(chr, range(32, 125)), "\n"]
+        tokenizer = Tokenizer(models.WordLevel({text: i for i, text in enumerate(characters)}, "<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        template = "{% for m in messages %}{{ m.role[0] + ':' + m.content + '\n' }}{% endfor %}a:"
+        fast = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>", chat_template=template
+        )
+        fast.save_pretrained(folder)
+
+    return add
+
+
 def _save_target(
     folder: Path, shape: str, shard_bytes: int | None, dtype: str, config: dict[str, object]
 ) -> None:

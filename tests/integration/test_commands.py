@@ -442,6 +442,28 @@ def test_evaluation_measures_greedy_and_sampled_answers(command_line, trained, p
     }
 
 
+def test_evaluation_on_benchmarks(command_line, trained, peaked_target, add_characters, tmp_path):
+    """A second question comes after the answer to the first; each benchmark has its row, and all have a total."""
+    target, data = shutil.copytree(peaked_target, tmp_path / "target"), tmp_path / "data"
+    add_characters(target)
+    data.mkdir()
+    (data / "mt_bench.jsonl").write_text(json.dumps({"turns": ["Who is it?", "Why?"]}) + "\n")
+    (data / "mbpp.jsonl").write_text((json.dumps({"prompt": "Add a to b."}) + "\n") * 3)
+    asked = ["--bench", "mt_bench,mbpp:2", "--bench-data", data, "--max-new-tokens", 12, "--temperature", 0]
+    words = ["evaluate", "--target", target, "--draft-model", trained / "draft", *asked, "--no-untrained"]
+    document = json.loads(command_line(*words, "--json").out)
+    rows = document["benchmarks"]
+    assert {name: row["prompts"] for name, row in rows.items()} == {"mt_bench": 2, "mbpp": 2}
+    for key in ("rounds", "accepted", "generated_tokens"):
+        assert document[key] == sum(row[key] for row in rows.values()), key
+    per_request = [row["acceptance_length_per_request"] for row in rows.values()]
+    assert document["acceptance_length_per_request"] == pytest.approx(sum(per_request) / 2)
+    assert "mbpp: 24 generated tokens are few, 5000 or more are advised" in document["warnings"]
+    table = command_line(*words).out.splitlines()[-4:]
+    assert [line.split()[0] for line in table] == ["benchmark", "mt_bench", "mbpp", "total"]
+    assert command_line(*words, "--prompts", data / "mbpp.jsonl").error.startswith("evaluate needs one of")
+
+
 def test_init_from_continues_with_the_draft(words, trained, tmp_path):
     """A step that moves nothing: the held-out loss is that of the draft that it began with, although the held-out
     samples now come one by one."""

@@ -230,8 +230,12 @@ def evaluate(
         Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
     from spec_trainer.evaluation.command import evaluate_draft
+    from spec_trainer.evaluation.document import benchmark_lines
 
-    _print_document(evaluate_draft(request, overrides), as_json)
+    document = evaluate_draft(request, overrides)
+    _print_document(document, as_json)
+    if not as_json and document["benchmarks"]:
+        _print_lines(document, benchmark_lines(document), as_json)
 
 
 @app.command

@@ -23,6 +23,8 @@ E10 ``draft_replica`` is how fresh weights reach the draft that the engine serve
     contract). Optional: by default EngineError.
 E11 Where ``names_guesses``, answers with a draft have ``Generation.guess_places``, which agree with the counters of
     ``acceptance``. Optional: by default they have none.
+E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default answers
+    have none.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from spec_core.generation import AcceptanceCounters, Generation, SamplingParams
 from spec_core.host_tensors import to_device_async
 
 if TYPE_CHECKING:
@@ -19,6 +19,23 @@ if TYPE_CHECKING:
 
     import torch
     from torch import Tensor
+
+__all__ = [
+    "AcceptanceCounters",
+    "Availability",
+    "Capabilities",
+    "CaptureRequest",
+    "DraftBatch",
+    "FeatureSample",
+    "FeatureSchema",
+    "Generation",
+    "SamplingParams",
+    "ShardHints",
+    "Span",
+    "StepOutput",
+    "Supervision",
+    "TensorParallelHints",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,89 +328,3 @@ class ShardHints:
     must use its own parameters in its own forward only."""
     tensor_parallel: TensorParallelHints | None = None
     """How tensor-parallel ranks divide the module; None: not at all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """Options of generation; ``temperature`` 0 is greedy."""
-
-    max_new_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    """Probability of the most likely tokens that are sampled from, where ``temperature`` > 0."""
-    seed: int = 0
-    num_draft_tokens: int = 0
-    """Tokens that the loaded draft proposes per round; 0 decodes without a draft."""
-    stop_at_eos: bool = True
-    with_margins: bool = True
-    """Whether ``Generation.top2_margin`` is wanted, which costs some engines time."""
-
-    def prompt_seed(self, index: int) -> int:
-        """Return the seed of prompt ``index``, so that its answer does not depend on the prompts before it."""
-        return self.seed * 1_000_003 + index
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """One answer: the new tokens, without the prompt."""
-
-    token_ids: tuple[int, ...]
-    top2_margin: tuple[float, ...] = ()
-    """Per token, the gap between the target's two largest logits, if the engine gives it; a tie explains a difference
-    between two greedy runs."""
-    guess_places: tuple[int, ...] = ()
-    """Per token, k ≥ 1 where it stands at guess k of a round that had all guesses before it accepted: the target
-    accepted this guess, or put the token in its place. 0 for a token that none was judged for. Empty where the engine
-    does not name them."""
-    draft_version: int | None = None
-    """Version of the draft that served, the last one where it changed meanwhile; None where none was pushed."""
-    draft_digest: str = ""
-    """Digest of that draft (``Manifest.digest``)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AcceptanceCounters:
-    """Counters of speculative decoding, which add and subtract; prefill does not count."""
-
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_per_position: tuple[int, ...] = ()
-    """Rounds in which draft position k was accepted."""
-
-    @classmethod
-    def of_rounds(cls, drafted: int, accepted: int, rounds: int = 1) -> AcceptanceCounters:
-        """Return the counts of ``rounds`` verifications of ``drafted`` tokens with ``accepted`` of them accepted."""
-        return cls(
-            rounds=rounds,
-            drafted=rounds * drafted,
-            accepted=rounds * accepted,
-            accepted_per_position=(rounds,) * accepted + (0,) * (drafted - accepted),
-        )
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens per verification: 1 + accepted / rounds."""
-        return 1 + self.accepted / self.rounds if self.rounds else 1.0
-
-    @property
-    def acceptance_per_position(self) -> list[float]:
-        """Share of the rounds in which each draft position was accepted."""
-        return [count / self.rounds if self.rounds else 0.0 for count in self.accepted_per_position]
-
-    def __add__(self, other: AcceptanceCounters) -> AcceptanceCounters:
-        """Return the sum, position by position."""
-        return self._combined(other, 1)
-
-    def __sub__(self, other: AcceptanceCounters) -> AcceptanceCounters:
-        """Return what was counted since ``other``."""
-        return self._combined(other, -1)
-
-    def _combined(self, other: AcceptanceCounters, sign: int) -> AcceptanceCounters:
-        positions = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
-        return AcceptanceCounters(
-            rounds=self.rounds + sign * other.rounds,
-            drafted=self.drafted + sign * other.drafted,
-            accepted=self.accepted + sign * other.accepted,
-            accepted_per_position=tuple(one + sign * two for one, two in positions),
-        )

@@ -105,6 +105,7 @@ class Decoder:
             hidden_TNH = hidden_TNH[: len(next_ids)]
             answer.take(next_ids, logits_RV, len(proposal.token_ids))
             if proposer is not None:
+                answer.verifications[verdict.accepted] += 1
                 self._counted += AcceptanceCounters.of_rounds(len(proposal.token_ids), verdict.accepted)
         return answer.generation()
 
@@ -141,6 +142,8 @@ class _Answer:
         self._token_ids: list[int] = []
         self._gaps: list[float] = []
         self._places: list[int] = []
+        self.verifications = [0] * (sampling.num_draft_tokens + 1) if drafted else []
+        """How many accepted 0, 1, … guesses."""
 
     @property
     def complete(self) -> bool:
@@ -165,4 +168,5 @@ class _Answer:
             token_ids=tuple(self._token_ids),
             top2_margin=tuple(self._gaps),
             guess_places=tuple(self._places) if self._drafted else (),
+            verifications=tuple(self.verifications),
         )

@@ -60,8 +60,10 @@ class SglangProcess(EngineSubprocess):
         answers = self._run(names, prompts, self._sampling(sampling), gaps=gaps).result()["answers"]
         drafted = sampling.num_draft_tokens
         for answer in answers:
+            if len(answer["accepted"]) > drafted:  # a round that accepts more accepts all
+                answer["accepted"][drafted:] = [sum(answer["accepted"][drafted:])]
             for accepted, rounds in enumerate(answer["accepted"]):
-                self._counted += AcceptanceCounters.of_rounds(drafted, min(accepted, drafted), rounds)
+                self._counted += AcceptanceCounters.of_rounds(drafted, accepted, rounds)
         return answers
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:

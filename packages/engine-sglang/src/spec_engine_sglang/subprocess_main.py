@@ -68,14 +68,16 @@ async def _run(engine: Any, ranks: DraftRanks, message: Fields) -> Fields:
 def read_answer(answer: Fields) -> Fields:
     """Return what is kept of SGLang's answer.
 
-    These are the new tokens, gaps of the two largest logits, and how many verifications accepted 0, 1, … draft
-    tokens. SGLang counts each in full, also one that passes the answer's end.
+    These are the new tokens, gaps of the two largest logits, how many verifications accepted 0, 1, … draft tokens,
+    and how many tokens of the prompt were cached. SGLang counts a verification in full, also one that passes the
+    answer's end.
     """
     about = answer["meta_info"]
     return {
         "ids": answer["output_ids"],
         "gaps": [top[0][0] - top[1][0] for top in about.get("output_top_logprobs") or ()],
         "accepted": about.get("spec_correct_drafts_histogram") or [],
+        "cached": about.get("cached_tokens") or 0,
     }
 
 

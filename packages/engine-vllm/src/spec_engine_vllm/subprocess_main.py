@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _NOTED_S = 0.5
 """Time for the exit code of vLLM's engine core to be noted by another thread that waits for it."""
 
+_PER_REQUEST = "per_request_spec_decode_metrics"
+"""The argument with which vLLM counts what each request's verifications accepted, where it can (not in 0.26)."""
+
 
 def main() -> int:
     """Run vLLM until the engine is gone."""
@@ -78,6 +81,8 @@ def _start(arguments: dict[str, Any]) -> Any:
     elif not _generators_rewind():
         longest = max(arguments["max_num_batched_tokens"], arguments["max_model_len"])
         arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": longest}
+    if "worker_extension_cls" in arguments and hasattr(AsyncEngineArgs, _PER_REQUEST):
+        arguments[_PER_REQUEST] = "summary"
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
@@ -131,9 +136,12 @@ class Requests:
         prompt = {"prompt_token_ids": request["ids"]}
         async for output in self._llm.generate(prompt, params, request_id=name):
             answer = output.outputs[0]
+        verified = getattr(answer, "spec_decode_metrics", None)  # vLLM 0.26 has none
         return {
             "ids": list(answer.token_ids),
             "gaps": [_gap(position) for position in answer.logprobs or ()],
+            "accepted": [] if verified is None else list(verified.histogram),
+            "cached": output.num_cached_tokens or 0,
             "draft": [self._ranks.served.version, self._ranks.served.digest],
         }
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from spec_core.records import Generation, SamplingParams
-from spec_trainer.evaluation.document import compare, summarise
+from spec_core.records import AcceptanceCounters, Generation, SamplingParams
+from spec_trainer.evaluation.document import benchmark_lines, compare, summarise
 from spec_trainer.evaluation.measure import Pass, Passes
 from spec_trainer.evaluation.workload import Workload
 
@@ -66,3 +66,61 @@ def test_few_tokens_are_called_few(caplog):
     one = Passes(greedy=Pass(answers=answers((1, 2)), seconds=1.0), sampled=None, tokens_per_s={})
     summarise(work, one, one)
     assert "2 generated tokens are few, 5000 or more are advised" in caplog.text
+
+
+def drafted(*verifications, seconds=2.0, cached=0, tokens=5000) -> Pass:
+    texts = [
+        Generation(token_ids=(1,) * tokens, verifications=rounds, cached_tokens=cached)
+        for rounds in verifications
+    ]
+    counters = sum((text.acceptance for text in texts), AcceptanceCounters())
+    return Pass(answers=texts, seconds=seconds, counters=counters)
+
+
+def summary(names, plain: Pass, with_draft: Pass) -> dict:
+    work = Workload(
+        prompts=[[1]] * len(plain.answers),
+        benchmarks=names,
+        sampling=SamplingParams(max_new_tokens=4, num_draft_tokens=2),
+    )
+    return summarise(
+        work,
+        Passes(greedy=plain, sampled=None, tokens_per_s={}),
+        Passes(greedy=with_draft, sampled=None, tokens_per_s={}),
+    )
+
+
+def test_acceptance_is_weighted_by_rounds_and_per_request():
+    """A long answer with one token a round, and a short one with three: per request they count the same."""
+    one = Pass.joined({"gsm8k": drafted((9, 0, 0)), "mbpp": drafted((0, 0, 1), (0, 0, 0), seconds=3.0)})
+    document = summary(("gsm8k", "mbpp", "mbpp"), one, one)
+    assert document["acceptance_length"] == pytest.approx(1 + 2 / 10)
+    assert document["acceptance_length_per_request"] == pytest.approx(2)  # an answer without a round has none
+    assert [row["acceptance_length"] for row in document["benchmarks"].values()] == [1, 3]
+    assert document["tokens_per_s"] == 15_000 / 5
+    assert document["benchmarks"]["mbpp"]["tokens_per_s"] == 10_000 / 3
+    assert document["warnings"] == []
+    head, *rows = benchmark_lines({"prompts": 3, **document})
+    assert head.split() == [
+        "benchmark",
+        "prompts",
+        "tokens",
+        "tau",
+        "tau/request",
+        "tokens/s",
+        "without",
+        "speed-up",
+    ]
+    assert [row.split()[0] for row in rows] == ["gsm8k", "mbpp", "total"]
+    assert rows[-1].split()[1:] == ["3", "15,000", "1.200", "2.000", "3,000.0", "3,000.0", "1.00"]
+
+
+def test_figures_that_are_not_valid_are_warned_of():
+    few = Pass.joined({"gsm8k": drafted((1, 0), tokens=40), "mbpp": drafted((1, 0))})
+    assert summary(("gsm8k", "mbpp"), few, few)["warnings"] == [
+        "gsm8k: 40 generated tokens are few, 5000 or more are advised"
+    ]
+    (short,) = summary((), drafted((1, 0)), drafted((1, 0), seconds=0.25))["warnings"]
+    assert short.startswith("a pass took 0.25 s, too short for its speed to count")
+    (cached,) = summary((), drafted(()), drafted((1, 0), cached=7))["warnings"]
+    assert cached.startswith("7 tokens of prompts came from a prefix cache")

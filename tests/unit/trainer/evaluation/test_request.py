@@ -32,6 +32,14 @@ def test_request_out_of_range(name, value):
         request(**{name: value})
 
 
+def test_prompts_come_from_a_file_or_from_benchmarks():
+    for fields in ({}, {"prompts": Path("p"), "bench": "gsm8k"}):
+        with pytest.raises(ConfigError, match="needs one of --prompts FILE and --bench NAMES"):
+            EvaluationRequest(target="t", draft_model=Path("d"), **fields)
+    with pytest.raises(ConfigError, match="--bench-data=f is for --bench"):
+        request(bench_data=Path("f"))
+
+
 def test_concurrencies_are_a_list_without_repetitions():
     assert request(concurrency="8, 1,32,8").concurrencies == (8, 1, 32)
     assert request().concurrencies == ()

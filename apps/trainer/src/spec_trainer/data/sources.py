@@ -53,7 +53,7 @@ def read_rows(path: str) -> Iterator[DataRow]:
     elif file.exists():
         yield from _file_rows(file)
     elif file.suffix not in _READERS and (hub := _HUB_ID.fullmatch(path)):
-        yield from _hub_rows(hub[1], hub[2] or "train")
+        yield from read_hub(hub[1], hub[2] or "train")
     else:
         raise DataError(f"data {path!r} does not exist: expected {_EXPECTED}, or a hub id owner/name[:split]")
 
@@ -143,14 +143,15 @@ def _parquet_rows(file: Path) -> Iterator[DataRow]:
                 yield DataRow(f"{file}:{number}", row)
 
 
-def _hub_rows(name: str, split: str) -> Iterator[DataRow]:
+def read_hub(name: str, split: str, config: str | None = None) -> Iterator[DataRow]:
+    """Yield the rows of a data set of the hub. Raise DataError where it cannot be read."""
     from datasets import load_dataset
     from datasets.utils import logging as datasets_logging
 
     # Its failures become one line of error; its own logging would repeat them.
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)
     with _readable(f"{name}:{split}"):
-        for number, row in enumerate(load_dataset(name, split=split), start=1):
+        for number, row in enumerate(load_dataset(name, config, split=split), start=1):
             yield DataRow(f"{name}:{split}:{number}", row)
 
 
@@ -160,4 +161,6 @@ def _readable(source: str) -> AbstractContextManager[None]:
 
 
 _READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
+READABLE = tuple(_READERS)
+"""Suffixes of the files that ``read_rows`` reads."""
 _EXPECTED = f"a {', '.join(_READERS)} file, a folder of them"

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.engine_output import engine_output_kept
 from spec_trainer.evaluation.document import summarise
-from spec_trainer.evaluation.measure import acceptance_length, decode_with_draft, decode_without_draft
+from spec_trainer.evaluation.measure import (
+    acceptance_length,
+    ask_all,
+    decode_with_draft,
+    decode_without_draft,
+)
 from spec_trainer.evaluation.prepare import prepare
 from spec_trainer.wiring import create_engine
 
@@ -30,14 +35,17 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
             untrained = export_untrained(evaluation.draft, evaluation.target, Path(scratch) / "untrained")
         options = evaluation.options
         with engine_output_kept(options.engine_type), create_engine(options, evaluation.target) as engine:
-            figures = measure(engine, request.draft_model, evaluation.work, untrained)
+            work = evaluation.work
+            if evaluation.asked is not None:
+                work = ask_all(engine, work, evaluation.asked)
+            figures = measure(engine, request.draft_model, work, untrained)
     return {
         "target": str(evaluation.target.folder),
         "draft": str(request.draft_model),
         "engine": evaluation.options.engine_type.name,
         "engine_versions": dict(evaluation.options.engine_type.probe().versions),
         "backend": evaluation.options.backend.name,
-        "prompts": len(evaluation.work.prompts),
+        "prompts": len(work.prompts),
         "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
         **figures,
     }

@@ -7,9 +7,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from spec_core.records import Generation, SamplingParams
+    from spec_core.records import Generation
     from spec_trainer.evaluation.measure import Pass, Passes
     from spec_trainer.evaluation.workload import Workload
 
@@ -20,22 +20,28 @@ _TIE = 0.1
 _ENOUGH_TOKENS = 5000
 """Number of generated tokens below which an acceptance length is noise."""
 _MOST_LISTED = 20
+_ENOUGH_SECONDS = 1.0
+"""Duration of a pass below which its speed is noise: of the clock, of other processes, of what runs first."""
 
 
 def summarise(work: Workload, plain: Passes, drafted: Passes) -> dict[str, Any]:
     """Return the figures of ``work.sampling``, the comparison of texts, then every way of decoding by itself."""
-    greedy = _figures(work.greedy, plain.greedy, drafted.greedy)
+    greedy = _figures(work.greedy.temperature, plain.greedy, drafted.greedy)
     sampled = None
     if work.sampled is not None and plain.sampled is not None and drafted.sampled is not None:
-        sampled = _figures(work.sampled, plain.sampled, drafted.sampled)
+        sampled = _figures(work.sampled.temperature, plain.sampled, drafted.sampled)
     own = sampled if sampled is not None and work.sampling.temperature > 0 else greedy
-    if own["generated_tokens"] < _ENOUGH_TOKENS:
-        log.warning(
-            "%d generated tokens are few, %d or more are advised", own["generated_tokens"], _ENOUGH_TOKENS
-        )
+    both = (plain.greedy, drafted.greedy)
+    if own is not greedy and plain.sampled is not None and drafted.sampled is not None:
+        both = (plain.sampled, drafted.sampled)
+    warnings = list(_warnings(*both))
+    for warning in warnings:
+        log.warning("%s", warning)
     return {
         "num_draft_tokens": work.num_draft_tokens,
         **own,
+        "warnings": warnings,
+        "benchmarks": _benchmarks(own["temperature"], *both),
         **compare(plain.greedy.answers, drafted.greedy.answers),
         "greedy": greedy,
         "sampled": sampled,
@@ -87,11 +93,70 @@ def _differences(
             yield {"prompt": prompt, "position": min(len(one.token_ids), len(other.token_ids))}, math.inf
 
 
-def _figures(sampling: SamplingParams, plain: Pass, drafted: Pass) -> dict[str, Any]:
+def _warnings(plain: Pass, drafted: Pass) -> Iterator[str]:
+    """Yield why figures of a pair of passes are not what they seem."""
+    passes = dict(drafted.benchmarks) or {"": drafted}
+    for name, one in passes.items():
+        if one.num_tokens < _ENOUGH_TOKENS:
+            yield (
+                f"{name and name + ': '}{one.num_tokens} generated tokens are few, {_ENOUGH_TOKENS} or more are "
+                "advised"
+            )
+    shortest = min(plain.seconds, drafted.seconds)
+    if shortest < _ENOUGH_SECONDS:
+        yield (
+            f"a pass took {shortest:.2f} s, too short for its speed to count: give more prompts or a larger "
+            "--max-new-tokens"
+        )
+    if cached := plain.cached_tokens + drafted.cached_tokens:
+        yield (
+            f"{cached} tokens of prompts came from a prefix cache, so that times are not those of a prefill: switch "
+            "the engine's prefix cache off"
+        )
+
+
+def _benchmarks(temperature: float, plain: Pass, drafted: Pass) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            "prompts": len(one.answers),
+            **_figures(temperature, plain.benchmarks[name], one),
+            "outputs_equal": _texts(plain.benchmarks[name]) == _texts(one),
+        }
+        for name, one in drafted.benchmarks.items()
+    }
+
+
+def _texts(one: Pass) -> list[tuple[int, ...]]:
+    return [answer.token_ids for answer in one.answers]
+
+
+def benchmark_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table: a row for each benchmark, and their total. Nothing where there are none."""
+    rows = document["benchmarks"]
+    if not rows:
+        return
+    heads = ("prompts", "tokens", "tau", "tau/request", "tokens/s", "without", "speed-up")
+    yield f"{'benchmark':<12}" + "".join(f"{head:>13}" for head in heads)
+    for name, row in (*rows.items(), ("total", document)):
+        per_request = row["acceptance_length_per_request"]
+        cells = (
+            f"{row['prompts']:,}",
+            f"{row['generated_tokens']:,}",
+            f"{row['acceptance_length']:.3f}",
+            "" if per_request is None else f"{per_request:.3f}",
+            f"{row['tokens_per_s']:,.1f}",
+            f"{row['tokens_per_s_without_draft']:,.1f}",
+            f"{row['speedup']:.2f}",
+        )
+        yield f"{name:<12}" + "".join(f"{cell:>13}" for cell in cells)
+
+
+def _figures(temperature: float, plain: Pass, drafted: Pass) -> dict[str, Any]:
     counters = drafted.counters
     return {
-        "temperature": sampling.temperature,
+        "temperature": temperature,
         "acceptance_length": counters.acceptance_length,
+        "acceptance_length_per_request": drafted.acceptance_length_per_request,
         "acceptance_per_position": counters.acceptance_per_position,
         "drafted": counters.drafted,
         "accepted": counters.accepted,
@@ -99,6 +164,7 @@ def _figures(sampling: SamplingParams, plain: Pass, drafted: Pass) -> dict[str, 
         "generated_tokens": drafted.num_tokens,
         "tokens_per_s": drafted.tokens_per_s,
         "tokens_per_s_without_draft": plain.tokens_per_s,
+        "speedup": drafted.tokens_per_s / plain.tokens_per_s,
     }
 
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from spec_core.records import AcceptanceCounters
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from spec_core import Engine
     from spec_core.records import Generation, SamplingParams
+    from spec_trainer.evaluation.benchmarks import Questions
     from spec_trainer.evaluation.workload import Prompts, Workload
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,19 @@ class Pass:
     answers: list[Generation]
     seconds: float
     counters: AcceptanceCounters = field(default_factory=AcceptanceCounters)
+    benchmarks: Mapping[str, Pass] = field(default_factory=dict[str, "Pass"])
+    """The passes that this one is made of, where its prompts are of benchmarks."""
+
+    @classmethod
+    def joined(cls, benchmarks: Mapping[str, Pass]) -> Pass:
+        """Return the passes over several benchmarks as one."""
+        passes = benchmarks.values()
+        return cls(
+            answers=[answer for one in passes for answer in one.answers],
+            seconds=sum(one.seconds for one in passes),
+            counters=sum((one.counters for one in passes), AcceptanceCounters()),
+            benchmarks=benchmarks,
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -44,6 +59,19 @@ class Pass:
         """Generated tokens per second."""
         return self.num_tokens / self.seconds
 
+    @property
+    def acceptance_length_per_request(self) -> float | None:
+        """Mean over the answers of each one's acceptance length; None where the engine does not count these."""
+        lengths = [
+            answer.acceptance.acceptance_length for answer in self.answers if any(answer.verifications)
+        ]
+        return sum(lengths) / len(lengths) if lengths else None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of tokens of prompts that came from a prefix cache."""
+        return sum(answer.cached_tokens for answer in self.answers)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
@@ -53,6 +81,24 @@ class Passes:
     sampled: Pass | None
     tokens_per_s: dict[int, float]
     """Generated tokens per second, by concurrency."""
+
+
+def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
+    """Return ``work`` with the later turns of conversations, which follow the target's own greedy answers.
+
+    All ways of decoding then get the same prompts, so that their texts and times can be compared.
+    """
+    ends = frozenset(engine.target.eos_token_ids)
+    sampling = work.without_draft().greedy
+
+    def answer(prompts: Prompts) -> list[list[int]]:
+        log.info("answering %d prompts, for the questions that follow", len(prompts))
+        answers = [list(answer.token_ids) for answer in engine.generate(prompts, sampling)]
+        return [ids[:-1] if ids and ids[-1] in ends else ids for ids in answers]
+
+    if asked.are_open:
+        asked.ask_all(answer)
+    return replace(work, prompts=asked.prompts, benchmarks=asked.benchmarks)
 
 
 def decode_without_draft(engine: Engine, work: Workload) -> Passes:
@@ -95,15 +141,23 @@ def decode(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> Pass:
 def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:
     number = len(work.prompts)
     log.info("decoding %d prompts greedily %s", number, how)
-    greedy, sampled = decode(engine, work.prompts, work.greedy), None
+    greedy, sampled = _decode_once(engine, work, work.greedy), None
     if work.sampled is not None:
         log.info("decoding %d prompts at temperature %g %s", number, work.sampled.temperature, how)
-        sampled = decode(engine, work.prompts, work.sampled)
+        sampled = _decode_once(engine, work, work.sampled)
     speeds: dict[int, float] = {}
     for size in work.concurrency:
         log.info("timing %d answers at once %s", size, how)
         speeds[size] = _tokens_per_s(engine, work.groups(size), work.timed)
     return Passes(greedy=greedy, sampled=sampled, tokens_per_s=speeds)
+
+
+def _decode_once(engine: Engine, work: Workload, sampling: SamplingParams) -> Pass:
+    if not work.benchmarks:
+        return decode(engine, work.prompts, sampling)
+    return Pass.joined(
+        {name: decode(engine, prompts, sampling) for name, prompts in work.by_benchmark().items()}
+    )
 
 
 def _tokens_per_s(engine: Engine, groups: list[Prompts], sampling: SamplingParams) -> float:

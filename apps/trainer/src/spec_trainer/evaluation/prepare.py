@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from spec_core import Draft, TargetSpec
     from spec_trainer.data.chat_config import ChatConfig
     from spec_trainer.engine_options import EngineOptions
+    from spec_trainer.evaluation.benchmarks import Questions
     from spec_trainer.evaluation.request import EvaluationRequest
+    from spec_trainer.evaluation.workload import Prompts
 
 _OTHER_TEMPERATURE = 1.0
 """Temperature of the sampled answers if the request has none."""
@@ -33,6 +35,9 @@ class Evaluation:
     chat: ChatConfig
     """How conversations become prompts."""
     work: Workload
+    """The prompts as far as they are known before the target has answered."""
+    asked: Questions | None
+    """The benchmarks that are asked, if there are any."""
 
     @property
     def measures_untrained(self) -> bool:
@@ -56,32 +61,49 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     options.engine_type.check_draft(
         options.config.engine, target, draft, request.draft_model, num_draft_tokens
     )
+    sampling = SamplingParams(
+        max_new_tokens=request.max_new_tokens,
+        temperature=request.temperature or 0.0,
+        seed=request.seed,
+        num_draft_tokens=num_draft_tokens,
+        stop_at_eos=request.stop_at_eos,
+    )
     trained = read_chat_record(request.draft_model)
     chat = options.config.data.completed_by(trained, f"draft {request.draft_model}")
-    work = _workload(request, target, num_draft_tokens, chat)
-    return Evaluation(request=request, options=options, target=target, draft=draft, chat=chat, work=work)
+    longest = _longest_prompt(request, target, num_draft_tokens)
+    asked = _questions(request, target, longest, chat) if request.bench else None
+    work = Workload(
+        prompts=_prompts(request, target, longest, chat) if asked is None else asked.prompts,
+        benchmarks=() if asked is None else asked.benchmarks,
+        sampling=sampling,
+        other_temperature=_OTHER_TEMPERATURE if request.temperature is None else None,
+        concurrency=request.concurrencies,
+    )
+    return Evaluation(
+        request=request, options=options, target=target, draft=draft, chat=chat, work=work, asked=asked
+    )
 
 
-def _workload(
-    request: EvaluationRequest, target: TargetSpec, num_draft_tokens: int, chat: ChatConfig
-) -> Workload:
-    from spec_trainer.data.prompts import load_prompts
-
+def _longest_prompt(request: EvaluationRequest, target: TargetSpec, num_draft_tokens: int) -> int:
     room = target.max_positions - request.max_new_tokens - num_draft_tokens - 1
     if room < 1:
         raise ConfigError(
             f"--max-new-tokens={request.max_new_tokens} and {num_draft_tokens} draft tokens leave no room for a "
             f"prompt in the {target.max_positions} positions of target {target.folder}; lower --max-new-tokens"
         )
-    return Workload(
-        prompts=load_prompts(request.prompts, target.folder, target.vocab_size, room, chat),
-        sampling=SamplingParams(
-            max_new_tokens=request.max_new_tokens,
-            temperature=request.temperature or 0.0,
-            seed=request.seed,
-            num_draft_tokens=num_draft_tokens,
-            stop_at_eos=request.stop_at_eos,
-        ),
-        other_temperature=_OTHER_TEMPERATURE if request.temperature is None else None,
-        concurrency=request.concurrencies,
-    )
+    return room
+
+
+def _prompts(request: EvaluationRequest, target: TargetSpec, longest: int, chat: ChatConfig) -> Prompts:
+    from spec_trainer.data.prompts import load_prompts
+
+    assert request.prompts is not None, "a request has prompts or benchmarks"
+    return load_prompts(request.prompts, target.folder, target.vocab_size, longest, chat)
+
+
+def _questions(request: EvaluationRequest, target: TargetSpec, longest: int, chat: ChatConfig) -> Questions:
+    from spec_trainer.data.tokens import Encoder
+    from spec_trainer.evaluation.benchmarks import Questions, parse_benchmarks, read_benchmarks
+
+    rows = read_benchmarks(parse_benchmarks(request.bench), request.bench_data)
+    return Questions(rows, Encoder(target.folder, target.vocab_size, chat), longest)

@@ -17,8 +17,12 @@ class EvaluationRequest:
     """Folder or hub id of the target."""
     draft_model: Path
     """Exported draft folder."""
-    prompts: Path
+    prompts: Path | None = None
     """Data file; of each row, what comes before the last answer is the prompt."""
+    bench: str = ""
+    """Benchmarks to ask instead of a data file, such as mt_bench,gsm8k:200; a number takes so many rows of one."""
+    bench_data: Path | None = None
+    """Folder with the benchmarks' rows, as NAME.jsonl and the like; by default they come from the hub."""
     engine: str = "hf"
     """Engine that runs the target."""
     backend: str = "cpu"
@@ -48,6 +52,12 @@ class EvaluationRequest:
                 raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"--seed={self.seed}: expected an integer of at most 64 bits")
+        if (self.prompts is None) == (not self.bench):
+            raise ConfigError(
+                "evaluate needs one of --prompts FILE and --bench NAMES, such as gsm8k,mt_bench"
+            )
+        if self.bench_data is not None and not self.bench:
+            raise ConfigError(f"--bench-data={self.bench_data} is for --bench")
         words = [word.strip() for word in self.concurrency.split(",")] if self.concurrency else []
         if not all(word.isdecimal() and len(word) < 6 and int(word) > 0 for word in words):
             raise ConfigError(

@@ -17,6 +17,8 @@ class Workload:
     """Prompts, and the ways in which they are decoded."""
 
     prompts: Prompts
+    benchmarks: tuple[str, ...] = ()
+    """The benchmark of each prompt; empty where they are of none."""
     sampling: SamplingParams
     """The way of decoding whose figures stand at the top of the document."""
     other_temperature: float | None = None
@@ -47,6 +49,13 @@ class Workload:
     def without_draft(self) -> Workload:
         """Return the same workload, to be decoded without a draft."""
         return replace(self, sampling=replace(self.sampling, num_draft_tokens=0))
+
+    def by_benchmark(self) -> dict[str, Prompts]:
+        """Return the prompts of each benchmark, in their order."""
+        found: dict[str, Prompts] = {}
+        for name, prompt in zip(self.benchmarks, self.prompts, strict=bool(self.benchmarks)):
+            found.setdefault(name, []).append(prompt)
+        return found
 
     def groups(self, size: int) -> list[Prompts]:
         """Return the prompts in groups of ``size``; the last group is filled up from the start."""

@@ -129,8 +129,9 @@ class EngineSubprocess(Resource):
     ) -> Sequence[Mapping[str, Any]]:
         """Return the answers in order.
 
-        Each has new token ``ids``, ``gaps`` of the two largest logits or nothing, and version and digest of the
-        ``draft`` where a pushed one may serve.
+        Each has new token ``ids``, ``gaps`` of the two largest logits or nothing, version and digest of the
+        ``draft`` where a pushed one may serve, and where the program counts them: how many verifications
+        ``accepted`` 0, 1, … guesses, and how many tokens of the prompt were ``cached``.
         """
 
     @abstractmethod
@@ -309,6 +310,8 @@ def _generation(answer: Mapping[str, Any], sampling: SamplingParams) -> Generati
     return Generation(
         token_ids=tuple(answer["ids"])[: sampling.max_new_tokens],
         top2_margin=tuple(answer["gaps"]),
+        verifications=tuple(answer.get("accepted", ())),
+        cached_tokens=answer.get("cached", 0),
         draft_version=version,
         draft_digest=digest,
     )

@@ -233,12 +233,15 @@ class EngineSuite(ConformanceSuite):
         assert engine.acceptance() == before
 
     def test_e5_acceptance_counts_from_the_last_load(self, engine: Engine, draft_folder: Path) -> None:
-        """E5, E11: counters agree with each other and with the places of guesses, and start anew with a draft."""
+        """E5, E11, E12: counters agree with each other, with places of guesses and with those of the answers."""
         assert engine.acceptance() == AcceptanceCounters()
         engine.load_draft(draft_folder)
         answers = engine.generate(_prompts(engine), SPECULATING)
         counted = engine.acceptance()
         _assert_places(engine, answers, counted)
+        if any(answer.verifications for answer in answers):
+            own = sum((answer.acceptance for answer in answers), AcceptanceCounters())
+            assert (own.rounds, own.accepted) == (counted.rounds, counted.accepted)
         positions = list(counted.accepted_per_position)
         assert 0 < counted.rounds < counted.drafted
         assert counted.accepted == sum(positions) <= counted.drafted

@@ -1,0 +1,207 @@
+"""Benchmarks of the field: their data sets on the hub, and how their rows become questions.
+
+The wording of a question is the one that published acceptance lengths of drafts are measured with, so that ours can
+be laid beside them. Nothing is graded: an evaluation measures how a target's answers are decoded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ConfigError, DataError
+from spec_core.wording import shortened
+from spec_trainer.data.errors import BadRow
+from spec_trainer.data.rows import Chat
+from spec_trainer.data.sources import READABLE, read_hub, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from spec_trainer.data.sources import DataRow
+    from spec_trainer.data.tokens import Encoder
+
+Row = Mapping[str, Any]
+
+_BOXED = "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+_PASSES_TESTS = (
+    "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A data set of questions."""
+
+    hub: str
+    """Id on the hub."""
+    questions: Callable[[Row], list[str]]
+    """Returns the questions of a row, one for each turn of the conversation; raises KeyError for a field."""
+    config: str | None = None
+    split: str = "test"
+
+
+def _one(field: str, wording: str = "{}") -> Callable[[Row], list[str]]:
+    return lambda row: [wording.format(_text(row[field]))]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, got {type(value).__name__}")
+    return value
+
+
+def _turns(row: Row) -> list[str]:
+    """Return the turns, as the hub's copy names them or as the authors' own question file does."""
+    return list(row["turns"] if "turns" in row else row["prompt"])
+
+
+def _instruction(row: Row) -> list[str]:
+    added = row.get("input")
+    return [f"{row['instruction']}\n\nInput:\n{added}" if added else row["instruction"]]
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "mt_bench": Benchmark(hub="HuggingFaceH4/mt_bench_prompts", split="train", questions=_turns),
+    "gsm8k": Benchmark(hub="openai/gsm8k", config="main", questions=_one("question", _BOXED)),
+    "math500": Benchmark(hub="HuggingFaceH4/MATH-500", questions=_one("problem", _BOXED)),
+    "aime24": Benchmark(hub="HuggingFaceH4/aime_2024", split="train", questions=_one("problem", _BOXED)),
+    "aime25": Benchmark(hub="MathArena/aime_2025", split="train", questions=_one("problem", _BOXED)),
+    "humaneval": Benchmark(hub="openai/openai_humaneval", questions=_one("prompt", _PASSES_TESTS)),
+    "mbpp": Benchmark(hub="google-research-datasets/mbpp", config="sanitized", questions=_one("prompt")),
+    "alpaca": Benchmark(hub="tatsu-lab/alpaca", split="train", questions=_instruction),
+}
+
+
+@dataclass
+class BenchmarkRow:
+    """A row of a benchmark: its questions, and the prompts that they became so far."""
+
+    benchmark: str
+    where: str
+    questions: list[str]
+    prompts: list[list[int]] = field(default_factory=list[list[int]])
+    messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
+
+    def ask(self, encoder: Encoder, longest: int) -> None:
+        """Turn the next question into a prompt. Raise DataError where it has more than ``longest`` tokens."""
+        self.messages.append({"role": "user", "content": self.questions[len(self.prompts)]})
+        try:
+            prompt = encoder.opening(Chat(self.messages), self.messages).input_ids
+        except BadRow as bad:
+            raise DataError(f"{self.where}: {bad}") from bad
+        if not 0 < len(prompt) <= longest:
+            raise DataError(
+                f"{self.where}: turn {len(self.prompts) + 1} makes a prompt of {len(prompt)} tokens; 1 to {longest} "
+                "are possible"
+            )
+        self.prompts.append(prompt)
+
+    def answer(self, text: str) -> None:
+        """Take the answer to the last prompt."""
+        self.messages.append({"role": "assistant", "content": text})
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a question is left."""
+        return len(self.prompts) < len(self.questions)
+
+
+def parse_benchmarks(words: str) -> dict[str, int | None]:
+    """Return the number of rows to take of each benchmark in ``words``, as in ``gsm8k:200,mt_bench``; None takes all.
+
+    Raise ConfigError for anything else.
+    """
+    wanted: dict[str, int | None] = {}
+    for word in words.split(","):
+        name, colon, count = word.strip().replace("-", "_").partition(":")
+        is_number = count.isdecimal() and len(count) < 8 and int(count) > 0
+        if name not in BENCHMARKS or name in wanted or (colon and not is_number):
+            raise ConfigError(
+                f"--bench={shortened(words, 200)}: expected some of {', '.join(BENCHMARKS)}, each at most once, and "
+                "with a number of rows where not all are wanted, such as mt_bench,gsm8k:200"
+            )
+        wanted[name] = int(count) if colon else None
+    return wanted
+
+
+class Questions:
+    """The conversations of an evaluation's benchmarks, which grow with the target's answers."""
+
+    def __init__(self, rows: Sequence[BenchmarkRow], encoder: Encoder, longest: int) -> None:
+        """Ask the first question of each row; ``longest`` is the most tokens of a prompt."""
+        self._rows, self._encoder, self._longest = rows, encoder, longest
+        for row in rows:
+            row.ask(encoder, longest)
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Token ids of the prompts so far: benchmark by benchmark, row by row, turn by turn."""
+        return [prompt for row in self._rows for prompt in row.prompts]
+
+    @property
+    def benchmarks(self) -> tuple[str, ...]:
+        """The benchmark of each of ``prompts``."""
+        return tuple(row.benchmark for row in self._rows for _ in row.prompts)
+
+    @property
+    def are_open(self) -> bool:
+        """Whether a question is left."""
+        return any(row.is_open for row in self._rows)
+
+    def ask_all(self, answer: Callable[[list[list[int]]], Sequence[Sequence[int]]]) -> None:
+        """Ask every further question, each after the answers to those before it, whole or cut.
+
+        ``answer`` returns the tokens of the target's answers to prompts, without their end tokens.
+        """
+        while waiting := [row for row in self._rows if row.is_open]:
+            answers = answer([row.prompts[-1] for row in waiting])
+            for row, token_ids in zip(waiting, answers, strict=True):
+                row.answer(self._encoder.decode(token_ids))
+                row.ask(self._encoder, self._longest)
+
+
+def read_benchmarks(wanted: Mapping[str, int | None], folder: Path | None) -> list[BenchmarkRow]:
+    """Return the first rows of each benchmark.
+
+    They come from ``NAME.jsonl``, ``.json`` or ``.parquet``, or a folder ``NAME`` of such files, in ``folder``; from
+    the hub without one. Raise DataError, naming the row, for one that is not the benchmark's.
+    """
+    found: list[BenchmarkRow] = []
+    for name, most in wanted.items():
+        rows = list(itertools.islice(_rows(name, folder), most))
+        if not rows:
+            raise DataError(f"benchmark {name} has no rows in {folder or BENCHMARKS[name].hub}")
+        found += [BenchmarkRow(name, row.where, _questions(name, row)) for row in rows]
+    return found
+
+
+def _rows(name: str, folder: Path | None) -> Iterator[DataRow]:
+    benchmark = BENCHMARKS[name]
+    if folder is None:
+        return read_hub(benchmark.hub, benchmark.split, benchmark.config)
+    places = [folder / name, *(folder / f"{name}{suffix}" for suffix in READABLE)]
+    for place in places:
+        if place.exists():
+            return read_rows(str(place))
+    raise DataError(
+        f"--bench-data={folder} has no {name}: expected {', '.join(place.name for place in places[1:])} or a folder "
+        f"{name}, with rows as in {benchmark.hub} on the hub"
+    )
+
+
+def _questions(name: str, row: DataRow) -> list[str]:
+    content = row.content
+    if isinstance(content, BadRow):
+        raise DataError(f"{row.where}: {content}") from content
+    try:
+        questions = BENCHMARKS[name].questions(content) if isinstance(content, Mapping) else []
+    except (KeyError, TypeError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{row.where} is no row of {name} as in {BENCHMARKS[name].hub}: {problem}") from error
+    if not questions or not all(isinstance(question, str) and question for question in questions):
+        raise DataError(f"{row.where} is no row of {name} as in {BENCHMARKS[name].hub}: expected texts")
+    return questions

@@ -1,0 +1,157 @@
+"""A row of each benchmark, as its data set has it, and the questions that are made of it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import datasets
+import pytest
+
+from spec_core.errors import ConfigError, DataError
+from spec_core.records import Generation, SamplingParams
+from spec_trainer.data.tokens import Opening
+from spec_trainer.evaluation import benchmarks
+from spec_trainer.evaluation.benchmarks import BENCHMARKS, Questions, parse_benchmarks, read_benchmarks
+from spec_trainer.evaluation.measure import ask_all
+from spec_trainer.evaluation.workload import Workload
+
+BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+ROWS = {
+    "mt_bench": {"prompt_id": 1, "category": "math", "prompt": ["What is 2+2?", "And {x}?"], "reference": []},
+    "gsm8k": {"question": "Tom has 3 hens.", "answer": "3\n#### 3"},
+    "math500": {"problem": "Solve $x=1$.", "solution": "$1$", "answer": "1", "subject": "Algebra", "level": 1},
+    "aime24": {"id": 60, "problem": "Find $n$.", "solution": "…", "answer": "204", "year": "2024"},
+    "aime25": {"problem_idx": 1, "problem": "Find $m$.", "answer": 70, "problem_type": ["Number Theory"]},
+    "humaneval": {
+        "task_id": "HumanEval/0", "prompt": "def one():\n", "canonical_solution": "    return 1\n",
+        "test": "", "entry_point": "one",
+    },
+    "mbpp": {"task_id": 2, "prompt": "Write a function.", "code": "", "test_list": ["assert True"]},
+    "alpaca": {"instruction": "Name it.", "input": "a cat", "output": "Tom", "text": "Below is …"},
+}  # fmt: skip
+QUESTIONS = {
+    "mt_bench": ["What is 2+2?", "And {x}?"],
+    "gsm8k": ["Tom has 3 hens." + BOXED],
+    "math500": ["Solve $x=1$." + BOXED],
+    "aime24": ["Find $n$." + BOXED],
+    "aime25": ["Find $m$." + BOXED],
+    "humaneval": [
+        "Write a solution to the following problem and make sure that it passes the tests:\n"
+        "```python\ndef one():\n\n```"
+    ],
+    "mbpp": ["Write a function."],
+    "alpaca": ["Name it.\n\nInput:\na cat"],
+}
+
+
+class Characters:
+    """An encoder whose tokens are characters, and whose template is ``role:content|``."""
+
+    def opening(self, chat, messages):
+        text = "".join(f"{message['role'][0]}:{message['content']}|" for message in messages)
+        return Opening(text, [ord(character) for character in text], None)
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+def test_every_benchmark_has_a_sample_here():
+    assert ROWS.keys() == QUESTIONS.keys() == BENCHMARKS.keys()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_a_folder_become_questions(tmp_path, name):
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps(ROWS[name]) + "\n")
+    (row,) = read_benchmarks({name: None}, tmp_path)
+    assert (row.benchmark, row.questions) == (name, QUESTIONS[name])
+
+
+def test_rows_are_the_first_of_the_hubs_data_set(monkeypatch):
+    asked = []
+
+    def load_dataset(*args, **options):
+        asked.append((*args, options))
+        return [ROWS["gsm8k"]] * 5
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert [row.where for row in read_benchmarks({"gsm8k": 2}, None)] == [
+        "openai/gsm8k:test:1",
+        "openai/gsm8k:test:2",
+    ]
+    assert asked == [("openai/gsm8k", "main", {"split": "test"})]
+
+
+def test_the_authors_own_questions_of_mt_bench_are_read_too(tmp_path):
+    (tmp_path / "mt_bench").mkdir()
+    (tmp_path / "mt_bench" / "question.jsonl").write_text(
+        json.dumps({"question_id": 81, "turns": ["a", "b"]})
+    )
+    (row,) = read_benchmarks({"mt_bench": None}, tmp_path)
+    assert row.questions == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"problem": "x"}', "1 is no row of gsm8k as in openai/gsm8k: it has no 'question'"),
+        ('{"question": 3}', "1 is no row of gsm8k as in openai/gsm8k: expected a text, got int"),
+        ("[]", "1 is no row of gsm8k as in openai/gsm8k: expected texts"),
+        ('{"question": ', "1: not JSON"),
+        ("", "benchmark gsm8k has no rows in "),
+    ],
+)
+def test_a_row_of_something_else_is_refused(tmp_path, line, problem):
+    (tmp_path / "gsm8k.jsonl").write_text(line)
+    with pytest.raises(DataError) as caught:
+        read_benchmarks({"gsm8k": None}, tmp_path)
+    assert problem in str(caught.value)
+
+
+def test_a_folder_without_the_benchmark_is_refused(tmp_path):
+    with pytest.raises(
+        DataError, match=r"has no gsm8k: expected gsm8k\.jsonl, gsm8k\.json, gsm8k\.parquet or a folder"
+    ):
+        read_benchmarks({"gsm8k": None}, tmp_path)
+
+
+def test_benchmarks_are_named_with_numbers_of_rows():
+    assert parse_benchmarks("mt-bench, gsm8k:20") == {"mt_bench": None, "gsm8k": 20}
+    for wrong in ("mmlu", "gsm8k:0", "gsm8k:", "gsm8k:x", "gsm8k,gsm8k:3", "gsm8k,,mbpp"):
+        with pytest.raises(ConfigError, match="expected some of mt_bench, gsm8k"):
+            parse_benchmarks(wrong)
+
+
+class Answering:
+    """An engine that answers ``ok`` and an end token, and notes its prompts."""
+
+    target = SimpleNamespace(eos_token_ids=(0,))
+
+    def __init__(self):
+        self.prompts = []
+
+    def generate(self, prompts, sampling):
+        assert (sampling.temperature, sampling.num_draft_tokens) == (0, 0)
+        self.prompts += ["".join(map(chr, prompt)) for prompt in prompts]
+        return [Generation(token_ids=(111, 107, 0)) for _ in prompts]
+
+
+def test_a_second_question_follows_the_answer_to_the_first():
+    rows = [
+        benchmarks.BenchmarkRow("mt_bench", "1", ["a", "b", "c"]),
+        benchmarks.BenchmarkRow("mt_bench", "2", ["d"]),
+    ]
+    asked, engine = Questions(rows, Characters(), 50), Answering()
+    work = Workload(prompts=asked.prompts, sampling=SamplingParams(max_new_tokens=3, temperature=0.5))
+    work = ask_all(engine, work, asked)
+    assert engine.prompts == ["u:a|", "u:a|a:ok|u:b|"]
+    texts = ["".join(map(chr, prompt)) for prompt in work.prompts]
+    assert texts == ["u:a|", "u:a|a:ok|u:b|", "u:a|a:ok|u:b|a:ok|u:c|", "u:d|"]
+    assert work.benchmarks == ("mt_bench",) * 4
+
+
+def test_a_prompt_that_has_become_too_long_is_refused():
+    asked = Questions([benchmarks.BenchmarkRow("mt_bench", "q:7", ["a", "b"])], Characters(), 10)
+    work = Workload(prompts=asked.prompts, sampling=SamplingParams(max_new_tokens=3))
+    with pytest.raises(DataError, match="q:7: turn 2 makes a prompt of 13 tokens; 1 to 10 are possible"):
+        ask_all(Answering(), work, asked)
