@@ -148,7 +148,7 @@ def test_a_run_pushes_while_it_trains(command_line, lab, drafts, fresh_server, c
     outcomes = [record for record in (*records, *summary["last_pushes"]) if "push_version" in record]
     assert all(outcome["push_committed"] and outcome["push_s"] > 0 for outcome in outcomes)
     assert outcomes[-1]["push_version"] == launching.STEPS
-    assert caplog.text.count(f"{fresh_server} gets the draft by ipc; not collective: sockets, after") == 1
+    assert caplog.text.count(f"{fresh_server} gets the draft by ipc; not collective: sockets, slower") == 1
     assert "Pushes to running servers" in (output / "report.html").read_text()
 
     now = served(command_line, fresh_server)

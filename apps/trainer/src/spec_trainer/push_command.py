@@ -10,7 +10,7 @@ from spec_core.errors import EngineError
 from spec_core.plugins import load_available
 from spec_trainer.draft_folder import check_draft
 from spec_trainer.evaluation.finite import check_finite
-from spec_trainer.push.servers import check_listening, connect_servers, open_transports
+from spec_trainer.push.servers import connect_servers, open_publisher
 from spec_trainer.resolve import resolve_target
 
 if TYPE_CHECKING:
@@ -29,31 +29,18 @@ def push_draft(request: PushRequest) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     from spec_core.targets.target_reader import read_target
-    from spec_core.weight_sync import Publisher
 
     target = read_target(resolve_target(request.target))
     check_draft(request.draft_model, target, None)
     check_finite(request.draft_model)
     backend_type = load_available(Backend, request.backend)
     backend = backend_type(backend_type.Config())
-    transports = open_transports(backend, request)
-    check_listening(request.address)
-    servers = connect_servers(request.to)
-    weights = load_file(request.draft_model / "model.safetensors")
-    device = backend.device(0)
     with ExitStack() as stack:
-        publisher = stack.enter_context(
-            Publisher(
-                transports,
-                target.digest,
-                device=device,
-                address=request.address,
-                fastest_first=not request.transport,
-            )
-        )
-        for url, server in servers.items():
+        publisher = stack.enter_context(open_publisher(backend, request, target, backend.device(0)))
+        for url, server in connect_servers(request.to).items():
             stack.enter_context(server)  # closed first: the publisher waits for no answer then
             publisher.add(url, server).result()
+        weights = load_file(request.draft_model / "model.safetensors")
         versions = [status.version for status in publisher.serving().values()]
         version = 1 + max((version for version in versions if version is not None), default=0)
         report = publisher.publish(

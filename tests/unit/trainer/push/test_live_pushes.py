@@ -87,8 +87,7 @@ def broadcasts(monkeypatch):
 def publisher(monkeypatch):
     made = SlowPublisher()
     monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {})
-    monkeypatch.setattr(live_pushes, "open_transports", lambda backend, options: {})
-    monkeypatch.setattr(live_pushes, "Publisher", lambda *args, **kwargs: made)
+    monkeypatch.setattr(live_pushes, "open_publisher", lambda *args: made)
     return made
 
 

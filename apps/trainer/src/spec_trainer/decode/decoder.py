@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from spec_core.errors import RunError
 from spec_core.records import AcceptanceCounters, SamplingParams
 from spec_core.resource import Resource
-from spec_trainer.push.servers import open_transports
+from spec_trainer.push.servers import open_publisher
 from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
@@ -141,18 +141,8 @@ class EngineDecoder(Resource):
         log.info("draft version %d was pushed in %.2f s", version, report.seconds["total"])
 
     def _new_publisher(self) -> Publisher:
-        from spec_core.weight_sync import Publisher
-
-        parts, push = self._parts, self._parts.config.push
-        transports = open_transports(parts.backend, push)
-        device = parts.backend.device(0)
-        publisher = Publisher(
-            transports,
-            parts.target.digest,
-            device=device,
-            address=push.address,
-            fastest_first=not push.transport,
-        )
+        parts = self._parts
+        publisher = open_publisher(parts.backend, parts.config.push, parts.target, parts.backend.device(0))
         publisher.add(_NAME, self._engine.draft_replica()).result()
         return publisher
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_core.weight_sync import Publisher, beside
+from spec_core.weight_sync import beside
 from spec_trainer.push.canary import Canary
-from spec_trainer.push.servers import connect_servers, open_transports
+from spec_trainer.push.servers import connect_servers, open_publisher
 from spec_trainer.push.snapshot import WeightSnapshot
 
 if TYPE_CHECKING:
@@ -108,14 +108,7 @@ class _Pusher(Resource):
             if config.canary_margin is None
             else Canary(self._servers, config.canary_margin, config.canary_rounds)
         )
-        transports = open_transports(spec.backend, config)
-        self._publisher = Publisher(
-            transports,
-            spec.target.digest,
-            device=device,
-            address=config.address,
-            fastest_first=not config.transport,
-        )
+        self._publisher = open_publisher(spec.backend, config, spec.target, device)
         self._taken: dict[str, str] = {}
         """Transport by which each server last got a version."""
         for url, server in self._servers.items():

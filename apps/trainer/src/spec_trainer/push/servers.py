@@ -16,7 +16,10 @@ from spec_trainer.disk import check_writable
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from spec_core import Backend, WeightTransport
+    import torch
+
+    from spec_core import Backend, TargetSpec, WeightTransport
+    from spec_core.weight_sync import Publisher
     from spec_trainer.config import PushConfig
     from spec_trainer.push.request import PushRequest
     from spec_trainer.run_spec import RunParts, RunSpec
@@ -43,11 +46,23 @@ def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict
     return transports
 
 
-def check_listening(address: str) -> None:
-    """Raise ConfigError where this host cannot listen at ``host:port`` for the ranks of servers."""
-    host, port = _parsed(address)
-    with _named(address):
-        bind(host, port).close()
+def open_publisher(
+    backend: Backend, options: PushConfig | PushRequest, target: TargetSpec, device: torch.device
+) -> Publisher:
+    """Return a publisher of drafts for ``target`` that makes its buckets on ``device``.
+
+    Raise UsageError as ``open_transports`` does, and where this host cannot listen at the address.
+    """
+    from spec_core.weight_sync import Publisher
+
+    _check_listening(options.address)
+    return Publisher(
+        open_transports(backend, options),
+        target.digest,
+        device=device,
+        address=options.address,
+        fastest_first=not options.transport,
+    )
 
 
 def check_pushes(parts: RunParts) -> None:
@@ -61,10 +76,13 @@ def check_pushes(parts: RunParts) -> None:
 
 
 def check_servers(spec: RunSpec) -> None:
-    """Raise UsageError or EngineError where a run could push to none of its servers from the start."""
+    """Raise UsageError or EngineError where a run could push to none of its servers from the start.
+
+    Where workers may be on other hosts, whoever pushes finds out whether it can listen there.
+    """
     check_pushes(spec)
-    if spec.config.train.push_every:
-        check_listening(spec.config.push.address)
+    if spec.config.train.push_every and not any(member.host for member in spec.members()):
+        _check_listening(spec.config.push.address)
     if spec.config.push.to:
         connect_servers(spec.config.push.to)
 
@@ -82,6 +100,13 @@ def _token() -> str:
         )
     check_draft_token(token)
     return token
+
+
+def _check_listening(address: str) -> None:
+    """Raise ConfigError where this host cannot listen at ``host:port`` for the ranks of servers."""
+    host, port = _parsed(address)
+    with _named(address):
+        bind(host, port).close()
 
 
 def _parsed(address: str) -> tuple[str, int]:

@@ -1,0 +1,33 @@
+"""Whether a run can push is known before it starts, where that is known on the host of the command."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from spec_core.errors import ConfigError
+from spec_core.hosting import DRAFT_TOKEN_VARIABLE
+from spec_trainer.push import servers
+from spec_trainer.push.servers import check_servers, open_publisher
+
+ELSEWHERE = "192.0.2.1"
+"""An address of no host (RFC 5737)."""
+
+
+def test_where_workers_are_on_other_hosts_whoever_pushes_finds_out_whether_it_can_listen(
+    resolved, monkeypatch
+):
+    monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, "of the test")
+    monkeypatch.setattr(servers, "connect_servers", lambda urls: {})
+    spec = resolved(
+        "train.push_every=2", "push.to=[http://127.0.0.1:1]", f"push.address={ELSEWHERE}:0", "train.steps=5"
+    )
+    refused = pytest.raises(ConfigError, match=f"servers cannot connect to '{ELSEWHERE}:0'")
+    with refused:
+        check_servers(spec)
+    monkeypatch.setattr(type(spec), "members", lambda self: [SimpleNamespace(host=ELSEWHERE)])
+    check_servers(spec)
+    with refused:
+        open_publisher(spec.backend, spec.config.push, spec.target, torch.device("cpu"))
