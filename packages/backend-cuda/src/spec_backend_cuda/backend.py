@@ -200,6 +200,10 @@ class CudaBackend(Backend):
 
         return NcclProcessGroup(rendezvous, device)
 
+    def group_settings(self) -> str:
+        """Return how NCCL allocates what GPUs share: where that differs, a communicator is never made (B8)."""
+        return ",".join(f"{name}={value}" for name, value in nccl_settings(os.environ).items())
+
     def transport(self, placement: Placement) -> Transport:
         """Return how features travel for a placement (B9)."""
         if placement == "inline":

@@ -16,7 +16,8 @@ B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` work
     and another one for another device.
 B7  ``limit_memory`` enforces the fraction where ``capabilities.memory_limit`` says so, and raises ConfigError
     where not: a limit is never ignored.
-B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group.
+B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group. Processes
+    whose ``group_settings`` differ are put into no group together.
 B9  ``transport(placement)`` gives the feature transport for a placement; a placement that the hardware cannot
     do raises ConfigError.
 B10 ``kernel`` gives the kernel of a name (``spec_core.kernels`` has its contract), the same at every call, or None
@@ -108,6 +109,10 @@ class Backend(ABC):
     @abstractmethod
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
         """Return collectives among the members of ``rendezvous``. Raise if they cannot work (B8)."""
+
+    def group_settings(self) -> str:
+        """Return what all members of a process group need alike in their environments, as ``NAME=value`` (B8)."""
+        return ""
 
     @abstractmethod
     def transport(self, placement: Placement) -> Transport:

@@ -32,6 +32,7 @@ from spec_core.records import Availability, Capabilities, FeatureSample, Feature
 from spec_core.rendezvous import Rendezvous
 from spec_core.testing.conformance import ConformanceSuite, run_python
 from spec_core.testing.kernels import assert_kernel_agrees, drawing
+from spec_core.weight_sync.digest import DigestKernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,6 +193,13 @@ class BackendSuite(ConformanceSuite):
             assert value.tolist() == [0.0, 1.0, 2.0]
             assert not torch.distributed.is_initialized()
 
+    def test_b8_group_settings_are_one_word(self, usable: Backend) -> None:
+        """B8: settings are the same at every call, and can be told to another process in a line."""
+        settings = usable.group_settings()
+        assert settings == usable.group_settings()
+        assert settings.isascii()
+        assert not {*settings} & {*"| \n"}
+
     @pytest.mark.parametrize("placement", PLACEMENTS)
     def test_b9_transport_delivers_or_is_refused(self, usable: Backend, placement: Placement) -> None:
         """B9: the placement's transport carries a sample; a placement that cannot be done is a ConfigError."""
@@ -239,11 +247,11 @@ class BackendSuite(ConformanceSuite):
         torch.testing.assert_close(got_lse.cpu().double()[rows], lse[rows], rtol=1e-4, atol=1e-5)
 
     def test_b10_kernels_agree_with_plain_torch(self, usable: Backend) -> None:
-        """B10: every kernel that an installed draft declares has the values and gradients of its plain version."""
+        """B10: every kernel of an installed draft or of digests has the values and gradients of its plain version."""
         compared: list[str] = []
         draw = drawing(usable.device(0))
-        for record in plugins.installed(Draft):
-            kernels = plugins.load(Draft, record.name).kernels()
+        of_drafts = [plugins.load(Draft, record.name).kernels() for record in plugins.installed(Draft)]
+        for kernels in (*of_drafts, DigestKernels):
             examples = kernels.examples(draw)
             for name, plain in vars(kernels()).items():
                 kernel = usable.kernel(name)
@@ -253,7 +261,7 @@ class BackendSuite(ConformanceSuite):
                     compared.append(name)
         if not compared:
             pytest.skip(
-                f"backend {usable.name!r} has no kernel with a plain version that an installed draft uses"
+                f"backend {usable.name!r} has no kernel with a plain version that an installed draft or digests use"
             )
 
     def test_b10_knows_no_kernel_of_an_unknown_name(self, usable: Backend) -> None:

@@ -15,23 +15,28 @@ tables do for tensors of any size. Both come from splitmix64 (Steele et al., 201
 
 It is computed where the tensor lies if torch's own kernels are used there. A vendor's extension may lack products,
 shifts or sums of 64-bit integers, or fail long after they were asked for: from there the bytes are copied to the
-host, a block at a time.
+host, a block at a time. Torch reads and writes each byte a dozen times on the way; a backend may have a kernel that
+reads it once (``DigestKernels``).
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
+from spec_core.kernels import Kernel, KernelSet, no_kernel
 from spec_core.weight_manifest import TensorEntry, entries_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
+
+    from spec_core.backend import Backend
 
 COLUMNS = 1 << 14
 """Words of a line."""
@@ -46,6 +51,39 @@ _LENGTH_SEED = 0xE7037ED1A0B428DB
 _WORD_FACTOR = 0xD6E8FEB86659FD93
 _GOLDEN = 0x9E3779B97F4A7C15
 _MODULUS = 1 << 64
+
+
+def line_sums_(words: Tensor, factors: Tensor, word_factor: int) -> Tensor:
+    """Return two sums over each line of m_i times the factor of the word's column, modulo 2**64, [2, lines].
+
+    ``words`` is int64 [lines, COLUMNS] and may hold anything afterwards; ``factors`` is int64 [2, COLUMNS].
+    """
+    words *= word_factor
+    halves = words.view(torch.int32)  # the lower one of each word comes first
+    halves[:, ::2] ^= halves[:, 1::2]
+    return (words * factors[:, None]).sum(dim=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestKernels(KernelSet):
+    """The kernel that digests can use."""
+
+    line_sums_: Kernel = line_sums_
+
+    @classmethod
+    def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
+        """Return lines of random words."""
+        words = draw(3, 2 * COLUMNS).view(torch.int64)
+        return {"line_sums_": (words, _factors(_SEEDS, COLUMNS, words.device), _signed(_WORD_FACTOR))}
+
+
+_kernels: dict[str, DigestKernels] = {}
+"""Kernels for each type of device of which a backend was named."""
+
+
+def use_digest_kernels(backend: Backend) -> None:
+    """Digest with the kernel of this backend, if it has one, what lies on its devices from now on."""
+    _kernels[backend.device_type] = DigestKernels.of(backend.kernel)
 
 
 class TensorDigests:
@@ -90,7 +128,8 @@ class _LineSums:
     def __init__(self, device: torch.device) -> None:
         block_bytes = _BLOCK_BYTES if torch.empty(0, device=device).is_cpu else _DEVICE_BLOCK_BYTES
         self._block = torch.empty(block_bytes, dtype=torch.uint8, device=device)
-        self._columns = _factors(_SEEDS, COLUMNS, device)[:, None]
+        self._factors = _factors(_SEEDS, COLUMNS, device)
+        self._line_sums = (_kernels.get(device.type) or DigestKernels.of(no_kernel)).line_sums_
         self._used = 0
         self._sums: list[Tensor] = []
         self._ends: list[int] = [0]
@@ -126,10 +165,7 @@ class _LineSums:
 
     def _sum_up(self) -> None:
         words = self._block[: self._used].view(torch.int64).view(-1, COLUMNS)
-        words *= _signed(_WORD_FACTOR)
-        halves = words.view(torch.int32)  # the lower one of each word comes first
-        halves[:, ::2] ^= halves[:, 1::2]
-        self._sums.append((words * self._columns).sum(dim=-1))
+        self._sums.append(self._line_sums(words, self._factors, _signed(_WORD_FACTOR)))
         self._used = 0
 
 

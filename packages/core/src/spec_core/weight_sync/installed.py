@@ -24,9 +24,13 @@ def open_weight_transports(
     """Return the weight transports of these names for this process's device, in order.
 
     Without names it is every installed one that can run here; one that cannot is named in the log, with its reason.
-    Each takes those of ``options`` that its ``Config`` has. Raise PluginError for a name that cannot be used,
-    ConfigError for an option that none of them has, and for a value that one refuses.
+    Each takes those of ``options`` that its ``Config`` has. Digests use the backend's kernel from now on. Raise
+    PluginError for a name that cannot be used, ConfigError for an option that none of them has, and for a value that
+    one refuses.
     """
+    from spec_core.weight_sync.digest import use_digest_kernels
+
+    use_digest_kernels(backend)
     wanted = names or sorted({record.name for record in installed(WeightTransport)})
     options = options or {}
     transports: dict[str, WeightTransport] = {}
