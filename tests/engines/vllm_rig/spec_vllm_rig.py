@@ -31,16 +31,34 @@ def install() -> None:
 
     def noting(self, *args, **kwargs):
         drafted = propose(self, *args, **kwargs)
-        guesses = drafted.tolist() if hasattr(drafted, "tolist") else drafted
-        with open(os.environ["SPEC_TEST_DRAFTS"], "a") as notes:
-            notes.write(json.dumps(dict(zip(self.input_batch.req_ids, guesses, strict=False))) + "\n")
+        _note(self.input_batch.req_ids, drafted.tolist() if hasattr(drafted, "tolist") else drafted)
         return drafted
 
     GPUModelRunner.propose_draft_token_ids = noting
+    with contextlib.suppress(ImportError):
+        _watch_the_second_runner()
     if "SPEC_TEST_SWAPS" in os.environ:
         _watch_exchanges(Path(os.environ["SPEC_TEST_SWAPS"]))
     if current_platform.is_cpu():
         _normalise_each_layer_by_its_own_weights()
+
+
+def _watch_the_second_runner() -> None:
+    """vLLM runs most models on a GPU by another runner, which tells its guesses to a handler."""
+    from vllm.v1.worker.gpu.spec_decode.utils import DraftTokensHandler
+
+    tell = DraftTokensHandler.set_draft_tokens
+
+    def noting(self, input_batch, draft_tokens):
+        _note(input_batch.req_ids, draft_tokens.tolist())
+        tell(self, input_batch, draft_tokens)
+
+    DraftTokensHandler.set_draft_tokens = noting
+
+
+def _note(requests, guesses) -> None:
+    with open(os.environ["SPEC_TEST_DRAFTS"], "a") as notes:
+        notes.write(json.dumps(dict(zip(requests, guesses, strict=False))) + "\n")
 
 
 def _normalise_each_layer_by_its_own_weights() -> None:

@@ -118,6 +118,7 @@ def test_every_process_shares_memory_over_nccl_in_the_same_way(two_gpus, monkeyp
     assert {cuda().child_env(role, 0.5, 0)["NCCL_CUMEM_ENABLE"] for role in ("engine", "trainer")} == {"-2"}
     monkeypatch.setenv("NCCL_CUMEM_ENABLE", "0")
     assert {cuda().child_env(role, 0.5, 0)["NCCL_CUMEM_ENABLE"] for role in ("engine", "trainer")} == {"0"}
+    assert cuda().group_settings() == "NCCL_CUMEM_ENABLE=0"
 
 
 def test_clients_of_the_runs_daemon_get_its_directories_and_their_share(two_gpus):

@@ -64,6 +64,16 @@ def test_collective_refuses_a_rank_in_groups_of_another_backend(collective):
     assert reason == "its groups are those of backend 'named', the sender's of 'cpu'"
 
 
+def test_collective_refuses_a_rank_whose_library_is_set_otherwise(collective):
+    class Set(OneThread):
+        def group_settings(self):
+            return "CCL_MEMORY=0"
+
+    other = CollectiveTransport(WeightTransportConfig(), Set(Set.Config()))
+    reason = collective.obstacle(other.place(CPU), CPU)
+    assert reason == "its process has CCL_MEMORY=0 and the sender's none; start both with the same"
+
+
 def test_collective_refuses_a_rank_whose_tensors_are_elsewhere(collective):
     place = collective.place(torch.device("meta"))
     assert collective.obstacle(place, CPU) == "it has its tensors on meta; groups of backend 'cpu' take cpu"

@@ -37,17 +37,24 @@ class CollectiveTransport(WeightTransport):
         self._kept = KeptGroups()
 
     def place(self, device: torch.device) -> str:
-        """Return this host, whose groups these are, why its rank can be in none, and the device's own name if any."""
-        hindrance = self._hindrance(device)
-        return "|".join([host_name(), self.backend.name, hindrance, device_name(self.backend, device)])
+        """Return this host, whose groups these are and their settings, why its rank can be in none, and its device.
+
+        The device is by its own name, if it has any.
+        """
+        backend = self.backend
+        groups = [backend.name, backend.group_settings(), self._hindrance(device)]
+        return "|".join([host_name(), *groups, device_name(backend, device)])
 
     def obstacle(self, place: str, device: torch.device) -> str:
         """Return why there can be no group: another host or backend, one device for both, or one end is in none."""
-        host, backend_name, hindrance, device_id = (*place.split("|"), "", "", "")[:4]
+        host, backend_name, settings, hindrance, device_id = (*place.split("|"), "", "", "", "")[:5]
         if reason := elsewhere(host):
             return reason
         if backend_name != self.backend.name:
             return f"its groups are those of backend {backend_name!r}, the sender's of {self.backend.name!r}"
+        if settings != (own := self.backend.group_settings()):
+            theirs = settings or "no settings"
+            return f"its process has {theirs} and the sender's {own or 'none'}; start both with the same"
         if hindrance:
             return f"it {hindrance}"
         if hindrance := self._hindrance(device):
