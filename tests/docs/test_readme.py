@@ -106,7 +106,7 @@ def test_a_package_names_modules_that_exist(page):
 def test_examples_are_valid_configurations(example):
     from spec_trainer.resolve import resolve_config
 
-    config, _ = resolve_config(example, {}, [])
+    config, _ = resolve_config(example, {"backend.name": "cpu", "engine.name": "hf"}, [])
     assert config.train.lr > 0
 
 

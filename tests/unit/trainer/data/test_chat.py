@@ -343,13 +343,15 @@ def test_empty_reasoning_that_the_template_writes_is_never_supervised(load, supe
     assert supervised(dataset.sample(0)) == "<think>\n</think>\n\nFour.<|im_end|>"
 
 
-def test_calls_of_tools_reach_the_template_as_a_server_passes_them(load, supervised):
-    dataset = load(
-        CONVERSATIONS[3]
-        | {"tools": json.dumps(CONVERSATIONS[3]["tools"])},  # as a column of Parquet has them
-        template=THINKING,
-    )
-    assert supervised(dataset.sample(0)) == '<call>clock zone="UTC"<|im_end|>'
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}])
+def test_calls_of_tools_reach_the_template_as_a_server_passes_them(load, supervised, kwargs):
+    tools = json.dumps(CONVERSATIONS[3]["tools"])  # as a column of Parquet has them
+    asked = CONVERSATIONS[3]["messages"]
+    answered = [*asked, {"role": "assistant", "content": "Noon."}]
+    rows = [{"messages": messages, "tools": tools} for messages in (asked, answered)]
+    dataset = load(*rows, template=THINKING, chat_template_kwargs=kwargs)
+    call = '<call>clock zone="UTC"<|im_end|>'
+    assert [supervised(sample) for sample in dataset.train] == [call, f"{call} | Noon.<|im_end|>"]
 
 
 def test_a_system_prompt_beside_the_conversation_comes_first(load):

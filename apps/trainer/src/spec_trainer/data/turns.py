@@ -75,7 +75,8 @@ class TurnFinder:
         start, stop = self._start(index), self._stop(index)
         if start is None or stop is None:
             content = self._around_placeholder(index)
-            if content is None:
+            calls_alone = self.messages[index].get("content") is None
+            if content is None or (stop is None and calls_alone):
                 return None
             start = content[0] if start is None else start
             stop = content[1] if stop is None else stop
@@ -144,10 +145,10 @@ class TurnFinder:
         return len(turn) if known and self.text.startswith(turn) else None
 
     def _around_placeholder(self, index: int) -> tuple[int, int] | None:
-        content = self.messages[index].get("content")
+        content = self.messages[index].get("content") or ""
         replaced = {**self.messages[index], "content": _PLACEHOLDER}
         text = self.render([*self.messages[:index], replaced, *self.messages[index + 1 :]], False)
-        if content is None or text is None or text.count(_PLACEHOLDER) != 1:
+        if text is None or text.count(_PLACEHOLDER) != 1:
             return None
         before, after = text.split(_PLACEHOLDER)
         start, stop = len(before), len(self.text) - len(after)
