@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from .launching import Lab
+    from .launching import Lab, Run
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="minutes: make test-ray")
@@ -72,17 +72,41 @@ def test_a_run_goes_on_with_fewer_trainers_while_a_host_is_gone(
     hosts.stop(3)
     run.until_ready(times=2)
     fewer = "the run goes on with 1 of 2 trainer ranks and 1 of 3 engine replicas, without host"
-    assert fewer in run.errors.read_text()
+    assert fewer in said(run)
     run.save_on()
     victim = trainer(hosts)
     victim.suspend()  # so that the run is not over before
     hosts.start(3)
     victim.kill()
     run.until_ready(times=3)
-    assert "the run goes on with 2 of 2 trainer ranks and 3 of 3 engine replicas" in run.errors.read_text()
+    assert "the run goes on with 2 of 2 trainer ranks and 3 of 3 engine replicas" in said(run)
     assert run.wait(240) == 0, run.story()
     assert losses(output) == pytest.approx(losses(uninterrupted)[:LONG], rel=1e-5)
     assert samples(output) == {step: samples(uninterrupted)[step] for step in range(1, LONG + 1)}
+
+
+def test_an_engine_moves_to_another_host_and_back(lab: Lab, hosts: RayHosts, uninterrupted: Path) -> None:
+    """Of three hosts, one trains, one captures and one is free; one after the other the latter two go, and one comes
+    back."""
+    output = hosts.hidden / "moved"
+    alone = {"engine__replicas": 1, "train__ranks": 1, "engine__replacements": 9, "train__steps": LONG}
+    run = lab.start(output, launcher__address=hosts.address, **{**ON_HOSTS, **alone})
+    run.save_on()
+    hosts.stop(2)
+    run.until_ready("engine-0", times=2)
+    run.train_on()
+    hosts.stop(3)
+    run.until(lambda: f"engine-0 has lost its host {hosts.host(3)}, and no other has 1 free CPU" in said(run))
+    hosts.start(2)
+    assert run.wait(240) == 0, run.story()
+    assert said(run).count("engine-0 is ready") == 3
+    assert losses(output) == pytest.approx(losses(uninterrupted)[:LONG], rel=1e-5)
+    assert samples(output) == {step: samples(uninterrupted)[step] for step in range(1, LONG + 1)}
+    hosts.start(3)
+
+
+def said(run: Run) -> str:
+    return run.errors.read_text()
 
 
 def samples(output: Path) -> dict[int, list[int]]:

@@ -18,6 +18,7 @@
     └── RunError                    the run failed after it had started (exit code 1)
         ├── DeadlineExceeded        a blocking call outlasted its timeout
         ├── PeerLost                another process of the run died or went silent
+        ├── NoDevices               no host has devices free for a worker now
         ├── ProtocolError           a peer sent something that the protocol forbids
         │   └── SchemaMismatch      sender and receiver disagree on the features
         └── EngineError             the engine refused or failed a request
@@ -95,6 +96,10 @@ class DeadlineExceeded(RunError, TimeoutError):
 
 class PeerLost(RunError, ConnectionError):
     """Another process of the run died, or sent nothing for too long."""
+
+
+class NoDevices(RunError):
+    """No host has devices free for a worker now; one may have them later."""
 
 
 class ProtocolError(RunError):

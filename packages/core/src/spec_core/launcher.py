@@ -24,11 +24,12 @@ L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds,
 L8  If the launcher's own process is killed, the same holds within seconds.
 L9  The output of a worker is appended to ``logs/NAME.log``, or ``WorkerEnded.how`` says where it is.
 L10 While workers run on a host the launcher holds ``Backend.prepare_host`` there, and leaves it once they have ended.
-    ``check_hosts`` raises RunError once something that this has started on any of these hosts has died.
+    ``check_hosts`` raises RunError once something that this has started on any of these hosts has died, but not for
+    a host that is lost: its workers have ended.
 L11 ``replace`` kills what is left of a worker and of what it has started, and starts its WorkerSpec again in its
-    place: on the same devices, with the same log, under another handle. Nothing is received from the old worker
-    any more, and the other workers notice nothing. Where the worker cannot be started again it raises RunError, and
-    may be called again.
+    place: on the same devices, or on others where their host is lost; with the same log, under another handle.
+    Nothing is received from the old worker any more, and the other workers notice nothing. Where the worker cannot be
+    started again it raises RunError, NoDevices while no host has room for it, and may be called again.
 """
 
 from __future__ import annotations
@@ -194,7 +195,10 @@ class Launcher(Resource):
 
     @abstractmethod
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
-        """Start a worker again, whether it has ended or not; return its new handle. Raise RunError (L11)."""
+        """Start a worker again, whether it has ended or not; return its new handle.
+
+        Raise RunError, NoDevices while there is no room for it (L11).
+        """
 
     @abstractmethod
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:

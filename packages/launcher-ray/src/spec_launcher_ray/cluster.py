@@ -46,6 +46,8 @@ class Cluster:
         """Connect to the cluster at ``address``, or start one on this host. Raise ConfigError."""
         self._config = config
         self._address = address
+        self._lost: set[str] = set()
+        """Ids of nodes that have not answered, and are not asked again."""
         self._owned = not ray.is_initialized()
         """Whether this object has connected; otherwise the program that it runs in has."""
         if address is not None:
@@ -76,7 +78,7 @@ class Cluster:
     def hosts(self, resource: str) -> list[Host]:
         """Return the hosts that the configuration allows and that have devices. Raise ConfigError for none."""
         own = self.own_address
-        nodes = sorted(_living_nodes(), key=lambda node: (_address_of(node) != own, _address_of(node)))
+        nodes = sorted(self._living_nodes(), key=lambda node: (_address_of(node) != own, _address_of(node)))
         chosen = [
             node for node in self._named(nodes) if self._config.labels.items() <= node["Labels"].items()
         ]
@@ -87,6 +89,18 @@ class Cluster:
         offered = "; ".join(f"{_address_of(node)} has {_shown(node['Resources'])}" for node in nodes)
         wanted = f" with labels {self._config.labels} and" if self._config.labels else " with"
         raise ConfigError(f"{self.where} has no host{wanted} the resource {resource}: {offered}")
+
+    def lives(self, host: Host) -> bool:
+        """Return whether a host is there."""
+        return any(node["NodeID"] == host.node for node in self._living_nodes())
+
+    def _living_nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes whose raylets take connections: Ray may notice only after a minute that one is lost."""
+        alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in self._lost]
+        with ThreadPoolExecutor(max_workers=64) as pool:
+            answers = list(pool.map(_answers, alive))
+        self._lost |= {node["NodeID"] for node, lives in zip(alive, answers, strict=True) if not lives}
+        return [node for node in alive if node["NodeID"] not in self._lost]
 
     def _named(self, nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if not self._config.hosts:
@@ -173,13 +187,6 @@ def own_host(num_devices: int) -> Host:
 def has_ids(resource: str) -> bool:
     """Return whether Ray has ids for the devices of a resource."""
     return resource != _CORES
-
-
-def _living_nodes() -> list[dict[str, Any]]:
-    """Return the nodes whose raylets take connections: Ray itself may notice only after a minute that one is lost."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    with ThreadPoolExecutor(max_workers=64) as pool:
-        return [node for node, lives in zip(alive, pool.map(_answers, alive), strict=True) if lives]
 
 
 def _answers(node: dict[str, Any]) -> bool:

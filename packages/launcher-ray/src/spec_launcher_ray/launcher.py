@@ -15,15 +15,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core import LOOPBACK, Launcher, WorkerEnded
-from spec_core.errors import ConfigError, RunError
+from spec_core.errors import ConfigError, NoDevices, RunError, SpecError
 from spec_core.processes import ChannelListener, ChannelWorker, ControlChannel, WorkerInbox
 from spec_core.records import Availability
 from spec_launcher_ray.config import RayConfig
 from spec_launcher_ray.outcomes import UNKILLABLE_S, ending_of, result
-from spec_launcher_ray.placement import place
+from spec_launcher_ray.placement import DeviceTable, place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from spec_core import LaunchContext, LauncherConfig, WorkerHandle, WorkerMessage, WorkerSpec
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _START_S = 120.0
 """Longest wait for Ray to start the actors, a Python for each, and for their workers to connect."""
+_MOVE_S = 20.0
+"""Longest wait for the devices of a worker that is moved: nobody else had them a moment before."""
 _LOOK_S = 0.2
 """Seconds between looks at the actors while workers start."""
 
@@ -46,6 +48,7 @@ class _Place:
     env: Mapping[str, str]
     options: Mapping[str, Any]
     """Options of its actor."""
+    host: Host
     address: str
 
 
@@ -78,7 +81,7 @@ class RayLauncher(Launcher):
         self._inbox = WorkerInbox(context.peer_s)
         self._cluster: Cluster | None = None
         self._listener: ChannelListener | None = None
-        self._reservation: Reservation | None = None
+        self._reservations: list[Reservation] = []
         self._hosts: dict[Host, Any] = {}
         """Actor of each host."""
         self._watches: dict[Any, Host] = {}
@@ -109,14 +112,18 @@ class RayLauncher(Launcher):
         }
 
     def check_hosts(self) -> None:
-        """Raise RunError, naming the host, if something that ``prepare_host`` has started there has died (L10)."""
+        """Raise RunError, naming the host, if what ``prepare_host`` has started has died, and not the host (L10)."""
         if not self._watches:
             return
         import ray
 
         done, _ = ray.wait(list(self._watches), timeout=0)
-        if done:
-            result(done[0], f"host {self._watches[done[0]].address}")
+        for watch in done:
+            host = self._watches[watch]
+            if self._cluster is None or self._cluster.lives(host):
+                result(watch, f"host {host.address}")
+            log.warning("host %s is lost", host.address)
+            del self._watches[watch], self._hosts[host]
 
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
         """Reserve devices, prepare the hosts, start every worker (L2)."""
@@ -129,19 +136,53 @@ class RayLauncher(Launcher):
 
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
         """Have the worker's actor kill what is left, and start another actor in its bundle (L11)."""
-        import ray
-
-        if (old := self._workers.pop(worker.name, None)) is not None:  # else an earlier try has ended it
-            self._inbox.forget(old)
-            old.channel.close()
-        actor, code = self._actors.pop(worker.name)
-        actor.end.remote()
-        ray.wait([code], timeout=UNKILLABLE_S)
-        ray.kill(actor)
+        assert self._cluster is not None
+        lost = not self._cluster.lives(self._places[worker.name].host)
+        self._end_worker(worker.name, 0.0 if lost else UNKILLABLE_S)
         self._num_replaced += 1
-        self._start_actor(worker.name, f"{worker.name}, {self._num_replaced}. replacement")
+        shown = f"{worker.name}, {self._num_replaced}. replacement"
+        if lost:
+            self._move(worker.name, shown)
+        self._start_actor(worker.name, shown)
         self._connect([worker.name])
         return self._workers[worker.name]
+
+    def _end_worker(self, name: str, limit_s: float) -> None:
+        """Have a worker's actor kill what is left; an earlier try may have done that."""
+        import ray
+
+        if (old := self._workers.pop(name, None)) is not None:
+            self._inbox.forget(old)
+            old.channel.close()
+        if (found := self._actors.pop(name, None)) is not None:
+            actor, code = found
+            actor.end.remote()
+            ray.wait([code], timeout=limit_s)
+            ray.kill(actor)
+
+    def _move(self, name: str, shown: str) -> None:
+        """Find devices for a worker whose host is lost. Raise NoDevices."""
+        from spec_launcher_ray import cluster
+
+        assert self._cluster is not None
+        spec, lost = self._places[name].spec, self._places[name].host
+        try:
+            hosts = self._cluster.hosts(self._resource)
+        except ConfigError as error:  # one of launcher.hosts is lost
+            raise NoDevices(f"{name} has lost its host {lost.address}: {error}") from error
+        roomy = [host for host in hosts if host.num_free >= spec.num_devices]
+        if not roomy or self._places[name].address == LOOPBACK:  # then no other host reaches this run
+            wanted = f"{spec.num_devices} free {self._resource}"
+            raise NoDevices(f"{name} has lost its host {lost.address}, and no other has {wanted}")
+        (bundle,) = DeviceTable(roomy[:1]).bundles([replace(spec, first_device=0)])
+        try:
+            if bundle.host not in self._hosts:
+                self._prepare_hosts([bundle.host])
+            reservation = cluster.Reservation(f"{self._run_name} {shown}", self._resource, [bundle], _MOVE_S)
+        except SpecError as error:
+            self._hosts.pop(bundle.host, None)
+            raise NoDevices(f"{name} cannot be moved to another host: {error}") from error
+        self._place(reservation, [bundle], bundle.host.address)
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
         """Return what comes next from any worker (L3)."""
@@ -161,12 +202,13 @@ class RayLauncher(Launcher):
         if self._listener is not None:
             self._listener.close()
             self._witness.unlink(missing_ok=True)
-        if self._reservation is not None:
-            self._reservation.close()
+        for reservation in self._reservations:
+            reservation.close()
         if self._cluster is not None:
             self._cluster.close()
         self._workers, self._places, self._actors, self._hosts, self._watches = {}, {}, {}, {}, {}
-        self._listener = self._reservation = self._cluster = None
+        self._listener = self._cluster = None
+        self._reservations = []
 
     @property
     def _resource(self) -> str:
@@ -200,12 +242,8 @@ class RayLauncher(Launcher):
         self._listener = ChannelListener(LOOPBACK if here else own, self.context.logs.absolute())
         self._witness.touch()
         self._prepare_hosts(dict.fromkeys(bundle.host for bundle in bundles))
-        self._reservation = cluster.Reservation(
-            self._run_name, self._resource, bundles, self.config.resources_s
-        )
-        for bundle, index, first in self._with_devices(bundles):
-            address = LOOPBACK if here else bundle.host.address
-            self._places |= self._find_places(bundle, index, first, address)
+        reservation = cluster.Reservation(self._run_name, self._resource, bundles, self.config.resources_s)
+        self._place(reservation, bundles, LOOPBACK if here else None)
         for name in self._places:
             self._start_actor(name, name)
         self._connect(self._places)
@@ -220,7 +258,7 @@ class RayLauncher(Launcher):
         assert self._listener is not None
         return f"{self._run_name} {what} ({self._listener.token[:4]})"
 
-    def _prepare_hosts(self, hosts: Iterable[Host]) -> None:
+    def _prepare_hosts(self, hosts: Collection[Host]) -> None:
         """Start an actor on each host, inside ``prepare_host``."""
         import ray
 
@@ -236,16 +274,27 @@ class RayLauncher(Launcher):
         for host in hosts:
             options = {"name": self._actor_name(f"host {host.address} {host.node[:4]}"), **on_host(host)}
             self._hosts[host] = ray.remote(HostActor).options(max_concurrency=2, **options).remote(needs)
-        objections = {host: actor.objection.remote() for host, actor in self._hosts.items()}
+        new = {host: self._hosts[host] for host in hosts}
+        objections = {host: actor.objection.remote() for host, actor in new.items()}
         for host, objection in objections.items():
             if words := result(objection, f"host {host.address}"):
                 raise ConfigError(f"host {host.address} {words}")
-        prepared = {host: actor.prepare.remote() for host, actor in self._hosts.items()}
+        prepared = {host: actor.prepare.remote() for host, actor in new.items()}
         for host, done in prepared.items():
             result(done, f"host {host.address}")
-        self._watches = {actor.watch.remote(): host for host, actor in self._hosts.items()}
+        self._watches |= {actor.watch.remote(): host for host, actor in new.items()}
 
-    def _with_devices(self, bundles: Sequence[Bundle]) -> list[tuple[Bundle, int, int]]:
+    def _place(self, reservation: Reservation, bundles: Sequence[Bundle], address: str | None = None) -> None:
+        """Note the places of the workers of reserved bundles. ``address``: that of all their hosts for this run."""
+        self._reservations.append(reservation)
+        for bundle, index, first in self._with_devices(reservation, bundles):
+            self._places |= self._find_places(
+                reservation, bundle, index, first, address or bundle.host.address
+            )
+
+    def _with_devices(
+        self, reservation: Reservation, bundles: Sequence[Bundle]
+    ) -> list[tuple[Bundle, int, int]]:
         """Return each bundle with the number of its reservation and its first device on its host.
 
         The reservations of a host are taken in the order of their devices, whatever Ray has given to which.
@@ -257,10 +306,9 @@ class RayLauncher(Launcher):
 
         if not has_ids(self._resource):
             return [(bundle, number, bundle.devices.start) for number, bundle in enumerate(bundles)]
-        assert self._reservation is not None
         ids = [
             ray.remote(device_ids)
-            .options(**self._reservation.options(number, bundle.amount))
+            .options(**reservation.options(number, bundle.amount))
             .remote(self._resource)
             for number, bundle in enumerate(bundles)
         ]
@@ -271,9 +319,10 @@ class RayLauncher(Launcher):
             devices.append(neighbours(result(ranks, who), who))
         return [(bundle, number, devices[number][0]) for bundle, number in in_order(bundles, devices)]
 
-    def _find_places(self, bundle: Bundle, reserved: int, first: int, address: str) -> dict[str, _Place]:
+    def _find_places(
+        self, reservation: Reservation, bundle: Bundle, reserved: int, first: int, address: str
+    ) -> dict[str, _Place]:
         """Return the places of a bundle's workers, by name."""
-        assert self._reservation is not None
         offset = first - min(spec.first_device for spec in bundle.workers)
         places = [(replace(spec, order={}), spec.first_device + offset) for spec in bundle.workers]
         host = self._hosts[bundle.host]
@@ -282,7 +331,8 @@ class RayLauncher(Launcher):
             spec.name: _Place(
                 spec=spec,
                 env={**envs[spec.name], **self.config.env},
-                options=self._reservation.options(reserved, bundle.amount_of(spec)),
+                options=reservation.options(reserved, bundle.amount_of(spec)),
+                host=bundle.host,
                 address=address,
             )
             for spec in bundle.workers

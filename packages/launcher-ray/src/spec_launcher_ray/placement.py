@@ -7,7 +7,7 @@ devices of all hosts; workers that share a device are one *bundle*, which Ray re
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, zip_longest
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,13 @@ class Host:
     num_devices: int
     units: float = 1.0
     """Amount of Ray's resource that a device is: all cores of a host where the cores are one device."""
-    free: float = 0.0
+    free: float = field(default=0.0, compare=False)
     """Amount of Ray's resource that nobody used when the hosts were listed."""
+
+    @property
+    def num_free(self) -> int:
+        """Number of devices that nobody used."""
+        return min(self.num_devices, int(self.free / self.units + 1e-9))
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,8 @@ class DeviceTable:
 
     def __init__(self, hosts: Sequence[Host], spread: bool = False) -> None:
         """Number host by host, or in turns; free devices come before those that others use."""
-        free = [_devices(host, range(_num_free(host))) for host in hosts]
-        used = [_devices(host, range(_num_free(host), host.num_devices)) for host in hosts]
+        free = [_devices(host, range(host.num_free)) for host in hosts]
+        used = [_devices(host, range(host.num_free, host.num_devices)) for host in hosts]
         self._devices = [*_numbered(free, spread), *_numbered(used, spread)]
         self._spread = spread
 
@@ -140,12 +145,8 @@ def _host_of(worker: WorkerSpec, bundles: Sequence[Bundle]) -> Host:
 
 def _last_before(others: Sequence[Host], own: Host, device: int) -> int:
     """Return how many other hosts come before the own one, for that to have the device of this number."""
-    stops = accumulate(map(_num_free, others), initial=_num_free(own))
+    stops = accumulate((host.num_free for host in others), initial=own.num_free)
     return sum(stop <= device for stop in stops)
-
-
-def _num_free(host: Host) -> int:
-    return min(host.num_devices, int(host.free / host.units + 1e-9))
 
 
 def _devices(host: Host, numbers: range) -> list[tuple[Host, int]]:

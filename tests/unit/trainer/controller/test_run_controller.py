@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spec_core import WorkerEnded, WorkerMessage
-from spec_core.errors import DeadlineExceeded, PeerLost, RunError
+from spec_core.errors import DeadlineExceeded, NoDevices, PeerLost, RunError
 from spec_trainer.controller.protocol import Captured, Failed, Finished, Ready
 from spec_trainer.controller.run_controller import RunController, worker_specs
 from spec_trainer.progress import StepProgress
@@ -43,10 +43,11 @@ class StoppedWorker(Worker):
 class Launcher:
     """Every worker is ready at once; ``script`` then yields events, given the launcher."""
 
-    def __init__(self, script, worker_type=Worker, refusals=0) -> None:
+    def __init__(self, script, worker_type=Worker, refusals=0, refusal=RunError) -> None:
         self.script = script(self)
         self.worker_type = worker_type
         self.refusals = refusals
+        self.refusal = refusal
         self.workers: dict[str, Worker] = {}
         self.replaced: list[str] = []
 
@@ -59,7 +60,7 @@ class Launcher:
         self.replaced.append(worker.name)
         if self.refusals:
             self.refusals -= 1
-            raise RunError(f"{worker.name} cannot be started: no memory")
+            raise self.refusal(f"{worker.name} cannot be started: no memory")
         self.workers = {**self.workers, worker.name: Worker(worker.name)}
         return self.workers[worker.name]
 
@@ -188,6 +189,40 @@ def test_an_engine_that_cannot_be_started_again_or_is_late_is_one_more_try(resol
     with pytest.raises(RunError, match=words):
         run(resolved, tmp_path, launcher, "engine.replacements=2", "timeouts.start_s=0.5")
     assert launcher.replaced == ["engine-0", "engine-0"]
+
+
+def test_without_devices_for_a_lost_engine_the_run_goes_on_until_there_are_some(
+    resolved, tmp_path, monkeypatch
+):
+    """Every try but the first follows a look for devices, which is no failure."""
+    monkeypatch.setattr("spec_trainer.controller.run_controller._ROOM_CHECK_S", 0.01)
+
+    def script(launcher):
+        yield killed(launcher.workers["engine-1"])
+        while len(launcher.replaced) < 4:
+            yield None
+        yield said(launcher.workers["engine-1"], Ready())
+        yield from the_end(launcher)
+
+    launcher = Launcher(script, refusals=3, refusal=NoDevices)
+    keys = ("engine.replicas=2", "engine.replacements=1")
+    (entry,) = run(resolved, tmp_path, launcher, *keys)
+    assert entry["worker"] == "engine-1"
+    assert launcher.replaced == 4 * ["engine-1"]
+
+
+def test_where_no_engine_is_left_and_no_device_the_run_ends(resolved, tmp_path, monkeypatch):
+    monkeypatch.setattr("spec_trainer.controller.run_controller._ROOM_CHECK_S", 0.01)
+
+    def script(launcher):
+        yield killed(launcher.workers["engine-0"])
+
+    launcher = Launcher(script, refusals=10**9, refusal=NoDevices)
+    words = (
+        r"^engine-0 cannot be started: no memory within timeouts.start_s=0.5 s, and no other engine is left$"
+    )
+    with pytest.raises(RunError, match=words):
+        run(resolved, tmp_path, launcher, "timeouts.start_s=0.5")
 
 
 def test_no_trainer_is_replaced(resolved, tmp_path):

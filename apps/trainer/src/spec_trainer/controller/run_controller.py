@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import DeadlineExceeded, RunError
+from spec_core.errors import DeadlineExceeded, NoDevices, RunError
 from spec_core.launcher import WorkerEnded, WorkerMessage
 from spec_trainer.controller import protocol
 from spec_trainer.controller.dataset_copy import read_part
@@ -45,6 +45,8 @@ _LEAVING_S = 30.0
 """Least time for workers without work to end; an engine ends processes of its own first."""
 _HOST_CHECK_S = 0.5
 """Seconds between looks at what the backend has started on the hosts."""
+_ROOM_CHECK_S = 5.0
+"""Seconds between looks for devices for an engine whose host is lost."""
 
 
 class RunController:
@@ -74,6 +76,8 @@ class RunController:
         """Workers that wait for Begin when they start."""
         self._starting: dict[str, float] = {}
         """Replaced engines that are not ready -> when they are to be."""
+        self._waiting_for_devices: dict[str, float] = {}
+        """Lost engines for which no host has devices -> when at least one engine is to be there again."""
         self._replacements = Replacements(
             self._engines, spec.config.engine.replacements, spec.directory.replacements
         )
@@ -85,6 +89,8 @@ class RunController:
         """Steps done -> the answer to every rank."""
         self._next_check_s = 0.0
         """When the hosts are to be looked at again."""
+        self._next_room_check_s = 0.0
+        """When devices are to be looked for again."""
         self._done_steps = 0
         self._interrupted: str | None = None
         self.decoder = RemoteDecoders(self._decoders, self._until, stop)
@@ -169,6 +175,7 @@ class RunController:
             if now >= self._next_check_s:
                 self._launcher.check_hosts()
                 self._check_starting()
+                self._check_devices()
                 self._next_check_s = now + _HOST_CHECK_S
             event = self._failures.receive(min(deadline_s, self._next_check_s))
             if event is not None:
@@ -212,11 +219,21 @@ class RunController:
     def _replace(self, name: str) -> None:
         assert self._dispatcher is not None
         self._dispatcher.lost(self._number_of(name))
+        self._running.discard(name)
+        self._start_again(name)
+
+    def _start_again(self, name: str) -> None:
+        """Start a lost engine in another worker, now or once a host has devices for it."""
         try:
             worker = self._launcher.replace(self._workers[name])
+        except NoDevices as error:
+            self._wait_for_devices(name, error)
+            return
         except RunError as error:
+            self._waiting_for_devices.pop(name, None)
             self._treat([Failure(name, error, 0)])
             return
+        self._waiting_for_devices.pop(name, None)
         self._workers[name] = worker
         self._engines[name].replace(worker)
         self._failures.replaced(name)
@@ -224,6 +241,25 @@ class RunController:
         self._starting[name] = time.monotonic() + self._spec.config.timeouts.start_s
         if name in self._waiting_for_begin:
             worker.send(protocol.Begin().to_json())
+
+    def _wait_for_devices(self, name: str, error: NoDevices) -> None:
+        """Go on without an engine; raise ``error`` where it was the last one and none is back in time."""
+        now, start_s = time.monotonic(), self._spec.config.timeouts.start_s
+        if name not in self._waiting_for_devices:
+            log.warning("%s; the run goes on without %s until a host has room", error, name)
+            self._waiting_for_devices[name] = now + start_s
+        self._next_room_check_s = now + _ROOM_CHECK_S
+        waiting = self._waiting_for_devices
+        if waiting.keys() == self._engines.keys() and now >= max(waiting.values()):
+            raise RunError(
+                f"{error} within timeouts.start_s={start_s} s, and no other engine is left"
+            ) from error
+
+    def _check_devices(self) -> None:
+        """Start lost engines for which there are devices again."""
+        if time.monotonic() >= self._next_room_check_s:
+            for name in list(self._waiting_for_devices):
+                self._start_again(name)
 
     def _number_of(self, engine: str) -> int:
         return list(self._engines).index(engine)
@@ -300,6 +336,8 @@ class RunController:
         self._dispatcher = Dispatcher(
             spec.schedule, spec.schema, list(self._engines.values()), addresses, spec.window_bytes
         )
+        for name in self._waiting_for_devices:
+            self._dispatcher.lost(self._number_of(name))
         for rank in self._ranks.values():
             rank.send(protocol.Start().to_json())
         self._done_steps = done_steps.pop()
