@@ -23,6 +23,8 @@ if not MegatronStrategy.probe().ok:
 TOLERANCE = 1e-5
 DIVIDED = {"tensor_parallel": 2}
 DISTRIBUTED = {"distributed_optimizer": True}
+SEQUENCE = DIVIDED | {"sequence_parallel": True}
+EVERY = [one | other for one in ({}, DIVIDED, SEQUENCE) for other in ({}, DISTRIBUTED)]
 ALL = "SPEC_TEST_ALL_OF_MEGATRON" in os.environ
 """Whether every draft is trained for 50 steps in every way, as ``make test-megatron`` does."""
 LONG = tuple(DRAFTS) if ALL else ("eagle3", "dflash")
@@ -49,12 +51,12 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
     """
     whole = [Run(FsdpStrategy, draft) for draft in LONG]
     whole += [Run(FsdpStrategy, draft, steps=2 * SHORT) for draft in DRAFTS]
-    ways = [{}, DIVIDED, *([DISTRIBUTED, DIVIDED | DISTRIBUTED] if ALL else [])]
+    ways = EVERY if ALL else [{}, DIVIDED]
     divided = [Run(MegatronStrategy, draft, options) for draft in LONG for options in ways]
     divided += [
         Run(MegatronStrategy, draft, options, steps=2 * SHORT)
         for draft in DRAFTS
-        for options in (DIVIDED, DISTRIBUTED)
+        for options in (SEQUENCE, DISTRIBUTED)
     ]
     halves = {
         "fsdp": (FsdpStrategy, {}),
@@ -90,12 +92,10 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
     for way in exact:
         went_on, _, again = (results[id(run)] for run in way)
         assert (again.losses, again.weights) == (went_on.losses[SHORT:], went_on.weights)  # to the bit
-    both = DIVIDED | DISTRIBUTED
-    four = [
-        Run(MegatronStrategy, draft, options, steps=2 * SHORT)
-        for draft in DRAFTS
-        for options in (DIVIDED, both)
-    ]
+    both = SEQUENCE | DISTRIBUTED
+    ways = [DIVIDED, SEQUENCE, DIVIDED | DISTRIBUTED, both] if ALL else [both]
+    four = [Run(MegatronStrategy, draft, options, steps=2 * SHORT) for draft in DRAFTS for options in ways]
+    four += [Run(MegatronStrategy, "eagle3 whole", DIVIDED, steps=2 * SHORT)]
     four += [
         Run(MegatronStrategy, "eagle3", both, steps=SHORT, resume_from=tmp_path / name) for name in halves
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spec_core.errors import ConfigError
+from spec_core.records import ShardHints, TensorParallelHints
 from spec_core.testing.toy_target import toy_target
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.draft import Eagle3Draft
@@ -15,10 +16,11 @@ MegatronConfig, MegatronStrategy = strategy.MegatronConfig, strategy.MegatronStr
 SIZES = {"vocab_size": 96, "num_heads": 4, "num_kv_heads": 2}
 
 
-def check(tmp_path, parts, draft=Eagle3Draft, target=None, **options):
+def check(tmp_path, parts, draft=Eagle3Draft, target=None, sequence_parallel=False, **options):
     instance = draft(draft.Config.model_validate(options))
     target = toy_target(tmp_path, **{**SIZES, **(target or {})})
-    MegatronStrategy.check(MegatronConfig(tensor_parallel=parts), target, instance.shard_hints(target))
+    config = MegatronConfig(tensor_parallel=parts, sequence_parallel=sequence_parallel)
+    MegatronStrategy.check(config, target, instance.shard_hints(target))
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,11 @@ def check(tmp_path, parts, draft=Eagle3Draft, target=None, **options):
         (2, {"vocab_size": 31}, "2 does not divide the 31 pieces .* lm_head"),
         (2, {"intermediate_size": 33}, "2 does not divide the 33 pieces .*mlp.gate_proj"),
         (2, {"draft": DFlashDraft, "target": {"vocab_size": 97}}, "the 97 tokens of the target's vocabulary"),
+        (
+            2,
+            {"draft": DFlashDraft, "block_size": 5, "sequence_parallel": True},
+            r"2 does not divide the 5 tokens of a sequence in the draft's layers.0",
+        ),
     ],
 )
 def test_what_does_not_split_is_refused(tmp_path, parts, options, message):
@@ -39,8 +46,16 @@ def test_what_does_not_split_is_refused(tmp_path, parts, options, message):
 def test_what_splits_is_not(tmp_path):
     check(tmp_path, 2)
     check(tmp_path, 2, DFlashDraft)
+    check(tmp_path, 2, DFlashDraft, block_size=6, sequence_parallel=True)
     check(tmp_path, 2, vocab_size=30, target={"vocab_size": 97})  # cut where the draft's rows are
     check(tmp_path, 1, vocab_size=31, intermediate_size=33)
+
+
+def test_a_draft_that_does_not_say_where_its_tokens_may_be_divided_is_refused(tmp_path):
+    config = MegatronConfig(tensor_parallel=2, sequence_parallel=True)
+    for hints in (ShardHints(), ShardHints(tensor_parallel=TensorParallelHints(columns={"head": 2}))):
+        with pytest.raises(ConfigError, match=r"strategy.sequence_parallel=true needs a draft .*; remove it"):
+            MegatronStrategy.check(config, toy_target(tmp_path), hints)
 
 
 def test_more_parts_than_ranks_are_refused():

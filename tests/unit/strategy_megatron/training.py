@@ -30,7 +30,10 @@ LENGTHS = (11, 1, 7, 19, 5, 2, 13, 9)
 SIZES = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 DRAFTS = {
     "eagle3": (Eagle3Draft, {"num_steps": 3, "vocab_size": 30}),
-    "eagle3 whole": (Eagle3Draft, {"num_steps": 3, "fc_norm": True, "loss": "lk_lambda"}),
+    "eagle3 whole": (
+        Eagle3Draft,
+        {"num_steps": 3, "fc_norm": True, "norm_output": True, "loss": "lk_lambda"},
+    ),
     "dflash": (DFlashDraft, {"block_size": 4, "num_layers": 2, "num_features": 3}),
 }
 OPTIMIZER = {"eps": 1e-4, "clip": 0.5, "weight_decay": 0.01}

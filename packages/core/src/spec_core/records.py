@@ -297,6 +297,16 @@ class TensorParallelHints:
     partial: tuple[str, ...] = ()
     """Modules with whole weights that work on a rank's part, such as a norm of each head: the gradients of their
     weights are summed over ranks."""
+    each_token: tuple[str, ...] = ()
+    """Modules with whole weights, between those that leave and those that enter, that work on each token by itself,
+    such as norms: with sequence parallel a rank has a part of their tokens, which are the last dimension but one, and
+    the gradients of their weights are summed over ranks. Empty: the draft is not for sequence parallel."""
+    all_tokens_in: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Modules whose first input has all tokens even so: a rank's part is cut out of it. The number next to each says
+    how many tokens its dimension has; 0: those of the batch, which is padded."""
+    all_tokens_out: tuple[str, ...] = ()
+    """Modules whose output goes, for all tokens, into code that every rank runs alike, such as the loss: it is
+    gathered."""
     kept_ids: str = ""
     """Buffer, bool [V]: which ids of the target's vocabulary have a row in the draft's head, rows ascending by id.
     The vocabulary is cut where it gives each rank equally many of them. Without it, into equal parts."""
@@ -310,6 +320,9 @@ class TensorParallelHints:
             enters=self.enters + other.enters,
             leaves=self.leaves + other.leaves,
             partial=self.partial + other.partial,
+            each_token=self.each_token + other.each_token,
+            all_tokens_in={**self.all_tokens_in, **other.all_tokens_in},
+            all_tokens_out=self.all_tokens_out + other.all_tokens_out,
             kept_ids=self.kept_ids or other.kept_ids,
         )
 

@@ -160,6 +160,9 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
             whole_inputs=("fc",),
             enters=("hidden_norm",),
             leaves=("fc",),
+            each_token=("hidden_norm", "norm"),
+            all_tokens_in={layers[0]: shape.block_size},
+            all_tokens_out=("norm",),
             partial=tuple(f"{layer}.self_attn.{kind}_norm" for layer in layers for kind in "qk"),
         )
         return ShardHints(blocks=layers, tensor_parallel=sum(map(shape.layer_hints, layers), own))

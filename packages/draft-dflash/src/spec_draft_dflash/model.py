@@ -81,8 +81,9 @@ class DFlashLayer(nn.Module):
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
         """Return the same as ``forward``, given the context's keys and values."""
-        attention, blocks = self.self_attn, x_ABH.shape[:2]
-        normed_RH, angles = self.input_layernorm(x_ABH).flatten(0, 1), geometry.slot_angles
+        attention, angles = self.self_attn, geometry.slot_angles
+        normed_ABH = self.input_layernorm(x_ABH)  # all slots, also where a rank has some of x
+        blocks, normed_RH = normed_ABH.shape[:2], normed_ABH.flatten(0, 1)
         q = attention.queries(normed_RH, angles)
         k, v = attention.keys_values(normed_RH, angles)
         q, k, v = (rows.unflatten(0, blocks) for rows in (q, k, v))

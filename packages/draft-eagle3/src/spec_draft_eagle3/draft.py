@@ -159,6 +159,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             whole_inputs=("fc",),
             enters=("midlayer.hidden_norm",),
             leaves=("fc",),
+            each_token=("midlayer.hidden_norm", "norm"),
+            all_tokens_in={"midlayer.input_layernorm": 0},
+            all_tokens_out=("head_input",),
             kept_ids="t2d" if shape.reduced else "",
         )
         return ShardHints(tensor_parallel=shape.layer_hints("midlayer") + own)

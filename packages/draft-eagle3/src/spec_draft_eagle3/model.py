@@ -90,6 +90,7 @@ class Eagle3Model(nn.Module):
         self.fc_norm = nn.ModuleList(nn.RMSNorm(width, shape.norm_eps) for _ in range(chunks))
         self.midlayer = Eagle3Layer(shape, kernels)
         self.norm = nn.RMSNorm(width, shape.norm_eps)
+        self.head_input = nn.Identity()  # a name for the place where a strategy gathers tokens
         self.lm_head = linear(width, shape.vocab_size)
         self.register_buffer(
             "d2t", torch.zeros(shape.vocab_size, dtype=torch.int64) if shape.reduced else None
@@ -147,7 +148,7 @@ class Eagle3Model(nn.Module):
             q = rotate(q, angles)
             attended = unrolled_attention(self.kernels, q, keys, values, bounds)
             hidden, normed = self.output(layer.finish(hidden, attended))
-            states.append(normed)
+            states.append(self.head_input(normed))
         return states
 
     def fuse(self, hidden_TNH: Tensor) -> Tensor:

@@ -19,13 +19,22 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch import nn
 
+from spec_strategy_megatron.divided_tokens import (
+    enter_from_parts,
+    gather_output,
+    leave_in_parts,
+    split_input,
+)
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import TensorParallelHints
 
 
-def divide(module: nn.Module, hints: TensorParallelHints, group: dist.ProcessGroup) -> dict[str, int]:
+def divide(
+    module: nn.Module, hints: TensorParallelHints, group: dist.ProcessGroup, sequence_parallel: bool
+) -> dict[str, int]:
     """Cut the weights and hang in the sums; return the dimension that each divided parameter is cut along."""
     dimensions = {f"{name}.weight": 0 for name in hints.columns} | {
         f"{name}.weight": 1 for name in hints.rows
@@ -35,10 +44,17 @@ def divide(module: nn.Module, hints: TensorParallelHints, group: dist.ProcessGro
         _cut(module, name, dimension, group)
     for name in hints.whole_inputs:
         module.get_submodule(name).register_forward_pre_hook(partial(_cut_input, group))
+    parts = set(hints.each_token) if sequence_parallel else set[str]()
     for name in hints.enters:
-        module.get_submodule(name).register_forward_hook(partial(_enter, group))
+        enter = enter_from_parts if name in parts else _enter
+        module.get_submodule(name).register_forward_hook(partial(enter, group))
     for name in hints.leaves:
-        module.get_submodule(name).register_forward_hook(partial(_leave, group))
+        leave = leave_in_parts if sequence_parallel else _leave
+        module.get_submodule(name).register_forward_hook(partial(leave, group))
+    for name in hints.all_tokens_in if sequence_parallel else ():
+        module.get_submodule(name).register_forward_pre_hook(partial(split_input, group))
+    for name in hints.all_tokens_out if sequence_parallel else ():
+        module.get_submodule(name).register_forward_hook(partial(gather_output, group))
     return dimensions | biases
 
 

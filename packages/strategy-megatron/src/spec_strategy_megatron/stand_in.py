@@ -28,9 +28,14 @@ def on_device(device: torch.device) -> AbstractContextManager[None]:
     return nullcontext() if device.type == _NAMED else _in_place_of_named(device)
 
 
+def as_current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which a draft runs with Megatron's calls inside, on any thread: these ask for no more."""
+    return nullcontext() if device.type == _NAMED else patch("torch.cuda.current_device", lambda: device)
+
+
 @contextmanager
 def _in_place_of_named(device: torch.device) -> Iterator[None]:
-    with patch("torch.cuda.current_device", lambda: device), _InPlaceOfNamed(device):
+    with as_current_device(device), _InPlaceOfNamed(device):
         yield
 
 

@@ -44,6 +44,8 @@ class MegatronConfig(StrategyConfig):
     """Not supported: 1."""
     expert_parallel: PositiveInt = 1
     """Not supported: 1."""
+    sequence_parallel: bool = False
+    """Whether these processes divide the tokens where they do not divide layers, such as at norms."""
     distributed_optimizer: bool = False
     """Whether each data-parallel rank keeps masters and optimizer of its share of the draft only."""
 
@@ -99,6 +101,11 @@ class MegatronStrategy(Strategy):
         """Raise ConfigError where heads, channels or a vocabulary do not split evenly (S10)."""
         assert isinstance(config, MegatronConfig)
         parts, divided = config.tensor_parallel, hints.tensor_parallel
+        if config.sequence_parallel and parts > 1 and not (divided and divided.each_token):
+            raise ConfigError(
+                "strategy.sequence_parallel=true needs a draft that says which of its modules work on each token by "
+                "itself (TensorParallelHints.each_token), and this one does not; remove it"
+            )
         if divided is None:
             return
         layers = {**divided.columns, **divided.rows}
@@ -107,6 +114,8 @@ class MegatronStrategy(Strategy):
         }
         if not divided.kept_ids:
             pieces["tokens of the target's vocabulary"] = target.vocab_size
+        for name, number in divided.all_tokens_in.items() if config.sequence_parallel else ():
+            pieces[f"tokens of a sequence in the draft's {name}"] = number
         for what, number in pieces.items():
             if number % parts:
                 raise ConfigError(
@@ -133,7 +142,9 @@ class MegatronStrategy(Strategy):
         if parts > 1 and self._hints is None and dist.get_rank() == 0:
             logger.warning("the draft does not say how it may be divided: %d ranks compute the same", parts)
         tensor = self._mesh.get_group("tensor")
-        self._dimensions = {} if self._hints is None else divide(module, self._hints, tensor)
+        self._dimensions = (
+            {} if self._hints is None else divide(module, self._hints, tensor, self.config.sequence_parallel)
+        )
         self._module = module.to(self.device)
         kept = self._kept_ids()
         self._kept_V = None if kept is None else kept.clone()
@@ -196,7 +207,9 @@ class MegatronStrategy(Strategy):
 
         denominators = to_device_async(denominators, self.device)
         with torch.no_grad():
-            return self._sum_over_ranks([self._module(batch, denominators, ops) for batch in micro_batches])
+            return self._sum_over_ranks(
+                [self._forward(self._module, batch, denominators, ops) for batch in micro_batches]
+            )
 
     def full_weights(self) -> dict[str, Tensor]:
         """Return the gathered float32 weights and the buffers (S2)."""
@@ -246,16 +259,36 @@ class MegatronStrategy(Strategy):
         return self._module.get_buffer(self._hints.kept_ids) if self._hints and self._hints.kept_ids else None
 
     def _forward_backward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        output: StepOutput = self._parallel(batch, denominators, ops)
-        output.loss.backward()
+        from spec_strategy_megatron.stand_in import as_current_device
+
+        output = self._forward(self._parallel, batch, denominators, ops)
+        with as_current_device(self.device):
+            output.loss.backward()
         return output.detached()
+
+    def _forward(
+        self, module: nn.Module, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps
+    ) -> StepOutput:
+        from spec_strategy_megatron.divided_tokens import pad_tokens
+        from spec_strategy_megatron.stand_in import as_current_device
+
+        if self._divides_tokens:
+            batch = pad_tokens(batch, self.config.tensor_parallel)
+        with as_current_device(self.device):
+            return module(batch, denominators, ops)
+
+    @property
+    def _divides_tokens(self) -> bool:
+        return self._hints is not None and self.config.sequence_parallel
 
     def _sum_partial_gradients(self) -> None:
         """Sum over the tensor axis what each of its ranks knows a part of."""
         import torch
         import torch.distributed as dist
 
-        modules = [self._module.get_submodule(name) for name in (self._hints.partial if self._hints else ())]
+        hints = self._hints
+        names = (*hints.partial, *(hints.each_token if self._divides_tokens else ())) if hints else ()
+        modules = [self._module.get_submodule(name) for name in names]
         if not modules:
             return
         gradients = [parameter.main_grad for module in modules for parameter in module.parameters()]

@@ -98,6 +98,7 @@ class DecoderShape(DraftShape):
     def layer_hints(self, layer: str) -> TensorParallelHints:
         """Return how ranks divide the decoder layer of that name, which has the modules of ``layer_shapes``."""
         attention, mlp, inner = f"{layer}.self_attn", f"{layer}.mlp", self.intermediate_size
+        norms = f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"
         return TensorParallelHints(
             columns={
                 f"{attention}.q_proj": self.num_heads,
@@ -107,8 +108,9 @@ class DecoderShape(DraftShape):
                 f"{mlp}.up_proj": inner,
             },
             rows={f"{attention}.o_proj": self.num_heads, f"{mlp}.down_proj": inner},
-            enters=(f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"),
+            enters=norms,
             leaves=(f"{attention}.o_proj", mlp),
+            each_token=norms,
         )
 
     def fixed_fields(self) -> Json:

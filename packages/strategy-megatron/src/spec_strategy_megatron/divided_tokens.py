@@ -1,0 +1,74 @@
+"""Sequence parallel: between divided layers a rank of a tensor-parallel group has a part of the tokens.
+
+Tokens are the last dimension but one, channels the last. Megatron's mappings are along the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+    from spec_core.records import DraftBatch
+
+
+def pad_tokens(batch: DraftBatch, multiple: int) -> DraftBatch:
+    """Return the batch with padding at its end: at least ``multiple`` tokens, and a multiple of that."""
+    num_tokens, place_T = len(batch.input_ids_T), batch.guess_place_T
+    missing = max(multiple, num_tokens + -num_tokens % multiple) - num_tokens
+    if not missing:
+        return batch
+    return replace(
+        batch,
+        input_ids_T=F.pad(batch.input_ids_T, (0, missing)),
+        hidden_TNH=F.pad(batch.hidden_TNH, (0, 0, 0, 0, 0, missing)),
+        loss_mask_T=F.pad(batch.loss_mask_T, (0, missing)),
+        guess_place_T=None if place_T is None else F.pad(place_T, (0, missing)),
+    )
+
+
+def split_input(group: dist.ProcessGroup, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Cut this rank's tokens out of the first input; backwards, gradients are gathered."""
+    return _mapped(scatter_to_sequence_parallel_region, inputs[0], group), *inputs[1:]
+
+
+def leave_in_parts(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    """Sum the ranks' parts of a sum, of this rank's tokens; backwards, gradients are gathered."""
+    return _mapped(reduce_scatter_to_sequence_parallel_region, output, group)
+
+
+def enter_from_parts(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    """Gather all tokens; backwards, the gradients that the ranks have for them are summed."""
+    return _mapped(gather_from_sequence_parallel_region, output, group)
+
+
+def gather_output(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    """Gather all tokens, whose gradients every rank has whole."""
+    return _mapped(gather_from_sequence_parallel_region, output, group, tensor_parallel_output_grad=False)
+
+
+def _mapped(
+    mapping: Callable[..., Tensor], tokens: Tensor, group: dist.ProcessGroup, **options: bool
+) -> Tensor:
+    """Return one of Megatron's mappings of the tokens."""
+    if (
+        not tokens.numel()
+    ):  # nothing to exchange, but the shape, and a gradient (of zero) must reach every input
+        parts = dist.get_world_size(group)
+        if mapping is gather_from_sequence_parallel_region:
+            return torch.cat([tokens] * parts, dim=-2)
+        return tokens.narrow(-2, 0, tokens.shape[-2] // parts)
+    return mapping(tokens.movedim(-2, 0), group=group, **options).movedim(0, -2).contiguous()
