@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from spec_core.draft import Draft
@@ -19,34 +18,16 @@ from spec_core.testing.draft_replica_suite import LIMIT_S, PROMPTS
 from spec_core.weight_sync import tensors_digest
 from spec_engine_hf.engine import HfConfig, HfEngine
 
+from ..transformers_target import Transformer
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from spec_core import DraftReplica, Engine, TargetSpec
     from spec_core.engine import EngineContext
     from spec_core.testing.engine_suite import ReferenceTarget
     from spec_core.weight_sync import Publisher
-
-
-class Transformer:
-    """A target as its own authors run it: all hidden states kept, no cache, no batch."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-    @torch.no_grad()
-    def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
-        final: list[torch.Tensor] = []
-        hook = self.model.model.norm.register_forward_pre_hook(lambda _, args: final.append(args[0]))
-        output = self.model(torch.tensor([list(token_ids)]), output_hidden_states=True)
-        hook.remove()
-        # The last entry of hidden_states is already normed; the norm's own input takes its place.
-        return torch.stack([*output.hidden_states[:-1], final[0]], dim=2)[0]
-
-    @torch.no_grad()
-    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        return self.model(torch.tensor([list(token_ids)])).logits[0]
 
 
 class TestHfEngine(EngineSuite):

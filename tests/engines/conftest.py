@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-import transformers
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
@@ -25,7 +23,7 @@ from spec_trainer.cli import run
 from .sharing import Pool, SharingEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 MAX_LENGTH = 200
 BATCH_TOKENS = 64
@@ -57,25 +55,6 @@ DRAFTS = {
 }
 MEDUSA = Path(__file__).parents[1] / "plugins" / "spec-draft-medusa"
 """A third party's draft; its distribution is not installed here."""
-
-
-class Transformer:
-    """A target as its own authors run it: all hidden states kept, no cache, no batch."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-    @torch.no_grad()
-    def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
-        final: list[torch.Tensor] = []
-        hook = self.model.model.norm.register_forward_pre_hook(lambda _, args: final.append(args[0]))
-        output = self.model(torch.tensor([list(token_ids)]), output_hidden_states=True)
-        hook.remove()
-        return torch.stack([*output.hidden_states[:-1], final[0]], dim=2)[0]
-
-    @torch.no_grad()
-    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        return self.model(torch.tensor([list(token_ids)])).logits[0]
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,8 @@ from spec_core.streams.shared_memory_transport import SharedMemoryTransport
 from spec_core.targets.target_reader import read_target
 from spec_engine_vllm.engine import VllmEngine
 
-from .conftest import BATCH_TOKENS, MAX_LENGTH, Transformer
+from ..transformers_target import Transformer
+from .conftest import BATCH_TOKENS, MAX_LENGTH
 from .vllm_here import lives, needs_vllm
 
 if TYPE_CHECKING:

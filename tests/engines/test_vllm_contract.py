@@ -12,7 +12,7 @@ import pytest
 from spec_core.records import FeatureSchema
 from spec_core.testing import EngineSuite
 
-from .conftest import Transformer
+from ..transformers_target import Transformer
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from spec_engine_hf.decoding import DraftSource
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_hf.hf_model import HfModel
 
-from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS, Transformer
+from ..transformers_target import Transformer
+from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from spec_core.drafting import TargetOps
 from spec_draft_dflash import attention, loss
 from spec_draft_dflash.config import DFlashConfig
 
+from ..draft_parts import LargestOutput
 from .cases import (
     CPU,
     denominators,
@@ -23,20 +22,6 @@ from .cases import (
 )
 
 VOCAB, BLOCK = 2003, 8
-
-
-class LargestOutput(TorchDispatchMode):
-    """Records the largest number of elements that any operator returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.numel = max([self.numel, *sizes])
-        return out
 
 
 def largest_tensor(num_tokens: int, kind: str) -> int:

@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from spec_core.drafting import TargetOps
 from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
 from spec_draft_dflash.kernels import DFlashKernels
 from spec_draft_dflash.loss import BlockLoss, CountedSlots
 
+from ..draft_parts import Exchange, ShardOps
 from .cases import CPU, make_batch, make_ops, make_target, make_tensors, random_documents
 
 CUT, BLOCK = 17, 5
-
-
-class Exchange:
-    """Lets two threads reduce a value each."""
-
-    def __init__(self) -> None:
-        self.barrier, self.values = threading.Barrier(2, timeout=30), {}
-
-    def __call__(self, rank, value, reduce):
-        self.values[rank] = value
-        self.barrier.wait()
-        result = reduce(self.values[0], self.values[1])
-        self.barrier.wait()
-        return result
-
-
-class ShardOps(TargetOps):
-    """Rows before or from CUT of the target's head."""
-
-    def __init__(self, target, rank, exchange):
-        super().__init__(target, make_tensors(target), CPU, torch.float64)
-        self.rank, self.exchange = rank, exchange
-        self._range = ((0, CUT), (CUT, target.vocab_size))[rank]
-
-    @property
-    def vocab_range(self):
-        return self._range
-
-    @property
-    def head_VH(self):
-        return super().head_VH[slice(*self._range)]
-
-    def teacher_logits(self, hidden_RH):
-        return super().teacher_logits(hidden_RH)[:, slice(*self._range)].clone()
-
-    def reduce_max(self, value_R):
-        return self.exchange(self.rank, value_R, torch.maximum)
-
-    def reduce_sum(self, value_R):
-        return self.exchange(self.rank, value_R, torch.add)
 
 
 def run(ops, kind):
@@ -79,7 +38,10 @@ def test_shards_agree_with_the_whole(kind):
     whole, expected = run(make_ops(target, torch.float64), kind)
     assert expected.any()
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(run, ShardOps(target, rank, exchange), kind) for rank in (0, 1)]
+        calls = [
+            pool.submit(run, ShardOps(target, make_tensors(target), rank, CUT, exchange), kind)
+            for rank in (0, 1)
+        ]
         results = [call.result() for call in calls]
     for output, grad in results:
         torch.testing.assert_close(output.loss, whole.loss)

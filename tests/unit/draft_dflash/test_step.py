@@ -11,6 +11,7 @@ import torch
 from spec_draft_dflash import attention, loss
 from spec_draft_dflash.config import DFlashConfig
 
+from ..draft_parts import assert_gradients
 from .cases import (
     LLAMA3,
     decode,
@@ -79,13 +80,6 @@ def run_reference(module, documents, target):
     # Also without a single anchor every weight has its (zero) gradient.
     (result.loss + 0 * sum(weight.sum() for weight in weights.values())).backward()
     return result, {name: weight.grad for name, weight in weights.items()}
-
-
-def assert_gradients(got, expected, tolerance):
-    assert got.keys() == expected.keys()
-    for name, grad in expected.items():
-        error = (got[name] - grad).abs().max() / grad.abs().max().clamp(min=1e-300)
-        assert error <= tolerance, f"{name}: relative error {error:.1e}"
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from spec_backend_cpu.attention import KERNELS
 from spec_core import FindKernel, no_kernel
@@ -15,23 +13,10 @@ from spec_draft_eagle3 import attention, loss
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
+from ..draft_parts import LargestOutput
 from .cases import CPU, make_batch, make_model, make_ops, make_target, make_tensors, random_documents
 
 NUM_STEPS = 3
-
-
-class LargestOutput(TorchDispatchMode):
-    """Records the largest number of elements that any operator returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.numel = max([self.numel, *sizes])
-        return out
 
 
 def largest_tensor(num_tokens: int, kernel: FindKernel) -> int:

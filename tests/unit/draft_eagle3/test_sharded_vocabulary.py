@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from spec_core.drafting import TargetOps
 from spec_draft_eagle3.kernels import Eagle3Kernels
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
 
-from .cases import CPU, make_batch, make_ops, make_target, make_tensors, random_documents
+from ..draft_parts import Exchange, ShardOps
+from .cases import make_batch, make_ops, make_target, make_tensors, random_documents
 
 NUM_STEPS, CUT = 3, 17
-
-
-class Exchange:
-    """Lets two threads reduce a value each."""
-
-    def __init__(self) -> None:
-        self.barrier, self.values = threading.Barrier(2, timeout=30), {}
-
-    def __call__(self, rank, value, reduce):
-        self.values[rank] = value
-        self.barrier.wait()
-        result = reduce(self.values[0], self.values[1])
-        self.barrier.wait()
-        return result
-
-
-class ShardOps(TargetOps):
-    """Rows before or from CUT of the target's head."""
-
-    def __init__(self, target, rank, exchange):
-        super().__init__(target, make_tensors(target), CPU, torch.float64)
-        self.rank, self.exchange = rank, exchange
-        self._range = ((0, CUT), (CUT, target.vocab_size))[rank]
-
-    @property
-    def vocab_range(self):
-        return self._range
-
-    def teacher_logits(self, hidden_RH):
-        return super().teacher_logits(hidden_RH)[:, slice(*self._range)].clone()
-
-    def reduce_max(self, value_R):
-        return self.exchange(self.rank, value_R, torch.maximum)
-
-    def reduce_sum(self, value_R):
-        return self.exchange(self.rank, value_R, torch.add)
 
 
 def run(ops, head_VH, ids_V, kind):
@@ -81,7 +44,13 @@ def test_shards_agree_with_the_whole(kind):
     parts = ids_V < CUT, ids_V >= CUT
     with ThreadPoolExecutor(2) as pool:
         calls = [
-            pool.submit(run, ShardOps(target, rank, exchange), head_VH[part], ids_V[part], kind)
+            pool.submit(
+                run,
+                ShardOps(target, make_tensors(target), rank, CUT, exchange),
+                head_VH[part],
+                ids_V[part],
+                kind,
+            )
             for rank, part in enumerate(parts)
         ]
         results = [call.result() for call in calls]

@@ -14,6 +14,7 @@ from spec_draft_eagle3 import attention, loss
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
+from ..draft_parts import assert_gradients
 from .cases import (
     decode,
     guess_place,
@@ -80,13 +81,6 @@ def run_reference(module, documents, target):
     # Also without a single label every weight has its (zero) gradient.
     (result.loss + 0 * sum(weight.sum() for weight in weights.values())).backward()
     return result, {name: weight.grad for name, weight in weights.items()}
-
-
-def assert_gradients(got, expected, tolerance):
-    assert got.keys() == expected.keys()
-    for name, grad in expected.items():
-        error = (got[name] - grad).abs().max() / grad.abs().max().clamp(min=1e-300)
-        assert error <= tolerance, f"{name}: relative error {error:.1e}"
 
 
 @pytest.fixture(params=["kernel", "chunked"])
