@@ -194,7 +194,7 @@ class BackendSuite(ConformanceSuite):
             assert not torch.distributed.is_initialized()
 
     def test_b8_group_settings_are_one_word(self, usable: Backend) -> None:
-        """B8: settings are the same at every call, and can be told to another process in a line."""
+        """B8: settings are the same at every call, and fit into a line that another process gets."""
         settings = usable.group_settings()
         assert settings == usable.group_settings()
         assert settings.isascii()
