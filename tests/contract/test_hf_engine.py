@@ -115,8 +115,8 @@ def guesses(engine: Engine) -> list[tuple[int, ...]]:
     drafting, found = engine._decoder.drafting, []
     for prompt in PROMPTS:
         proposer = drafting.new_proposer()
-        _, hidden_TNH = engine._model.session(drafting.layers).forward(prompt)
-        proposer.extend([*prompt[1:], 0], hidden_TNH)
+        _, hidden_TNH = engine._model.session(drafting.layers).prefill([prompt])
+        proposer.extend([*prompt[1:], 0], hidden_TNH[0])
         found.append(proposer.propose(5, 0.0, torch.Generator()).token_ids)
     return found
 

@@ -13,6 +13,8 @@ from spec_core.draft import Proposal, Proposer
 from spec_core.errors import EngineError
 from spec_core.records import SamplingParams
 from spec_core.targets.target_reader import read_target
+from spec_engine_hf import decoding
+from spec_engine_hf.hf_model import Session
 from spec_trainer.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
 
 PROMPTS = [(5, 17, 3, 17, 3, 88), (40, 41, 42, 43, 40, 41, 42), (9,)]
@@ -80,6 +82,47 @@ def test_greedy_output_with_any_proposer_equals_plain_decoding(make_target, open
         engine.use_proposer(factory)
         assert generate_ids(engine, PROMPTS, greedy(70, k=4)) == plain, name
         assert engine.acceptance().rounds > 0
+
+
+def ragged_prompts(lengths=(58, 2, 31, 1, 20)):
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randint(3, 97, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("shape", ["gemma2", "gpt2"])
+def test_sequences_side_by_side_are_decoded_as_one_by_one(make_target, open_engine, shape):
+    """Of many lengths, past Gemma's window, ending in different rounds; counters, places and gaps included."""
+    found = {}
+    for size in (1, 3):
+        engine = open_engine(make_target(shape), max_num_seqs=size)
+        engine.use_proposer(lambda: BigramProposer(BigramModel([list(range(97)), *ragged_prompts()], 97)))
+        for k, temperature in ((0, 0.0), (3, 0.0), (3, 0.8)):
+            sampling = SamplingParams(max_new_tokens=14, num_draft_tokens=k, temperature=temperature, seed=4)
+            answers = engine.generate(ragged_prompts(), sampling)
+            gaps = torch.tensor([gap for answer in answers for gap in answer.top2_margin])
+            texts = [(answer.token_ids, answer.guess_places) for answer in answers]
+            found.setdefault(size, []).append((texts, engine.acceptance(), gaps))
+    for (*alone, gaps), (*together, same_gaps) in zip(found[1], found[3], strict=True):
+        assert alone == together
+        torch.testing.assert_close(gaps, same_gaps, rtol=1e-3, atol=1e-3)
+
+
+def test_near_ties_are_decided_by_the_text_alone(make_target, open_engine, monkeypatch):
+    """Rounding of a batch must not decide: here it is made as large as the gaps between logits."""
+    engine, prompts = open_engine(make_target("llama"), max_num_seqs=4), ragged_prompts()
+    plain = generate_ids(engine, prompts, greedy(8))
+    forward, noise = Session.forward, torch.Generator().manual_seed(0)
+
+    def noisy(session, rows):
+        logits, hidden = forward(session, rows)
+        return logits + 0.1 * torch.randn(logits.shape, generator=noise), hidden
+
+    monkeypatch.setattr(Session, "forward", noisy)
+    assert generate_ids(engine, prompts, greedy(8)) != plain
+    monkeypatch.setattr(decoding, "_NEAR_TIE", 0.2)
+    assert generate_ids(engine, prompts, greedy(8)) == plain
+    engine.use_proposer(PromptLookupProposer)
+    assert generate_ids(engine, prompts, greedy(8, k=3)) == plain
 
 
 def test_good_proposer_is_accepted_more_often_than_noise(plain_engine):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from spec_core.draft import Proposal
-from spec_engine_hf.sampling import distribution, verify
+from spec_core.drafting import uniform_numbers
+from spec_engine_hf.sampling import distribution, verify_greedy, verify_sampled
 
 V = 5
 LOGITS = torch.tensor([[1.0, -1.0, 0.5, 2.0, 0.0], [0.0, 1.5, -2.0, 0.3, 0.3], [-0.5, 0.0, 1.0, 0.0, 2.0]])
@@ -24,6 +25,12 @@ def generator():
     return torch.Generator().manual_seed(1)
 
 
+def verify(logits, proposal, temperature, generator, top_p=1.0):
+    """Verify one sequence's guesses."""
+    probs = distribution(logits, temperature, top_p)[None]
+    return verify_sampled(probs, [proposal], uniform_numbers([generator], len(logits)))[0]
+
+
 def chi_square(counts, expected_probs, total):
     return sum((counts[cell] - total * p) ** 2 / (total * p) for cell, p in expected_probs.items())
 
@@ -33,7 +40,7 @@ def draft_guess(generator):
     return Proposal(token_ids=ids, probs_KV=DRAFT_DISTRIBUTIONS)
 
 
-def test_greedy_accepts_the_longest_matching_prefix(generator):
+def test_greedy_accepts_the_longest_matching_prefix():
     best = LOGITS.argmax(dim=-1).tolist()
     assert best == [3, 1, 4]
     for guess, accepted, next_token in [
@@ -43,8 +50,7 @@ def test_greedy_accepts_the_longest_matching_prefix(generator):
         ((3,), 1, 1),
         ((), 0, 3),
     ]:
-        rows = LOGITS[: len(guess) + 1]
-        verdict = verify(rows, Proposal(token_ids=guess), 0.0, generator)
+        verdict = verify_greedy(best, Proposal(token_ids=guess))
         assert (verdict.accepted, verdict.next_token) == (accepted, next_token)
 
 

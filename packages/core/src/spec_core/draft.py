@@ -19,6 +19,7 @@ D8  ``exported_config`` and ``exported_tensors`` make a folder that the engines 
     ``from_folder`` recognises it, and building from it gives the same weights, bit for bit in the stored dtype.
 D9  ``proposer`` drafts exactly as the engines do: its proposals are those of the module's own forward pass.
     ``max_draft_tokens`` is the most that one proposal can hold: a block's guesses; None where a chain goes on.
+    ``extend_all`` and ``propose_all`` do for several sequences what ``extend`` and ``propose`` do for one.
 D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain version.
     With a backend's kernels a step differs from the plain one by rounding only.
 D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. What stays as the target
@@ -76,6 +77,27 @@ class Proposer(ABC):
         ``temperature`` 0 takes arg-maxima; else guesses are drawn from the draft's distribution at that
         temperature.
         """
+
+    @classmethod
+    def extend_all(
+        cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
+    ) -> None:
+        """Extend several proposers of one draft, each by its own. Optional: by default one after the other."""
+        for proposer, ids, hidden_TNH in zip(proposers, next_ids, hidden, strict=True):
+            proposer.extend(ids, hidden_TNH)
+
+    @classmethod
+    def propose_all(
+        cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
+    ) -> list[Proposal]:
+        """Return the guesses of several proposers of one draft, each drawn from its own generator.
+
+        Optional: by default one after the other. A draft that computes them in one batch is faster.
+        """
+        return [
+            proposer.propose(num_tokens, temperature, generator)
+            for proposer, generator in zip(proposers, generators, strict=True)
+        ]
 
 
 class Draft(ABC):

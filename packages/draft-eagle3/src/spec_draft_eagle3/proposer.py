@@ -1,13 +1,17 @@
-"""Reference drafting: a chain of guesses, with a key-value cache over the known positions."""
+"""Reference drafting: chains of guesses, with key-value caches over the known positions.
+
+Shape suffixes: B sequences, T new positions of all of them, L cached positions, H width, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from spec_core import Proposal, Proposer
-from spec_core.drafting import rotate
+from spec_core.drafting import draw, rotate, uniform_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,72 +31,157 @@ class ChainProposer(Proposer):
 
     def __init__(self, module: Eagle3Model, ops: VocabularyOps) -> None:
         """Start with an empty cache."""
-        self._module, self._ops = module, ops
-        shape, self._length = module.shape, 0
-        empty = module.fc.weight.new_zeros(0, shape.num_kv_heads, shape.head_dim)
+        self._network = _Network(module, ops)
+        empty = module.fc.weight.new_zeros(0, module.shape.num_kv_heads, module.shape.head_dim)
         self._keys, self._values = empty, empty
-        self._token_weight, self._hidden_weight = (
-            weight.detach() for weight in module.midlayer.qkv_weights()
-        )
-        self._last = module.fc.weight.new_zeros(1, shape.hidden_size)
+        self._last = module.fc.weight.new_zeros(module.shape.hidden_size)
 
-    @torch.no_grad()
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
         """Cache keys and values of T more positions.
 
         ``hidden_TNH`` may hold all captured layers: the last, the input of the final norm, is not used.
         """
-        device = self._module.fc.weight.device
-        hidden = self._module.fuse(hidden_TNH[:, :-1].to(device))
-        ids = torch.tensor(next_ids, dtype=torch.int64, device=device)
-        q, keys, values = self._qkv(ids, hidden, self._length)
-        self._keys, self._values = torch.cat([self._keys, keys]), torch.cat([self._values, values])
-        self._length += len(next_ids)
-        self._last = self._finish(hidden[-1:], q[-1:], self._keys, self._values)
+        self.extend_all([self], [next_ids], [hidden_TNH])
 
-    @torch.no_grad()
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
         """Guess one token after the other, without keeping their keys and values."""
-        ids: list[int] = []
-        probs: list[Tensor] = []
-        keys, values = self._keys, self._values
-        hidden, normed = self._module.output(self._last)
-        for step in range(1, num_tokens + 1):
-            token, probs_V = self._guess(normed, temperature, generator)
-            ids.append(token)
-            probs.append(probs_V)
-            if step == num_tokens:
-                break
-            next_id = torch.tensor([token], device=hidden.device)
-            q, key, value = self._qkv(next_id, hidden, self._length - 1 + step)
-            keys, values = torch.cat([keys, key]), torch.cat([values, value])
-            hidden, normed = self._module.output(self._finish(hidden, q, keys, values))
-        return Proposal(token_ids=tuple(ids), probs_KV=torch.stack(probs) if temperature > 0 else None)
+        return self.propose_all([self], num_tokens, temperature, [generator])[0]
 
-    def _qkv(self, ids_T: Tensor, hidden_TH: Tensor, first_position: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated q and k, and v, of tokens at consecutive positions."""
-        layer = self._module.midlayer
-        embedded = layer.embed(self._ops.embed(ids_T), self._token_weight)
-        q, k, v = layer.qkv(embedded, hidden_TH, self._hidden_weight)
-        position_T = torch.arange(first_position, first_position + len(ids_T), device=ids_T.device)
-        angles = self._module.rope.angles(position_T, q.dtype)
+    @classmethod
+    @torch.no_grad()
+    def extend_all(
+        cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
+    ) -> None:
+        """Cache keys and values of more positions of every sequence, by one pass over all of them."""
+        network, counts = proposers[0]._network, [len(ids) for ids in next_ids]
+        device = network.device
+        position_T = torch.cat(
+            [torch.arange(len(p._keys), len(p._keys) + n) for p, n in zip(proposers, counts, strict=True)]
+        )
+        ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64)
+        hidden_TH = network.module.fuse(torch.cat(list(hidden))[:, :-1].to(device))
+        q_T, k_T, v_T = network.qkv(ids_T.to(device), hidden_TH, position_T.to(device))
+        for proposer, k, v in zip(proposers, k_T.split(counts), v_T.split(counts), strict=True):
+            proposer._keys = torch.cat([proposer._keys, k])
+            proposer._values = torch.cat([proposer._values, v])
+        ends = (torch.tensor(counts).cumsum(0) - 1).to(device)
+        last_BH = network.finish(hidden_TH[ends], q_T[ends], _Context(proposers, 0))
+        for proposer, last_H in zip(proposers, last_BH, strict=True):
+            proposer._last = last_H
+
+    @classmethod
+    @torch.no_grad()
+    def propose_all(
+        cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
+    ) -> list[Proposal]:
+        """Guess one token of every sequence after the other, without keeping their keys and values."""
+        network, context = proposers[0]._network, _Context(proposers, num_tokens)
+        uniform_BK = uniform_numbers(generators, num_tokens) if temperature > 0 else None
+        hidden_BH, normed_BH = network.module.output(torch.stack([p._last for p in proposers]))
+        ids: list[Tensor] = []
+        probs: list[Tensor] = []
+        for step in range(num_tokens):
+            if step:
+                q, k, v = network.qkv(ids[-1], hidden_BH, context.next_position_B)
+                context.append(k, v)
+                hidden_BH, normed_BH = network.module.output(network.finish(hidden_BH, q, context))
+            logits_BV = network.logits(normed_BH)
+            if uniform_BK is None:
+                ids.append(network.token_ids(logits_BV.argmax(-1)))
+            else:
+                probs_BV = (logits_BV / temperature).softmax(-1)
+                ids.append(network.token_ids(draw(probs_BV, uniform_BK[:, step])))
+                probs.append(network.over_target_vocabulary(probs_BV))
+        rows: list[list[int]] = torch.stack(ids, dim=1).tolist()
+        probs_BKV = torch.stack(probs, dim=1) if probs else [None] * len(rows)
+        return [Proposal(token_ids=tuple(r), probs_KV=p) for r, p in zip(rows, probs_BKV, strict=True)]
+
+
+class _Network:
+    """The draft's layer and head for positions of several sequences."""
+
+    def __init__(self, module: Eagle3Model, ops: VocabularyOps) -> None:
+        self.module, self._ops = module, ops
+        self.device = module.fc.weight.device
+
+    def qkv(self, ids_T: Tensor, hidden_TH: Tensor, position_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated q and k, and v, of tokens at their positions."""
+        layer, attention = self.module.midlayer, self.module.midlayer.self_attn
+        embedded_TH = layer.input_layernorm(self._ops.embed(ids_T))
+        both = torch.cat([embedded_TH, layer.hidden_norm(hidden_TH)], dim=-1)
+        q, k, v = (
+            project(both).unflatten(-1, (-1, layer.head_dim))
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        angles = self.module.rope.angles(position_T, q.dtype)
         return rotate(q, angles), rotate(k, angles), v
 
-    def _finish(self, hidden_1H: Tensor, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return the layer's output for one query that attends every key."""
-        heads_first = (tensor.transpose(0, 1)[None] for tensor in (q, keys, values))
-        attended = torch.nn.functional.scaled_dot_product_attention(*heads_first, enable_gqa=True)
-        return self._module.midlayer.finish(hidden_1H, attended[0].transpose(0, 1))
-
-    def _guess(self, normed_1H: Tensor, temperature: float, generator: Generator) -> tuple[int, Tensor]:
-        """Return a token of the target's vocabulary, and the float32 [V] that it was drawn from."""
-        logits = self._module.lm_head(normed_1H)[0].float()
-        ids_V = self._module.ids_V
-        probs_R = (logits / temperature).softmax(-1) if temperature > 0 else logits
-        row = (
-            torch.multinomial(probs_R, 1, generator=generator)
-            if temperature > 0
-            else probs_R.argmax(-1, keepdim=True)
+    def finish(self, hidden_BH: Tensor, q_BND: Tensor, context: _Context) -> Tensor:
+        """Return the layer's output for one query of each sequence, which attends all of its context."""
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            q_BND[:, :, None],
+            context.keys,
+            context.values,
+            attn_mask=context.visible,
+            enable_gqa=True,
         )
-        full = probs_R.new_zeros(self._module.shape.target_vocab_size)
-        return int(ids_V[row]), full.index_copy(0, ids_V, probs_R)
+        return self.module.midlayer.finish(hidden_BH, attended)
+
+    def logits(self, normed_BH: Tensor) -> Tensor:
+        """Return float32 logits over the rows of the draft's head."""
+        return self.module.lm_head(normed_BH).float()
+
+    def token_ids(self, row_B: Tensor) -> Tensor:
+        """Return the target's ids of rows of the draft's head."""
+        d2t = self.module.d2t
+        return row_B if d2t is None else row_B + d2t[row_B]
+
+    def over_target_vocabulary(self, probs_BR: Tensor) -> Tensor:
+        """Return [B, V] from probabilities over the rows of the draft's head."""
+        if self.module.d2t is None:
+            return probs_BR
+        full_BV = probs_BR.new_zeros(len(probs_BR), self.module.shape.target_vocab_size)
+        return full_BV.index_copy(1, self.module.ids_V, probs_BR)
+
+
+class _Context:
+    """Keys and values of several sequences side by side, [B, kv_heads, L, D], with room for guesses behind them."""
+
+    def __init__(self, proposers: Sequence[ChainProposer], room: int) -> None:
+        device = proposers[0]._keys.device
+        self._lengths = torch.tensor([len(p._keys) for p in proposers])
+        self._used, self._num_guesses = int(self._lengths.max()), 0
+        self._keys, self._values = (
+            torch.nn.functional.pad(pad_sequence(parts, batch_first=True).transpose(1, 2), (0, 0, 0, room))
+            for parts in ([p._keys for p in proposers], [p._values for p in proposers])
+        )
+        self._length_B = self._lengths.to(device)
+        column_L = torch.arange(self._keys.shape[2], device=device)
+        visible_BL = (column_L < self._length_B[:, None]) | (column_L >= self._used)
+        self._visible = visible_BL[:, None, None]
+
+    @property
+    def next_position_B(self) -> Tensor:
+        """Position of the state that continues the chain: the first guess stands one behind it."""
+        return self._length_B + self._num_guesses
+
+    def append(self, k_BND: Tensor, v_BND: Tensor) -> None:
+        """Add one guess of each sequence."""
+        column = self._used + self._num_guesses
+        self._keys[:, :, column], self._values[:, :, column] = k_BND, v_BND
+        self._num_guesses += 1
+
+    @property
+    def keys(self) -> Tensor:
+        """Keys so far."""
+        return self._keys[:, :, : self._used + self._num_guesses]
+
+    @property
+    def values(self) -> Tensor:
+        """Values so far."""
+        return self._values[:, :, : self._used + self._num_guesses]
+
+    @property
+    def visible(self) -> Tensor:
+        """Which of them are the sequence's own: bool [B, 1, 1, L]."""
+        return self._visible[..., : self._used + self._num_guesses]

@@ -13,24 +13,29 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core import Proposal
-from spec_core.drafting import TargetOps, recognise
+from spec_core.drafting import TargetOps, recognise, uniform_numbers
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, Generation
 from spec_core.targets import read_target_tensors
-from spec_engine_hf.sampling import verify
+from spec_engine_hf.sampling import distribution, verify_greedy, verify_sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Self
 
-    from torch import Tensor, nn
+    from torch import Generator, Tensor, nn
 
     from spec_core import Proposer
     from spec_core.records import SamplingParams
     from spec_engine_hf.hf_model import HfModel
+    from spec_engine_hf.sampling import Verdict
 
 _NO_GUESS = Proposal(token_ids=())
+
+_NEAR_TIE = 1e-4
+"""Gap of the two largest logits, as a share of the largest magnitude, below which float32's rounding may decide: some
+ten times what forward passes of other shapes were seen to differ by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,37 +82,104 @@ class Decoder:
         """Return what was counted so far."""
         return self._counted
 
-    def generate(self, prompt: Sequence[int], sampling: SamplingParams, index: int) -> Generation:
-        """Return one answer, which depends on ``sampling.seed`` and the prompt's index among others alone.
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, first_index: int = 0
+    ) -> list[Generation]:
+        """Return the answers to prompts that are decoded side by side; the first has the index ``first_index``.
 
-        The last known token is always the one that the target has not run yet.
+        An answer depends on ``sampling.seed`` and its prompt's index among others, not on what is decoded beside it.
         """
-        generator = torch.Generator(self._model.device).manual_seed(sampling.prompt_seed(index))
         drafting = self._drafting_for(sampling)
-        self._check_prompt(prompt, sampling)
-        session = self._model.session(drafting.layers if drafting else ())
-        proposer = drafting.new_proposer() if drafting else None
-        answer = _Answer(sampling, frozenset(self._model.target.eos_token_ids), drafted=proposer is not None)
+        for prompt in prompts:
+            self._check_prompt(prompt, sampling)
+        sequences = [
+            self._sequence(prompt, sampling, first_index + index, drafting)
+            for index, prompt in enumerate(prompts)
+        ]
+        session, live = self._model.session(drafting.layers if drafting else ()), sequences
+        logits_BRV, hidden = session.prefill(prompts)
+        self._verify(live, logits_BRV, sampling)
+        while not all(sequence.complete for sequence in live):
+            session.keep([0 if sequence.complete else len(sequence.new_ids) for sequence in live])
+            states = [h for h, sequence in zip(hidden, live, strict=True) if not sequence.complete]
+            live = [sequence for sequence in live if not sequence.complete]
+            if drafting is not None:
+                self._propose(live, states, sampling)
+            logits_BRV, hidden = session.forward([[s.text[-1], *s.proposal.token_ids] for s in live])
+            self._verify(live, logits_BRV, sampling)
+            if drafting is not None:
+                self._count(live)
+        return [sequence.generation() for sequence in sequences]
 
-        logits_RV, hidden_TNH = session.forward(prompt, last_only=True)
-        verdict = verify(logits_RV, _NO_GUESS, sampling.temperature, generator, sampling.top_p)
-        next_ids = [*prompt[1:], verdict.next_token]
-        answer.take(next_ids[-1:], logits_RV)
-        while not answer.complete:
-            proposal = _NO_GUESS
-            if proposer is not None:
-                proposer.extend(next_ids, hidden_TNH)
-                proposal = proposer.propose(sampling.num_draft_tokens, sampling.temperature, generator)
-            logits_RV, hidden_TNH = session.forward([next_ids[-1], *proposal.token_ids])
-            verdict = verify(logits_RV, proposal, sampling.temperature, generator, sampling.top_p)
-            session.rewind(len(proposal.token_ids) - verdict.accepted)
-            next_ids = [*proposal.token_ids[: verdict.accepted], verdict.next_token]
-            hidden_TNH = hidden_TNH[: len(next_ids)]
-            answer.take(next_ids, logits_RV, len(proposal.token_ids))
-            if proposer is not None:
-                answer.verifications[verdict.accepted] += 1
-                self._counted += AcceptanceCounters.of_rounds(len(proposal.token_ids), verdict.accepted)
-        return answer.generation()
+    def _sequence(
+        self, prompt: Sequence[int], sampling: SamplingParams, index: int, drafting: DraftSource | None
+    ) -> _Sequence:
+        stops = self._model.target.eos_token_ids if sampling.stop_at_eos else ()
+        return _Sequence(
+            prompt,
+            room=sampling.max_new_tokens,
+            stops=frozenset(stops),
+            generator=torch.Generator(self._model.device).manual_seed(sampling.prompt_seed(index)),
+            num_guesses=sampling.num_draft_tokens,
+            proposer=drafting.new_proposer() if drafting else None,
+        )
+
+    def _propose(self, live: Sequence[_Sequence], states: Sequence[Tensor], sampling: SamplingParams) -> None:
+        """Let every sequence's proposer see the states of what it has not seen yet, and guess."""
+        proposers = [sequence.proposer for sequence in live if sequence.proposer is not None]
+        unseen = [sequence.unseen_ids() for sequence in live]
+        kind = type(proposers[0])
+        kind.extend_all(
+            proposers, unseen, [hidden[: len(ids)] for hidden, ids in zip(states, unseen, strict=True)]
+        )
+        proposals = kind.propose_all(
+            proposers, sampling.num_draft_tokens, sampling.temperature, [s.generator for s in live]
+        )
+        for sequence, proposal in zip(live, proposals, strict=True):
+            sequence.proposal = proposal
+
+    def _verify(self, live: Sequence[_Sequence], logits_BRV: Tensor, sampling: SamplingParams) -> None:
+        """Let every sequence take what the target makes of its guesses."""
+        top_BR2 = logits_BRV.topk(2, dim=-1).values
+        gap_BR = top_BR2[..., 0] - top_BR2[..., 1]
+        proposals = [sequence.proposal for sequence in live]
+        if sampling.temperature > 0:
+            uniform_BR = uniform_numbers([s.generator for s in live], sampling.num_draft_tokens + 1)
+            probs_BRV = distribution(logits_BRV, sampling.temperature, sampling.top_p)
+            verdicts = verify_sampled(probs_BRV, proposals, uniform_BR)
+        else:
+            best: list[list[int]] = logits_BRV.argmax(dim=-1).tolist()
+            close: list[list[bool]] = self._near_ties(logits_BRV, gap_BR).tolist()
+            verdicts = [
+                verify_greedy(self._choices(*choice), choice[0].proposal)
+                for choice in zip(live, best, close, strict=True)
+            ]
+        gaps: list[list[float]] = gap_BR.tolist()
+        for sequence, verdict, own in zip(live, verdicts, gaps, strict=True):
+            sequence.take(verdict, own)
+
+    def _near_ties(self, logits_BRV: Tensor, gap_BR: Tensor) -> Tensor:
+        """Return bool [B, R]: whether rounding may have decided. Lower precisions, where it often does, are left."""
+        if self._model.dtype != torch.float32:
+            return torch.zeros_like(gap_BR, dtype=torch.bool)
+        return gap_BR < _NEAR_TIE * logits_BRV.abs().amax(dim=-1)
+
+    def _choices(self, sequence: _Sequence, best: list[int], close: Sequence[bool]) -> list[int]:
+        """Return the greedy choices, the close ones among those that count made anew."""
+        guesses = sequence.proposal.token_ids
+        for place in range(len(guesses) + 1 if any(close) else 0):
+            if close[place]:
+                logits_V = self._model.next_logits([*sequence.text, *guesses[:place]])
+                best[place] = int(logits_V.argmax())
+            if place < len(guesses) and best[place] != guesses[place]:
+                break
+        return best
+
+    def _count(self, live: Sequence[_Sequence]) -> None:
+        for sequence in live:
+            guessed, accepted = len(sequence.proposal.token_ids), len(sequence.new_ids) - 1
+            sequence.verifications[accepted] += 1
+            self._counted += AcceptanceCounters.of_rounds(guessed, accepted)
 
     def _drafting_for(self, sampling: SamplingParams) -> DraftSource | None:
         if sampling.num_draft_tokens == 0:
@@ -132,41 +204,58 @@ class Decoder:
             )
 
 
-class _Answer:
-    """The emitted text, cut at ``max_new_tokens`` and after the first end-of-sequence token (which stays)."""
+class _Sequence:
+    """A prompt and its answer so far, cut at ``room`` tokens and after the first of ``stops`` (which stays)."""
 
-    def __init__(self, sampling: SamplingParams, eos_token_ids: frozenset[int], drafted: bool) -> None:
-        self._drafted = drafted
-        self._room = sampling.max_new_tokens
-        self._stops = eos_token_ids if sampling.stop_at_eos else frozenset[int]()
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        room: int,
+        stops: frozenset[int],
+        generator: Generator,
+        num_guesses: int,
+        proposer: Proposer | None,
+    ) -> None:
+        self.text = list(prompt)
+        """All known tokens; the target has not run the last one yet."""
+        self.generator, self.proposer = generator, proposer
+        self.proposal = _NO_GUESS
+        self.new_ids: list[int] = []
+        """Tokens that the last verification yielded."""
+        self.verifications = [0] * (num_guesses + 1) if proposer is not None else []
+        """How many accepted 0, 1, … guesses."""
+        self._room, self._stops = room, stops
+        self._num_seen = 1  # the first token follows no state
         self._token_ids: list[int] = []
         self._gaps: list[float] = []
         self._places: list[int] = []
-        self.verifications = [0] * (sampling.num_draft_tokens + 1) if drafted else []
-        """How many accepted 0, 1, … guesses."""
 
     @property
     def complete(self) -> bool:
         stopped = bool(self._token_ids) and self._token_ids[-1] in self._stops
         return stopped or len(self._token_ids) >= self._room
 
-    def take(self, token_ids: Sequence[int], logits_RV: Tensor, num_guesses: int = 0) -> None:
-        """Append the ``token_ids`` of a round, given the rows of logits that they follow from.
+    def unseen_ids(self) -> list[int]:
+        """Return the tokens whose states the proposer gets next."""
+        start, self._num_seen = self._num_seen, len(self.text)
+        return self.text[start:]
 
-        Further rows are ignored. The first ``num_guesses`` tokens are what became of guesses.
-        """
-        top_R2 = logits_RV[: len(token_ids)].topk(2, dim=-1).values
-        gaps: list[float] = (top_R2[:, 0] - top_R2[:, 1]).tolist()
-        for place, (token_id, gap) in enumerate(zip(token_ids, gaps, strict=True), start=1):
+    def take(self, verdict: Verdict, gaps: Sequence[float]) -> None:
+        """Append the guesses that stand and the token behind them, given the gaps of the rows they follow from."""
+        guesses = self.proposal.token_ids
+        self.new_ids = [*guesses[: verdict.accepted], verdict.next_token]
+        self.text += self.new_ids
+        for place, (token_id, gap) in enumerate(zip(self.new_ids, gaps, strict=False), start=1):
             if not self.complete:
                 self._token_ids.append(token_id)
                 self._gaps.append(gap)
-                self._places.append(place if place <= num_guesses else 0)
+                self._places.append(place if place <= len(guesses) else 0)
 
     def generation(self) -> Generation:
         return Generation(
             token_ids=tuple(self._token_ids),
             top2_margin=tuple(self._gaps),
-            guess_places=tuple(self._places) if self._drafted else (),
+            guess_places=tuple(self._places) if self.proposer is not None else (),
             verifications=tuple(self.verifications),
         )

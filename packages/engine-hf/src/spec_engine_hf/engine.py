@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
+from pydantic import Field
+
 from spec_core import Engine, EngineConfig
 from spec_core.errors import ConfigError, DeadlineExceeded, EngineError
 from spec_core.records import Availability, FeatureSample
@@ -44,6 +46,8 @@ class HfConfig(EngineConfig):
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Compute dtype of the target; None: as its weights are stored."""
+    max_num_seqs: int = Field(8, ge=1)
+    """Sequences that are decoded side by side, with a draft and without: they share forward passes."""
 
 
 class HfEngine(Engine):
@@ -86,10 +90,8 @@ class HfEngine(Engine):
         return self._submit(lambda: self._capture(list(requests), schema))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Decode on the engine's thread, each prompt with the draft that is served when its turn comes (E4, E10)."""
-        return self._submit(
-            lambda: [self._answer(prompt, sampling, index) for index, prompt in enumerate(prompts)]
-        ).result()
+        """Decode on the engine's thread, each batch with the draft that is served when its turn comes (E4, E10)."""
+        return self._submit(lambda: self._answers(prompts, sampling)).result()
 
     def load_draft(self, folder: Path) -> None:
         """Check the folder and speculate with its draft from now on (E5)."""
@@ -149,14 +151,22 @@ class HfEngine(Engine):
             sender.close()
         self._senders.clear()
 
-    def _answer(self, prompt: Sequence[int], sampling: SamplingParams, index: int) -> Generation:
+    def _answers(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
+        # A cache that cannot forget cannot be aligned either.
+        size = 1 if self._model.unrewindable_layers() else self._config.max_num_seqs
+        starts = range(0, len(prompts), size)
+        return [a for i in starts for a in self._answer_batch(prompts[i : i + size], sampling, i)]
+
+    def _answer_batch(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, first_index: int
+    ) -> list[Generation]:
         updates = self._updates  # another thread may load another draft
         if updates is None or sampling.num_draft_tokens == 0:
-            return self._decoder.generate(prompt, sampling, index)
+            return self._decoder.generate(prompts, sampling, first_index)
         with updates.unchanged() as served:
             decoder = self._decoder
-        answer = decoder.generate(prompt, sampling, index)
-        return replace(answer, draft_version=served.version, draft_digest=served.digest)
+        answers = decoder.generate(prompts, sampling, first_index)
+        return [replace(a, draft_version=served.version, draft_digest=served.digest) for a in answers]
 
     def _serve(self, source: DraftSource) -> None:
         """Draft with ``source`` from the next prompt on, and count acceptance anew."""

@@ -5,7 +5,9 @@ Shape suffixes: B sequences of a forward pass, T tokens, N wanted layers, H hidd
 
 from __future__ import annotations
 
+import inspect
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,9 +86,15 @@ class HfModel:
         if len(seen) != len(layers):
             raise EngineError(f"target {self.target.folder} did not run all of its layers {list(layers)}")
 
-    def session(self, layers: tuple[int, ...]) -> Session:
-        """Return an empty KV cache for one sequence, whose forward passes also give the states of ``layers``."""
+    def session(self, layers: tuple[int, ...] = ()) -> Session:
+        """Return an empty KV cache for some sequences, whose forward passes also give the states of ``layers``."""
         return Session(self, layers)
+
+    def next_logits(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the logits behind a text, float32 [V], by a forward pass of this text alone, without a cache."""
+        with torch.no_grad(), _target_errors(self.target):
+            output = self.causal_lm(self._padded([token_ids]), use_cache=False, logits_to_keep=1)
+        return output.logits[0, 0].float()
 
     def is_finite(self) -> bool:
         """Return whether the target computes finite states."""
@@ -99,6 +107,11 @@ class HfModel:
         """Return the kinds of layers whose cache cannot drop rejected tokens again; none for most targets."""
         kinds = getattr(self.causal_lm.config.get_text_config(), "layer_types", None) or ()
         return sorted(set(kinds) - _REWINDABLE)
+
+    @cached_property
+    def takes_positions(self) -> bool:
+        """Whether a forward pass takes the positions of its tokens; else the attention mask says them."""
+        return "position_ids" in inspect.signature(self.causal_lm.forward).parameters
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         padded_BT = torch.zeros(len(rows), max(1, *(len(row) for row in rows)), dtype=torch.int64)
@@ -131,10 +144,15 @@ class HfModel:
 
 
 class Session:
-    """One sequence in the target's KV cache."""
+    """Sequences side by side in the target's KV cache, with their last tokens in the same column.
+
+    So the cache is that of prompts with padding on the left, which Transformers computes for every type of target,
+    windows and chunks of attention included. A sequence that keeps fewer of its new tokens than others moves right.
+    Targets whose cache cannot forget take one sequence.
+    """
 
     def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
-        """Start a sequence; its forward passes return the states that enter ``layers``."""
+        """Start without tokens; forward passes return the states that enter ``layers``."""
         from transformers import DynamicCache
 
         self._model = model
@@ -142,24 +160,95 @@ class Session:
         # Without the config every layer keeps all of its keys, so that rewinding works past a sliding window.
         config = model.causal_lm.config if model.unrewindable_layers() else None
         self._cache = DynamicCache(config=config)
+        self._lengths: list[int] = []
+        self._num_new = 0
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
+        """Begin with the prompts; return the logits behind each, float32 [B, 1, V], and their states [T, N, H].
+
+        Of each prompt the last token counts as appended.
+        """
+        longest = max(map(len, prompts))
+        rows = [[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts]
+        self._lengths = [len(prompt) - longest for prompt in prompts]
+        logits_B1V, hidden_BTNH = self._forward(rows, last_only=True)
+        hidden = [states[longest - len(p) :] for states, p in zip(hidden_BTNH, prompts, strict=True)]
+        self._lengths, self._num_new = [len(prompt) - 1 for prompt in prompts], 1
+        return logits_B1V, hidden
+
+    def forward(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Append T tokens to each sequence; return logits, float32 [B, T, V], and states, [B, T, N, H].
+
+        A shorter row is filled up behind its end, where nothing of it looks.
+        """
+        self._num_new = max(map(len, rows))
+        return self._forward([[*row, *[0] * (self._num_new - len(row))] for row in rows], last_only=False)
+
+    def keep(self, counts: Sequence[int]) -> None:
+        """Keep the first ``counts`` of the tokens that ``forward`` appended; a sequence that keeps none ends.
+
+        One sequence at least has to go on.
+        """
+        live = [row for row, count in enumerate(counts) if count]
+        dropped = [self._num_new - counts[row] for row in live]
+        self._lengths = [self._lengths[row] + counts[row] for row in live]
+        if len(counts) > 1 and (len(live) < len(counts) or any(dropped)):
+            self._move(list(zip(live, dropped, strict=True)))
+        elif any(dropped):
+            self._cache.crop(-dropped[0])
+
+    def _move(self, rows: Sequence[tuple[int, int]]) -> None:
+        """Keep some rows, each without so many of its last columns; columns that are nobody's go, too."""
+        width, device = max(self._lengths), self._model.device
+        row_B, dropped_B = torch.tensor(rows, device=device).T
+        back_W = torch.arange(width, 0, -1, device=device)
+        for layer in self._cache.layers:
+            if not (columns := layer.get_seq_length()):  # it uses another layer's keys
+                continue
+            column_BW = (columns - dropped_B[:, None] - back_W).clamp(min=0)  # below 0 is padding
+            layer.keys = _picked(layer.keys, row_B, column_BW)
+            layer.values = _picked(layer.values, row_B, column_BW)
 
     @torch.no_grad()
-    def forward(self, token_ids: Sequence[int], last_only: bool = False) -> tuple[Tensor, Tensor]:
-        """Append T tokens; return logits, float32 [R, V] (R = 1 if ``last_only``, else T), and states [T, N, H]."""
-        model = self._model
+    def _forward(self, rows: Sequence[Sequence[int]], last_only: bool) -> tuple[Tensor, Tensor]:
+        model, num_new = self._model, len(rows[0])
         states: list[Tensor] = []
-        ids_BT = torch.tensor([list(token_ids)], dtype=torch.int64, device=model.device)
+        ids_BT = torch.tensor(rows, dtype=torch.int64, device=model.device)
         keep = 1 if last_only else 0  # 0: all
-        taps = model.tapped(self._layers, lambda _, state_BTH: states.append(state_BTH[0]))
+        taps = model.tapped(self._layers, lambda _, state_BTH: states.append(state_BTH))
         with taps, _target_errors(model.target):
-            output = model.causal_lm(ids_BT, past_key_values=self._cache, use_cache=True, logits_to_keep=keep)
-        empty_TNH = torch.empty(len(token_ids), 0, model.target.hidden_size, device=model.device)
-        return output.logits[0].float(), torch.stack(states, dim=1) if states else empty_TNH
+            output = model.causal_lm(
+                ids_BT,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=keep,
+                **self._places(num_new),
+            )
+        empty_BTNH = torch.empty(*ids_BT.shape, 0, model.target.hidden_size, device=model.device)
+        return output.logits.float(), torch.stack(states, dim=2) if states else empty_BTNH
 
-    def rewind(self, num_tokens: int) -> None:
-        """Drop the last ``num_tokens`` tokens."""
-        if num_tokens:
-            self._cache.crop(-num_tokens)
+    def _places(self, num_new: int) -> dict[str, Tensor]:
+        """Return the mask of the columns and the positions of the new ones; nothing where no column is padding."""
+        longest = max(self._lengths)
+        if min(self._lengths) == longest:
+            return {}
+        device = self._model.device
+        length_B1 = torch.tensor(self._lengths, device=device)[:, None]
+        position_BT = length_B1 + torch.arange(num_new, device=device)
+        # Before the first forward pass, lengths are negative: the padding in front of the prompts.
+        columns = max(longest, 0) + num_new
+        mask_BL = torch.arange(columns, device=device) >= columns - num_new - length_B1
+        places = {"attention_mask": mask_BL.long()}
+        return places | ({"position_ids": position_BT.clamp(min=0)} if self._model.takes_positions else {})
+
+
+def _picked(cached_BNLD: Tensor, row_B: Tensor, column_BW: Tensor) -> Tensor:
+    """Return some columns of some rows; picking whole vectors from a flat view is much faster than ``gather``."""
+    _, heads, columns, _ = cached_BNLD.shape
+    head_BN = row_B[:, None] * heads + torch.arange(heads, device=row_B.device)
+    place_BNW = head_BN[..., None] * columns + column_BW[:, None]
+    picked = cached_BNLD.flatten(0, 2).index_select(0, place_BNW.flatten())
+    return picked.unflatten(0, place_BNW.shape)
 
 
 def _load(target: TargetSpec, dtype: torch.dtype) -> Any:

@@ -30,6 +30,7 @@ from spec_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_core.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
+    from spec_core.drafting.drawing import draw, uniform_numbers
     from spec_core.drafting.loss_parts import sharded_logsumexp_argmax, with_gradients
     from spec_core.drafting.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_core.drafting.rope import Rope, rotate
@@ -38,6 +39,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         decoder_parts="INIT_STD AttentionProjections Mlp linear",
+        drawing="draw uniform_numbers",
         loss_parts="sharded_logsumexp_argmax with_gradients",
         plain_kernels="DecoderKernels Distribution softmax",
         rope="Rope rotate",
@@ -70,6 +72,7 @@ __all__ = [
     "checked",
     "config_error",
     "decoder_fields",
+    "draw",
     "end_fields",
     "head_fields",
     "head_problem",
@@ -83,6 +86,7 @@ __all__ = [
     "section",
     "sharded_logsumexp_argmax",
     "softmax",
+    "uniform_numbers",
     "with_gradients",
     "write_draft",
 ]

@@ -16,6 +16,7 @@ Losses are compared in float32: the shares of two cuts of one batch differ by ro
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
@@ -31,10 +32,15 @@ from spec_core.testing.draft_workbench import (
     LENGTHS,
     NUM_PROPOSALS,
     Workbench,
+    acceptance_length_of,
     ask,
+    ask_together,
+    assert_equal_states,
+    assert_same_gradients,
     build,
     damage_folder,
     extend,
+    extend_together,
     file_bytes,
     round_to,
     stored_dtype,
@@ -47,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from spec_core.kernels import FindKernel
     from spec_core.records import StepOutput
@@ -153,11 +159,11 @@ class DraftSuite(ConformanceSuite):
             assert parameter.device == torch.device("cpu")
         other = build(bench.draft, bench.target, 9, bench.tensors.others).module
         other.load_state_dict(bench.module.state_dict())
-        _assert_equal_states(other, bench.module)
+        assert_equal_states(other, bench.module)
 
     def test_d3_draws_weights_from_the_global_generator(self, bench: Workbench) -> None:
         """D3: the same seed of torch's global generator gives the same weights."""
-        _assert_equal_states(build(bench.draft, bench.target, 0, bench.tensors.others).module, bench.module)
+        assert_equal_states(build(bench.draft, bench.target, 0, bench.tensors.others).module, bench.module)
 
     def test_d4_every_parameter_gets_a_gradient(self, bench: Workbench) -> None:
         """D4: one forward pass touches every parameter."""
@@ -204,7 +210,7 @@ class DraftSuite(ConformanceSuite):
             [toy_batch(cut, lively.schema, width=width) for cut in cuts], denominators
         )
         _assert_same_output(got, whole)
-        _assert_same_gradients(lively.gradients(), expected)
+        assert_same_gradients(lively.gradients(), expected, TOLERANCE)
 
     def test_d11_the_targets_tensors_stay_the_targets(self, bench: Workbench) -> None:
         """D11: a buffer that the state dict leaves out is as the target has it, and is not exported."""
@@ -224,7 +230,7 @@ class DraftSuite(ConformanceSuite):
         expected = lively.gradients()
         fast = lively.with_kernels(reference_kernel)
         _assert_same_output(fast.forward_backward(batches, denominators), plain)
-        _assert_same_gradients(fast.gradients(), expected)
+        assert_same_gradients(fast.gradients(), expected, TOLERANCE)
 
     def test_d10_declares_its_kernels(self, draft: type[Draft], lively: Workbench) -> None:
         """D10: only declared names are asked for; plain versions run on their examples, and keep the contract."""
@@ -273,7 +279,7 @@ class DraftSuite(ConformanceSuite):
             outputs.append(bench.forward_backward(batches, denominators))
             optimizer.step()
         assert outputs[-1].loss < 0.5 * outputs[0].loss
-        assert _acceptance_length(outputs[-1]) > _acceptance_length(outputs[0]) + 0.5
+        assert acceptance_length_of(outputs[-1]) > acceptance_length_of(outputs[0]) + 0.5
 
     def test_d12_only_judged_guesses_count(self, bench: Workbench) -> None:
         """D12: rounds of two guesses and of one count at their positions; other drafts ignore the places."""
@@ -287,7 +293,7 @@ class DraftSuite(ConformanceSuite):
         stored = stored_dtype(tmp_path / "first")
         state = {name: round_to(value, stored) for name, value in lively.module.state_dict().items()}
         lively.module.load_state_dict(state)
-        _assert_equal_states(again.module, lively.module)
+        assert_equal_states(again.module, lively.module)
         for context in lively.contexts():
             assert again.propose(context).token_ids == lively.propose(context).token_ids
         again.export(tmp_path / "second")
@@ -359,6 +365,19 @@ class DraftSuite(ConformanceSuite):
                 ask(proposer)
             assert ask(proposer).token_ids == ask(proposer).token_ids == lively.propose(context).token_ids
 
+    def test_d9_several_sequences_at_once(self, lively: Workbench) -> None:
+        """D9: sequences of different lengths, extended and guessed for together, get what each gets alone."""
+        contexts = [context for context, _ in zip(itertools.cycle(lively.contexts()), range(3), strict=False)]
+        alone = [lively.draft.proposer(lively.module, lively.ops) for _ in contexts]
+        together = [lively.draft.proposer(lively.module, lively.ops) for _ in contexts]
+        for starts, stops in (((0, 0, 0), (2, 1, 5)), ((2, 1, 5), (8, 3, 6))):
+            for one in zip(alone, contexts, starts, stops, strict=True):
+                extend(*one)
+            extend_together(together, contexts, starts, stops)
+        for temperature in (0.0, 1.0):
+            expected = [ask(proposer, temperature).token_ids for proposer in alone]
+            assert [proposal.token_ids for proposal in ask_together(together, temperature)] == expected
+
     def test_d9_sampled_proposals_come_with_their_probabilities(self, lively: Workbench) -> None:
         """D9: a guess comes with its distribution, float32 [K, V], and is possible; the generator alone decides."""
         proposer = lively.draft.proposer(lively.module, lively.ops)
@@ -374,27 +393,8 @@ class DraftSuite(ConformanceSuite):
         assert all(probs_V[token] > 0 for probs_V, token in zip(first.probs_KV, first.token_ids, strict=True))
 
 
-def _acceptance_length(output: StepOutput) -> float:
-    value = output.metrics()["acceptance_length"]
-    assert isinstance(value, float)
-    return value
-
-
 def _assert_same_output(got: StepOutput, expected: StepOutput) -> None:
     torch.testing.assert_close(got.loss, expected.loss, rtol=TOLERANCE, atol=0)
     for name, total in expected.sums.items():
         torch.testing.assert_close(got.sums[name], total, rtol=TOLERANCE, atol=TOLERANCE)
         assert torch.equal(got.counts[name], expected.counts[name])
-
-
-def _assert_same_gradients(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    scale = max(float(grad.abs().max()) for grad in expected.values())
-    for name, grad in expected.items():
-        torch.testing.assert_close(got[name], grad, rtol=TOLERANCE, atol=TOLERANCE * scale)
-
-
-def _assert_equal_states(got: nn.Module, expected: nn.Module) -> None:
-    states, own = expected.state_dict(), got.state_dict()
-    assert own.keys() == states.keys()
-    different = [name for name, value in states.items() if not torch.equal(own[name], value)]
-    assert not different, f"{', '.join(different)} differ"

@@ -168,6 +168,46 @@ def ask(proposer: Proposer, temperature: float = 0.0) -> Proposal:
     return proposer.propose(NUM_PROPOSALS, temperature, torch.Generator().manual_seed(3))
 
 
+def extend_together(
+    proposers: Sequence[Proposer], samples: Sequence[ToySample], starts: Sequence[int], stops: Sequence[int]
+) -> None:
+    """Extend several proposers at once, as ``extend`` does one."""
+    parts = list(zip(samples, starts, stops, strict=True))
+    next_ids = [sample.input_ids[start + 1 : stop + 1].tolist() for sample, start, stop in parts]
+    hidden = [sample.hidden_TNH[start:stop] for sample, start, stop in parts]
+    type(proposers[0]).extend_all(proposers, next_ids, hidden)
+
+
+def ask_together(proposers: Sequence[Proposer], temperature: float) -> list[Proposal]:
+    """Return several proposers' guesses, each drawn from the seed of ``ask``."""
+    generators = [torch.Generator().manual_seed(3) for _ in proposers]
+    return type(proposers[0]).propose_all(proposers, NUM_PROPOSALS, temperature, generators)
+
+
+def acceptance_length_of(output: StepOutput) -> float:
+    """Return the simulated acceptance length, one number."""
+    value = output.metrics()["acceptance_length"]
+    assert isinstance(value, float)
+    return value
+
+
+def assert_equal_states(got: nn.Module, expected: nn.Module) -> None:
+    """Assert that both hold the same weights and buffers, bit for bit."""
+    states, own = expected.state_dict(), got.state_dict()
+    assert own.keys() == states.keys()
+    different = [name for name, value in states.items() if not torch.equal(own[name], value)]
+    assert not different, f"{', '.join(different)} differ"
+
+
+def assert_same_gradients(
+    got: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
+) -> None:
+    """Assert that gradients agree within ``tolerance`` of the largest one."""
+    scale = max(float(grad.abs().max()) for grad in expected.values())
+    for name, grad in expected.items():
+        torch.testing.assert_close(got[name], grad, rtol=tolerance, atol=tolerance * scale)
+
+
 def stored_dtype(folder: Path) -> torch.dtype:
     """Return the one dtype of the floating tensors in a folder."""
     from safetensors import safe_open

@@ -1,0 +1,38 @@
+"""Tokens drawn from distributions by uniform numbers, each sequence's from a generator of its own.
+
+Shape suffixes: B sequences, K numbers of each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Generator, Tensor
+
+
+def uniform_numbers(generators: Sequence[Generator], count: int) -> Tensor:
+    """Return float64 [B, K] in [0, 1): ``count`` numbers of each generator, on the generators' device.
+
+    What a sequence gets does not depend on the others in its batch.
+    """
+    return torch.stack(
+        [
+            torch.rand(count, dtype=torch.float64, device=generator.device, generator=generator)
+            for generator in generators
+        ]
+    )
+
+
+def draw(probs_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """Return int64 [B], one token of each row by the inverse of its cumulative distribution.
+
+    Rows need not add up to 1. A token without probability is never drawn.
+    """
+    reached_BV = probs_BV.double().cumsum(dim=-1)
+    wanted_B1 = (uniform_B * reached_BV[:, -1])[:, None]
+    return torch.searchsorted(reached_BV, wanted_B1, right=True)[:, 0].clamp(max=probs_BV.shape[-1] - 1)
