@@ -8,8 +8,7 @@ import pytest
 
 from spec_core import WorkerSpec
 from spec_core.errors import ConfigError, RunError
-from spec_launcher_ray.launcher import in_order, neighbours
-from spec_launcher_ray.placement import DeviceTable, Host, place
+from spec_launcher_ray.placement import DeviceTable, Host, in_order, neighbours, place
 
 if TYPE_CHECKING:
     from spec_core import Role

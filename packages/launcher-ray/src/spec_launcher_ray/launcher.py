@@ -19,16 +19,17 @@ from spec_core.errors import ConfigError, NoDevices, RunError, SpecError
 from spec_core.processes import ChannelListener, ChannelWorker, ControlChannel, WorkerInbox
 from spec_core.records import Availability
 from spec_launcher_ray.config import RayConfig
-from spec_launcher_ray.outcomes import UNKILLABLE_S, ending_of, result
+from spec_launcher_ray.outcomes import UNKILLABLE_S, ending_of
 from spec_launcher_ray.placement import DeviceTable, place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from spec_core import LaunchContext, LauncherConfig, WorkerHandle, WorkerMessage, WorkerSpec
     from spec_launcher_ray.cluster import Cluster, Reservation
     from spec_launcher_ray.placement import Bundle, Host
+    from spec_launcher_ray.prepared_hosts import PreparedHosts
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +83,7 @@ class RayLauncher(Launcher):
         self._cluster: Cluster | None = None
         self._listener: ChannelListener | None = None
         self._reservations: list[Reservation] = []
-        self._hosts: dict[Host, Any] = {}
-        """Actor of each host."""
-        self._watches: dict[Any, Host] = {}
-        """Reference that is done when something on the host has died."""
+        self._hosts: PreparedHosts | None = None
         self._places: dict[str, _Place] = {}
         self._actors: dict[str, tuple[Any, Any]] = {}
         """Actor of each worker, and the reference to its return code."""
@@ -113,17 +111,8 @@ class RayLauncher(Launcher):
 
     def check_hosts(self) -> None:
         """Raise RunError, naming the host, if what ``prepare_host`` has started has died, and not the host (L10)."""
-        if not self._watches:
-            return
-        import ray
-
-        done, _ = ray.wait(list(self._watches), timeout=0)
-        for watch in done:
-            host = self._watches[watch]
-            if self._cluster is None or self._cluster.lives(host):
-                result(watch, f"host {host.address}")
-            log.warning("host %s is lost", host.address)
-            del self._watches[watch], self._hosts[host]
+        if self._hosts is not None:
+            self._hosts.check()
 
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
         """Reserve devices, prepare the hosts, start every worker (L2)."""
@@ -165,6 +154,7 @@ class RayLauncher(Launcher):
         from spec_launcher_ray import cluster
 
         assert self._cluster is not None
+        assert self._hosts is not None
         spec, lost = self._places[name].spec, self._places[name].host
         try:
             hosts = self._cluster.hosts(self._resource)
@@ -176,11 +166,9 @@ class RayLauncher(Launcher):
             raise NoDevices(f"{name} has lost its host {lost.address}, and no other has {wanted}")
         (bundle,) = DeviceTable(roomy[:1]).bundles([replace(spec, first_device=0)])
         try:
-            if bundle.host not in self._hosts:
-                self._prepare_hosts([bundle.host])
+            self._hosts.prepare([bundle.host])
             reservation = cluster.Reservation(f"{self._run_name} {shown}", self._resource, [bundle], _MOVE_S)
         except SpecError as error:
-            self._hosts.pop(bundle.host, None)
             raise NoDevices(f"{name} cannot be moved to another host: {error}") from error
         self._place(reservation, [bundle], bundle.host.address)
 
@@ -198,7 +186,8 @@ class RayLauncher(Launcher):
             worker.channel.close()
         self._end_workers(grace_s)
         self._inbox.close()
-        self._leave_hosts()
+        if self._hosts is not None:
+            self._hosts.leave()
         if self._listener is not None:
             self._listener.close()
             self._witness.unlink(missing_ok=True)
@@ -206,8 +195,8 @@ class RayLauncher(Launcher):
             reservation.close()
         if self._cluster is not None:
             self._cluster.close()
-        self._workers, self._places, self._actors, self._hosts, self._watches = {}, {}, {}, {}, {}
-        self._listener = self._cluster = None
+        self._workers, self._places, self._actors = {}, {}, {}
+        self._hosts = self._listener = self._cluster = None
         self._reservations = []
 
     @property
@@ -232,6 +221,7 @@ class RayLauncher(Launcher):
 
     def _start(self, workers: Sequence[WorkerSpec]) -> None:
         from spec_launcher_ray import cluster
+        from spec_launcher_ray.prepared_hosts import PreparedHosts
 
         if self._cluster is None:
             address = cluster.named_address(self.config, os.environ.get("RAY_ADDRESS"))
@@ -241,7 +231,8 @@ class RayLauncher(Launcher):
         here = all(bundle.host.address == own for bundle in bundles)
         self._listener = ChannelListener(LOOPBACK if here else own, self.context.logs.absolute())
         self._witness.touch()
-        self._prepare_hosts(dict.fromkeys(bundle.host for bundle in bundles))
+        self._hosts = PreparedHosts(self._cluster, self.context, self._actor_name)
+        self._hosts.prepare(dict.fromkeys(bundle.host for bundle in bundles))
         reservation = cluster.Reservation(self._run_name, self._resource, bundles, self.config.resources_s)
         self._place(reservation, bundles, LOOPBACK if here else None)
         for name in self._places:
@@ -258,85 +249,21 @@ class RayLauncher(Launcher):
         assert self._listener is not None
         return f"{self._run_name} {what} ({self._listener.token[:4]})"
 
-    def _prepare_hosts(self, hosts: Collection[Host]) -> None:
-        """Start an actor on each host, inside ``prepare_host``."""
-        import ray
-
-        from spec_launcher_ray.actors import HostActor, HostNeeds, package_versions
-        from spec_launcher_ray.cluster import on_host
-
-        backend = self.context.backend
-        needs = HostNeeds(
-            (type(backend), backend.config),
-            self.context.placement,
-            package_versions(),
-        )
-        for host in hosts:
-            options = {"name": self._actor_name(f"host {host.address} {host.node[:4]}"), **on_host(host)}
-            self._hosts[host] = ray.remote(HostActor).options(max_concurrency=2, **options).remote(needs)
-        new = {host: self._hosts[host] for host in hosts}
-        objections = {host: actor.objection.remote() for host, actor in new.items()}
-        for host, objection in objections.items():
-            if words := result(objection, f"host {host.address}"):
-                raise ConfigError(f"host {host.address} {words}")
-        prepared = {host: actor.prepare.remote() for host, actor in new.items()}
-        for host, done in prepared.items():
-            result(done, f"host {host.address}")
-        self._watches |= {actor.watch.remote(): host for host, actor in new.items()}
-
     def _place(self, reservation: Reservation, bundles: Sequence[Bundle], address: str | None = None) -> None:
         """Note the places of the workers of reserved bundles. ``address``: that of all their hosts for this run."""
         self._reservations.append(reservation)
-        for bundle, index, first in self._with_devices(reservation, bundles):
-            self._places |= self._find_places(
-                reservation, bundle, index, first, address or bundle.host.address
-            )
-
-    def _with_devices(
-        self, reservation: Reservation, bundles: Sequence[Bundle]
-    ) -> list[tuple[Bundle, int, int]]:
-        """Return each bundle with the number of its reservation and its first device on its host.
-
-        The reservations of a host are taken in the order of their devices, whatever Ray has given to which.
-        """
-        import ray
-
-        from spec_launcher_ray.actors import device_ids
-        from spec_launcher_ray.cluster import has_ids
-
-        if not has_ids(self._resource):
-            return [(bundle, number, bundle.devices.start) for number, bundle in enumerate(bundles)]
-        ids = [
-            ray.remote(device_ids)
-            .options(**reservation.options(number, bundle.amount))
-            .remote(self._resource)
-            for number, bundle in enumerate(bundles)
-        ]
-        devices: list[list[int]] = []
-        for bundle, found in zip(bundles, ids, strict=True):
-            who = f"host {bundle.host.address}"
-            ranks = self._hosts[bundle.host].local_ranks.remote(result(found, who))
-            devices.append(neighbours(result(ranks, who), who))
-        return [(bundle, number, devices[number][0]) for bundle, number in in_order(bundles, devices)]
-
-    def _find_places(
-        self, reservation: Reservation, bundle: Bundle, reserved: int, first: int, address: str
-    ) -> dict[str, _Place]:
-        """Return the places of a bundle's workers, by name."""
-        offset = first - min(spec.first_device for spec in bundle.workers)
-        places = [(replace(spec, order={}), spec.first_device + offset) for spec in bundle.workers]
-        host = self._hosts[bundle.host]
-        envs = result(host.env.remote(places, address), f"host {bundle.host.address}")
-        return {
-            spec.name: _Place(
-                spec=spec,
-                env={**envs[spec.name], **self.config.env},
-                options=reservation.options(reserved, bundle.amount_of(spec)),
-                host=bundle.host,
-                address=address,
-            )
-            for spec in bundle.workers
-        }
+        assert self._hosts is not None
+        for bundle, index, first in self._hosts.devices(reservation, bundles):
+            reachable = address or bundle.host.address
+            envs = self._hosts.env(bundle, first, reachable)
+            for spec in bundle.workers:
+                self._places[spec.name] = _Place(
+                    spec=spec,
+                    env={**envs[spec.name], **self.config.env},
+                    options=reservation.options(index, bundle.amount_of(spec)),
+                    host=bundle.host,
+                    address=reachable,
+                )
 
     def _start_actor(self, name: str, shown: str) -> None:
         """Start the actor of a worker, which starts the worker."""
@@ -406,16 +333,6 @@ class RayLauncher(Launcher):
         for actor, _ in self._actors.values():
             ray.kill(actor)
 
-    def _leave_hosts(self) -> None:
-        if not self._hosts:
-            return
-        import ray
-
-        left = [actor.leave.remote() for actor in self._hosts.values()]
-        ray.wait(left, num_returns=len(left), timeout=UNKILLABLE_S)
-        for actor in self._hosts.values():
-            ray.kill(actor)
-
     @property
     def _witness(self) -> Path:
         from spec_launcher_ray.actors import witness
@@ -425,22 +342,3 @@ class RayLauncher(Launcher):
 
     def _log(self, name: str) -> Path:
         return self.context.logs.absolute() / f"{name}.log"
-
-
-def neighbours(devices: list[int], who: str) -> list[int]:
-    """Return the devices of a bundle. Raise RunError where they are not neighbours: a backend gives no others."""
-    if devices != list(range(devices[0], devices[0] + len(devices))):
-        raise RunError(
-            f"{who}: Ray has reserved devices {devices}, which are not neighbours; free more of this host"
-        )
-    return devices
-
-
-def in_order(bundles: Sequence[Bundle], devices: Sequence[list[int]]) -> Iterator[tuple[Bundle, int]]:
-    """Yield each bundle with the number of the reservation for it: those of a host and size in order of devices."""
-    alike: dict[tuple[Host, int], list[int]] = {}
-    for number, bundle in enumerate(bundles):
-        alike.setdefault((bundle.host, len(bundle.devices)), []).append(number)
-    for numbers in alike.values():
-        for number, reserved in zip(numbers, sorted(numbers, key=devices.__getitem__), strict=True):
-            yield bundles[number], reserved

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, zip_longest
 from typing import TYPE_CHECKING
 
-from spec_core.errors import ConfigError
+from spec_core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from spec_core import WorkerSpec
 
@@ -156,3 +156,22 @@ def _devices(host: Host, numbers: range) -> list[tuple[Host, int]]:
 def _numbered(devices: Sequence[Sequence[tuple[Host, int]]], spread: bool) -> list[tuple[Host, int]]:
     turns = zip_longest(*devices) if spread else devices
     return [device for device in chain.from_iterable(turns) if device is not None]
+
+
+def neighbours(devices: list[int], who: str) -> list[int]:
+    """Return the devices of a bundle. Raise RunError where they are not neighbours: a backend gives no others."""
+    if devices != list(range(devices[0], devices[0] + len(devices))):
+        raise RunError(
+            f"{who}: Ray has reserved devices {devices}, which are not neighbours; free more of this host"
+        )
+    return devices
+
+
+def in_order(bundles: Sequence[Bundle], devices: Sequence[list[int]]) -> Iterator[tuple[Bundle, int]]:
+    """Yield each bundle with the number of the reservation for it: those of a host and size in order of devices."""
+    alike: dict[tuple[Host, int], list[int]] = {}
+    for number, bundle in enumerate(bundles):
+        alike.setdefault((bundle.host, len(bundle.devices)), []).append(number)
+    for numbers in alike.values():
+        for number, reserved in zip(numbers, sorted(numbers, key=devices.__getitem__), strict=True):
+            yield bundles[number], reserved

@@ -1,0 +1,106 @@
+"""PreparedHosts: the hosts of a run, each inside ``Backend.prepare_host``, held there by an actor."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from spec_core.errors import ConfigError, SpecError
+from spec_launcher_ray.actors import HostActor, HostNeeds, device_ids, package_versions
+from spec_launcher_ray.cluster import has_ids, on_host
+from spec_launcher_ray.outcomes import UNKILLABLE_S, result
+from spec_launcher_ray.placement import in_order, neighbours
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from spec_core import LaunchContext
+    from spec_launcher_ray.cluster import Cluster, Reservation
+    from spec_launcher_ray.placement import Bundle, Host
+
+log = logging.getLogger(__name__)
+
+
+class PreparedHosts:
+    """The actors on the hosts of a run; what they raise names the host."""
+
+    def __init__(self, cluster: Cluster, context: LaunchContext, named: Callable[[str], str]) -> None:
+        """Prepare no host yet. ``named`` returns the name of an actor for Ray's dashboard."""
+        self._cluster = cluster
+        self._named = named
+        backend = context.backend
+        self._resource = backend.ray_resource
+        self._needs = HostNeeds((type(backend), backend.config), context.placement, package_versions())
+        self._actors: dict[Host, Any] = {}
+        self._watches: dict[Any, Host] = {}
+        """Reference that is done when something on the host has died."""
+
+    def prepare(self, hosts: Collection[Host]) -> None:
+        """Prepare those that are not. Raise ConfigError for one that cannot run workers of this run."""
+        new = {host: self._start_actor(host) for host in hosts if host not in self._actors}
+        objections = {host: actor.objection.remote() for host, actor in new.items()}
+        for host, objection in objections.items():
+            if words := result(objection, f"host {host.address}"):
+                ray.kill(new[host])  # its name is free then
+                raise ConfigError(f"host {host.address} {words}")
+        self._actors |= new
+        prepared = {host: actor.prepare.remote() for host, actor in new.items()}
+        for host, done in prepared.items():
+            try:
+                result(done, f"host {host.address}")
+            except SpecError:
+                ray.kill(self._actors.pop(host))
+                raise
+        self._watches |= {actor.watch.remote(): host for host, actor in new.items()}
+
+    def check(self) -> None:
+        """Raise RunError if something that ``prepare_host`` has started has died; forget hosts that are lost."""
+        done, _ = ray.wait(list(self._watches), timeout=0)
+        for watch in done:
+            host = self._watches[watch]
+            if self._cluster.lives(host):
+                result(watch, f"host {host.address}")
+            log.warning("host %s is lost", host.address)
+            del self._watches[watch], self._actors[host]
+
+    def leave(self) -> None:
+        """Leave ``prepare_host`` everywhere."""
+        left = [actor.leave.remote() for actor in self._actors.values()]
+        if left:
+            ray.wait(left, num_returns=len(left), timeout=UNKILLABLE_S)
+        for actor in self._actors.values():
+            ray.kill(actor)
+
+    def devices(self, reservation: Reservation, bundles: Sequence[Bundle]) -> list[tuple[Bundle, int, int]]:
+        """Return each bundle with the number of its reservation and its first device on its host.
+
+        The reservations of a host are taken in the order of their devices, whatever Ray has given to which.
+        """
+        if not has_ids(self._resource):
+            return [(bundle, number, bundle.devices.start) for number, bundle in enumerate(bundles)]
+        ids = [
+            ray.remote(device_ids)
+            .options(**reservation.options(number, bundle.amount))
+            .remote(self._resource)
+            for number, bundle in enumerate(bundles)
+        ]
+        devices: list[list[int]] = []
+        for bundle, found in zip(bundles, ids, strict=True):
+            who = f"host {bundle.host.address}"
+            ranks = self._actors[bundle.host].local_ranks.remote(result(found, who))
+            devices.append(neighbours(result(ranks, who), who))
+        return [(bundle, number, devices[number][0]) for bundle, number in in_order(bundles, devices)]
+
+    def env(self, bundle: Bundle, first: int, address: str) -> Mapping[str, Mapping[str, str]]:
+        """Return the environment of each worker of a bundle, by name, given its first device on its host."""
+        offset = first - min(spec.first_device for spec in bundle.workers)
+        places = [(replace(spec, order={}), spec.first_device + offset) for spec in bundle.workers]
+        env = self._actors[bundle.host].env.remote(places, address)
+        return result(env, f"host {bundle.host.address}")
+
+    def _start_actor(self, host: Host) -> Any:
+        options = {"name": self._named(f"host {host.address} {host.node[:4]}"), **on_host(host)}
+        return ray.remote(HostActor).options(max_concurrency=2, **options).remote(self._needs)
