@@ -10,14 +10,7 @@ import pytest
 
 from spec_core.errors import ConfigError, RunError
 from spec_trainer.config import TrackConfig
-from spec_trainer.metrics import (
-    MetricsLog,
-    StepLines,
-    WandbTracker,
-    check_trackers,
-    drop_after,
-    read_metrics,
-)
+from spec_trainer.metrics import MetricsLog, StepLines, drop_after, read_metrics
 from spec_trainer.run_directory import RunDirectory
 
 
@@ -92,26 +85,3 @@ def test_every_tracker_is_closed_although_one_fails(tmp_path):
     with pytest.raises(OSError, match="network is down"), MetricsLog(tmp_path / "m", 0, books):
         pass
     assert [book.closed for book in books] == [1, 1, 1]
-
-
-def test_a_resumed_run_goes_on_in_weights_and_biases_and_another_of_its_name_does_not(tmp_path, monkeypatch):
-    begun: list[tuple[str, str]] = []
-
-    def init(**options):
-        begun.append((options["name"], options["id"]))
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    for parent in ("one", "one", "other"):
-        (tmp_path / parent / "run").mkdir(parents=True, exist_ok=True)
-        WandbTracker("project", RunDirectory(tmp_path / parent / "run"))
-    (name, first), again, (same_name, other) = begun
-    assert again == (name, first)
-    assert name == same_name == "run"
-    assert first != other
-
-
-def test_trackers_that_nobody_asked_for_need_not_be_installed(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check_trackers(TrackConfig())
-    with pytest.raises(ConfigError, match=r"track.wandb: wandb is not installed; pip install wandb"):
-        check_trackers(TrackConfig(wandb="project"))

@@ -196,6 +196,10 @@ class TrackConfig(Config):
     """Writes event files into the run directory; needs tensorboard installed."""
     wandb: Name | None = None
     """Weights & Biases project name."""
+    mlflow: Name | None = None
+    """MLflow experiment name; the server is that of MLFLOW_TRACKING_URI."""
+    trackio: Name | None = None
+    """Trackio project name."""
 
 
 class ProfileConfig(Config):

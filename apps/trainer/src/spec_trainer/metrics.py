@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import secrets
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from spec_core.errors import ConfigError
 from spec_trainer.disk import not_written, write_atomically
-
-if TYPE_CHECKING:
-    from spec_trainer.config import TrackConfig
-    from spec_trainer.run_directory import RunDirectory
 
 
 class Tracker(Protocol):
@@ -86,67 +79,6 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """Return every row of metrics.jsonl."""
     return [json.loads(line) for line in _lines(file)]
-
-
-def check_trackers(config: TrackConfig) -> None:
-    """Raise ConfigError if a tracker that the configuration asks for is not installed."""
-    for name, wanted in (("tensorboard", config.tensorboard), ("wandb", config.wandb is not None)):
-        if wanted and importlib.util.find_spec(name) is None:
-            raise ConfigError(f"track.{name}: {name} is not installed; pip install {name}, or remove the key")
-
-
-def build_trackers(config: TrackConfig, directory: RunDirectory) -> list[Tracker]:
-    """Return the trackers that the configuration asks for."""
-    trackers: list[Tracker] = []
-    if config.tensorboard:
-        trackers.append(TensorBoardTracker(directory.root / "tensorboard"))
-    if config.wandb is not None:
-        trackers.append(WandbTracker(config.wandb, directory))
-    return trackers
-
-
-class TensorBoardTracker:
-    """Writes scalars into a folder for TensorBoard."""
-
-    def __init__(self, folder: Path) -> None:
-        """Write event files into ``folder``."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder))
-
-    def log(self, step: int, scalars: dict[str, float]) -> None:
-        """Take the scalars of a step."""
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Write what is buffered."""
-        self._writer.close()
-
-
-class WandbTracker:
-    """Sends scalars to Weights & Biases."""
-
-    def __init__(self, project: str, directory: RunDirectory) -> None:
-        """Log to ``project`` of Weights & Biases; its files lie in the run directory."""
-        import wandb
-
-        # The run's id is kept in its directory: a resumed run continues the same W&B run, and no other one does.
-        file = directory.root / ".wandb-id"
-        if not file.exists():
-            write_atomically(file, secrets.token_hex(8))
-        name = directory.root.resolve().name
-        self._run = wandb.init(
-            project=project, dir=str(directory.root), name=name, id=file.read_text(), resume="allow"
-        )
-
-    def log(self, step: int, scalars: dict[str, float]) -> None:
-        """Take the scalars of a step."""
-        self._run.log(scalars, step=step)
-
-    def close(self) -> None:
-        """End the run there."""
-        self._run.finish()
 
 
 def _lines(file: Path) -> list[str]:

@@ -20,9 +20,9 @@ from spec_trainer.config import (
     with_new_keys,
 )
 from spec_trainer.dispatch import check_sizes, sample_bytes
-from spec_trainer.metrics import check_trackers
 from spec_trainer.offline.store import open_features
 from spec_trainer.run_spec import RunParts, RunSpec
+from spec_trainer.trackers import check_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
-from spec_trainer.metrics import MetricsLog, StepLines, build_trackers, drop_after
+from spec_trainer.metrics import MetricsLog, StepLines, drop_after
+from spec_trainer.trackers import build_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
