@@ -11,7 +11,7 @@ EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-engines test-ascend test-ray test-megatron test-chaos check bench mutations mutations-ascend clean
+.PHONY: help install environments quickstart test test-engines test-ascend test-ray test-megatron test-chaos check docs bench mutations mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -51,6 +51,9 @@ check: install ## lint, format, types, layers, public names
 	$(BIN)/lint-imports
 	$(BIN)/python tests/architecture/private_imports.py
 
+docs: install ## the documentation site, in site/; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: install ## benchmarks at toy size
 	$(BIN)/python benchmarks/trainer_step.py --toy
 	$(BIN)/python benchmarks/tensor_parallel.py --toy
@@ -66,7 +69,7 @@ mutations-ascend: $(ASCEND)/installed ## take away each wait, event and check of
 	$(RIG) tests/rigs/ascend_mutations.py
 
 clean: ## remove the environment and what runs wrote
-	rm -rf $(VENV) $(ENGINES) $(ASCEND) runs dist
+	rm -rf $(VENV) $(ENGINES) $(ASCEND) runs dist site
 
 # torch first, pinned: what follows then finds it satisfied and fetches no other build.
 $(VENV)/installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import sys
 from types import SimpleNamespace
@@ -36,9 +37,8 @@ def steps_kept(directory: RunDirectory, tracker: str) -> int:
     if tracker == "trackio":
         (file,) = root.glob("trackio/*.db")
         with sqlite3.connect(file) as database:
-            return database.execute(
-                "select count(*) from metrics where metrics like '%accuracy%'"
-            ).fetchone()[0]
+            rows = database.execute("select metrics from metrics").fetchall()
+        return sum("accuracy/0" in json.loads(metrics) for (metrics,) in rows)
     files = {"tensorboard": "run/tensorboard/events.*", "wandb": "run/wandb/offline-run-*/*.wandb"}
     return sum(b"accuracy/0" in file.read_bytes() for file in root.glob(files[tracker]))
 

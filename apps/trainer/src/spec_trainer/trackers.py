@@ -1,4 +1,4 @@
-"""Trackers: services that take the scalars of each step besides metrics.jsonl. Each is imported where it is asked for."""
+"""Trackers: services that take the scalars of each step besides metrics.jsonl, each imported where it is asked for."""
 
 from __future__ import annotations
 
