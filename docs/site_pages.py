@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: pages that are made of files elsewhere in the repository, and links out of docs/."""
+"""Hooks of the documentation site: pages made of files elsewhere in the repository, and links that leave docs/."""
 
 from __future__ import annotations
 

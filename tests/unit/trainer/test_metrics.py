@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 
-from spec_core.errors import ConfigError, RunError
-from spec_trainer.config import TrackConfig
+from spec_core.errors import RunError
 from spec_trainer.metrics import MetricsLog, StepLines, drop_after, read_metrics
-from spec_trainer.run_directory import RunDirectory
 
 
 class Notebook:

@@ -1,4 +1,4 @@
-"""Trackers: services that take the scalars of each step besides metrics.jsonl, each imported where it is asked for."""
+"""Trackers: services that take the scalars of each step besides metrics.jsonl, each imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class TrackioTracker:
         import trackio
 
         number = _kept_id(directory, "trackio", lambda: secrets.token_hex(4))
-        with redirect_stdout(sys.stderr):  # it tells how to look at the run
+        with redirect_stdout(sys.stderr):  # it says how to look at the run
             self._run = trackio.init(
                 project=project,
                 name=f"{directory.root.resolve().name}-{number}",
