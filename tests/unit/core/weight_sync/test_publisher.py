@@ -12,14 +12,14 @@ import pytest
 
 from spec_core import WeightMedium
 from spec_core.draft_replica import ServingStatus, UpdateId
-from spec_core.errors import ConfigError, EngineError
+from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, PeerLost
 from spec_core.framed_socket import FramedSocket
 from spec_core.rendezvous import parse_address
 from spec_core.testing.reference import reference_backend
 from spec_core.testing.weight_stage import TARGET, ToySlot, odd_weights
 from spec_core.weight_sync import Publisher, ReceiverReplica, UpdateReceiver
 from spec_core.weight_sync.messages import Greeting, UpdateChannel
-from spec_core.weight_sync.publisher_link import PublisherLink
+from spec_core.weight_sync.publisher_link import ExpectedRanks, PublisherLink
 from spec_core.weight_sync.push import is_enough
 from spec_weight_transports.file import FileConfig, FileTransport
 
@@ -402,6 +402,23 @@ def test_rank_that_gives_up_before_it_has_greeted_ends_the_push(alone, monkeypat
     assert "rank 0 of replica '0' has gone" in report.replicas["0"].reason
     assert alone.slots[0].serves(odd_weights(8))
     assert alone.publish(10).committed
+
+
+def test_rank_that_cannot_reach_the_publisher_says_why(alone, monkeypatch):
+    """The publisher learns of it when the time of the push is over; here that is as soon as the rank gives up."""
+
+    def connect(address, deadline):
+        raise PeerLost("the publisher has gone: Connection refused")
+
+    def wait(ranks, deadline):
+        while alone.receivers[0].status().state != "aborted":
+            time.sleep(0.01)
+        raise DeadlineExceeded("ranks [0] did not connect")
+
+    monkeypatch.setattr(UpdateChannel, "connect", connect)
+    monkeypatch.setattr(ExpectedRanks, "wait", wait)
+    reason = alone.publish(9).replicas["0"].reason
+    assert reason == "ranks [0] did not connect (the publisher has gone: Connection refused)"
 
 
 class LosesAnAnswer(ReceiverReplica):

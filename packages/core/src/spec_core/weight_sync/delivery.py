@@ -178,7 +178,18 @@ class Delivery(Resource):
             seconds=max(1e-3, self._deadline - time.monotonic()),
         )
         settled(self.replica.prepare(order), self._deadline, f"replica {self.name!r}")
-        return self._expected.wait(self._deadline)
+        try:
+            return self._expected.wait(self._deadline)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{error}{self._own_reason()}") from error
+
+    def _own_reason(self) -> str:
+        """Return in parentheses why the replica has given up by itself, such as an address that it cannot reach."""
+        with contextlib.suppress(Exception):  # it may not answer either
+            status = settled(self.replica.status(), time.monotonic() + _ANSWER_S, self.name)
+            if status.update == self.update and status.state == "aborted":
+                return f" ({status.reason})"
+        return ""
 
     def _send(self, ends: Sequence[RankEnd]) -> None:
         manifest = self.payload.manifest
