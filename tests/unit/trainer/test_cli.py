@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
@@ -116,3 +117,16 @@ def test_check_exits_1_where_a_step_has_failed(monkeypatch, capsys, ok, code):
     monkeypatch.setattr("spec_trainer.backend_check.check_backend", lambda name: {**report, "backend": name})
     assert run(["check", "--backend", "cpu", "--json"]) == code
     assert json.loads(capsys.readouterr().out) == report
+
+
+def test_the_shell_completes_commands_and_options(capsys, tmp_path):
+    assert run(["--print-completion", "bash"]) == 0
+    script = tmp_path / "completion"
+    script.write_text(capsys.readouterr().out)
+    for words, expected in ((["pl"], {"plan", "plugins"}), (["evaluate", "--draft"], {"--draft-model"})):
+        typed = " ".join(["spec-trainer", *words])
+        ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _spec_trainer; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(
+            ["bash", "-c", f"source {script}; {ask}"], capture_output=True, text=True, check=True
+        )
+        assert set(done.stdout.split()) == expected

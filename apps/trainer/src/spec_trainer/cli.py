@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.exceptions import CycloptsError
@@ -140,20 +140,29 @@ def plugins(*, as_json: Json = False) -> None:
 
 
 @app.command(name="check")
-def check_command(*, backend: str = "cpu", as_json: Json = False) -> None:
-    """Test a backend on this machine; the report is made to be pasted into an issue.
+def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
+    """Describe this machine, or test a backend on it; the report is made to be pasted into an issue.
 
     Parameters
     ----------
     backend
-        Name of the backend.
+        Name of the backend to test. By default what is installed, runs here, fits and is missing, and a test of cpu.
     """
     from spec_trainer.backend_check import check_backend
+    from spec_trainer.machine_report import describe_machine
 
-    report = check_backend(backend)
+    report = check_backend(backend or "cpu")
+    if backend is None:
+        report = {**describe_machine(), **report}
     _print_document(report, as_json)
     if not report["ok"]:
         raise SystemExit(1)
+
+
+@app.command(name="--print-completion")
+def print_completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print a completion script: ``source <(spec-trainer --print-completion bash)``."""
+    print(app.generate_completion(shell=shell))
 
 
 @app.command
