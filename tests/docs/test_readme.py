@@ -86,6 +86,25 @@ def test_the_readme_installs_the_command_with_all_that_it_needs_from_here():
     assert set(needed) <= named
 
 
+def test_uv_knows_every_member_and_the_pins():
+    uv = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
+    members = [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("apps/*/pyproject.toml")]
+    names = {tomllib.loads(member.read_text())["project"]["name"] for member in members}
+    assert set(uv["sources"]) == names
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert uv["constraint-dependencies"] == pins
+
+
+def test_the_workflow_and_the_hooks_run_what_is_there():
+    import yaml
+
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    assert [step["run"] for step in jobs["ci"]["steps"] if "run" in step] == [".ci/run"]
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    commands = {hook["entry"].split()[0] for hook in local["hooks"]}
+    assert commands == {".venv/bin/ruff", ".venv/bin/lint-imports"}
+
+
 def test_links_lead_somewhere():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), *PACKAGE_PAGES]
     for page in pages:
