@@ -21,13 +21,17 @@ def test_it_says_what_is_installed_runs_fits_and_is_missing(monkeypatch):
     assert report["packages"].keys() >= {"spec-core", "spec-trainer", "pydantic", "safetensors"}
     assert not set(report["not_installed"]) & report["packages"].keys()
     assert report["plugins"]["engine hf"] == "ok"
-    assert report["fits"]["cpu"]["largest_target"].startswith("about 34 billion parameters in bfloat16 on a device")
+    assert report["fits"]["cpu"]["largest_target"].startswith(
+        "about 34 billion parameters in bfloat16 on a device"
+    )
     assert report["variables"]["CUDA_VISIBLE_DEVICES"] == "0"
     assert "secret" not in json.dumps(report)
 
 
 def test_the_command_adds_a_test_of_a_backend(monkeypatch, capsys):
-    monkeypatch.setattr("spec_trainer.backend_check.check_backend", lambda name: {"backend": name, "ok": True})
+    monkeypatch.setattr(
+        "spec_trainer.backend_check.check_backend", lambda name: {"backend": name, "ok": True}
+    )
     monkeypatch.setattr("spec_trainer.machine_report.describe_machine", lambda: {"cores": 2})
     assert run(["check", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"cores": 2, "backend": "cpu", "ok": True}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _COMMAND, _CORE = "spec-trainer", "spec-core"
 _BYTES_OF_A_PARAMETER = 2
-"""Of a target in bfloat16."""
+"""Bytes of a parameter of a target in bfloat16."""
 _WEIGHTS = 0.8
 """Share of an engine's memory that weights may take; the rest holds the cache of keys and values."""
 
@@ -44,7 +44,9 @@ def describe_machine() -> dict[str, Any]:
         "packages": {name: version for name, version in packages.items() if version},
         "not_installed": [name for name, version in packages.items() if not version],
         "plugins": {
-            f"{row['kind']} {row['name']}": ": ".join(filter(None, (str(row["status"]), str(row["reason"] or ""))))
+            f"{row['kind']} {row['name']}": ": ".join(
+                filter(None, (str(row["status"]), str(row["reason"] or "")))
+            )
             for row in rows
         },
         "fits": {
