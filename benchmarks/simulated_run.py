@@ -287,9 +287,9 @@ class SimulatedLauncher(Launcher):
 
     def _take(self, rank: Rank, step: int) -> None:
         """Copy what has arrived of a step, and give its memory back."""
-        for request_id in rank.held.pop(step, ()):
-            rank.missing[step] -= 1
-            self._tell(rank.worker, protocol.Released(rank.worker.index, request_id))
+        if request_ids := rank.held.pop(step, ()):
+            rank.missing[step] -= len(request_ids)
+            self._tell(rank.worker, protocol.Released(rank.worker.index, list(request_ids)))
 
     def _begin_step(self, step: int) -> None:
         """Let every rank lay out a step's batches and take what has arrived."""

@@ -31,7 +31,8 @@ class Setting:
         )
         self.transport = InlineTransport()
         self.schedule = schedule
-        self.released: list[tuple[int, int]] = []
+        self.released: list[tuple[int, ...]] = []
+        """Rank and request ids of each call."""
         self.receiver = self.transport.listen(SCHEMA, 1 << 20)
         self.sender = self.transport.connect(self.receiver.address, SCHEMA, 1.0)
         self.stream = FeatureStream(
@@ -94,9 +95,9 @@ def test_samples_of_a_later_item_wait_and_hold_their_memory(make_schedule):
     setting.send(first, 0)
     setting.send(first, 1)
     setting.stream.micro_batches(first)
-    assert setting.released == [(0, 3), (0, 4)]
+    assert setting.released == [(0, 3, 4)]
     (batch,) = setting.stream.micro_batches(second)
-    assert setting.released == [(0, 3), (0, 4), (0, 11)]
+    assert setting.released == [(0, 3, 4), (0, 11)]
     assert batch.input_ids_T[0] == 200
 
 
@@ -153,6 +154,24 @@ def test_preparing_takes_what_is_there_and_waits_for_nothing(make_schedule):
     (batch,) = setting.stream.micro_batches(item)
     assert setting.released == [(0, 3), (0, 2)]
     assert torch.equal(batch.hidden_TNH[:, 0, 0], batch.input_ids_T.float())
+
+
+def test_room_is_reported_before_a_wait_that_may_need_it(make_schedule):
+    """The second sample is only sent once the first one is released."""
+    schedule = make_schedule([3, 4])
+    setting = Setting(schedule, step_s=60)
+    (item,) = schedule.items(0)
+    calls: list[tuple[int, ...]] = []
+
+    def note(*freed: int) -> None:
+        calls.append(freed)
+        if len(calls) == 1:
+            setting.send(item, 1)
+
+    setting.stream._released = note
+    setting.send(item, 0)
+    setting.stream.micro_batches(item)
+    assert calls == [(0, 2), (0, 3)]
 
 
 def test_features_that_do_not_come_end_the_wait_at_its_deadline(make_schedule):

@@ -166,18 +166,11 @@ class Dispatcher:
         self._batches = (batch for item in items for batch in self._requests(item))
         self._pump()
 
-    def released(self, rank: int, request_id: int) -> None:
-        """Free the bytes of a sample that a rank has released, once its batch is captured."""
-        size = self._schedule.num_tokens(request_id) * self._token_bytes
+    def released(self, rank: int, *request_ids: int) -> None:
+        """Free the bytes of samples that a rank has released, once their batches are captured."""
         with self._lock:
-            batch = self._batch_of[request_id]
-            batch.waiting[request_id].remove(rank)
-            if not batch.waiting[request_id]:
-                del batch.waiting[request_id], self._batch_of[request_id]
-            if not batch.captured:
-                batch.released[rank] += size
-                return
-            self._used_bytes[rank] -= size
+            for request_id in request_ids:
+                self._release(rank, request_id)
         self._pump()
 
     def lost(self, engine: int) -> None:
@@ -294,6 +287,17 @@ class Dispatcher:
         for request_id in batch.waiting:
             self._batch_of[request_id] = batch
         return batch
+
+    def _release(self, rank: int, request_id: int) -> None:
+        size = self._schedule.num_tokens(request_id) * self._token_bytes
+        batch = self._batch_of[request_id]
+        batch.waiting[request_id].remove(rank)
+        if not batch.waiting[request_id]:
+            del batch.waiting[request_id], self._batch_of[request_id]
+        if batch.captured:
+            self._used_bytes[rank] -= size
+        else:
+            batch.released[rank] += size
 
     def _note_busy(self, change: int) -> None:
         self._num_busy += change

@@ -89,9 +89,12 @@ class FeatureStream:
         schema: FeatureSchema,
         config: AnyRunConfig,
         device: torch.device,
-        released: Callable[[int, int], None],
+        released: Callable[..., None],
     ) -> None:
-        """Call ``released(rank, request_id)`` for every sample whose transport memory is free again."""
+        """Call ``released(rank, *request_ids)`` for samples whose transport memory is free again.
+
+        It is called before every wait for another sample: that may need the room.
+        """
         self._schedule = schedule
         self._rank = rank
         self._receiver = receiver
@@ -108,6 +111,8 @@ class FeatureStream:
         """Least request id of ``_item``."""
         self._placed: set[int] = set()
         """Request ids from ``_first_id`` on that have arrived in a place."""
+        self._freed: list[int] = []
+        """Request ids for which ``released`` is to be called."""
         self._same_tokens: list[tuple[int, Tensor]] = []
         """Sample ids, each with a flag on the device: whether the captured tokens are the sample's."""
         self._failure: BaseException | None = None
@@ -157,13 +162,27 @@ class FeatureStream:
         """Fill every place; raise DeadlineExceeded at the timeout."""
         deadline = time.monotonic() + timeout_s
         while self._places:
-            sample = self._receive(max(0.0, deadline - time.monotonic()))
+            sample = self._next(deadline)
             if sample.request_id in self._places:
                 self._place(sample)
             elif self._has_come_before(sample.request_id):
                 self._receiver.release(sample)
             else:
                 self._early[sample.request_id] = sample
+        self._report_freed()
+
+    def _next(self, deadline: float) -> FeatureSample:
+        """Return the next sample that arrives."""
+        if self._freed:
+            with suppress(DeadlineExceeded):
+                return self._receive(0.0)
+            self._report_freed()
+        return self._receive(max(0.0, deadline - time.monotonic()))
+
+    def _report_freed(self) -> None:
+        if self._freed:
+            self._released(self._rank, *self._freed)
+            self._freed.clear()
 
     def _has_come_before(self, request_id: int) -> bool:
         """Return whether an engine that was lost had sent the sample, too."""
@@ -190,7 +209,7 @@ class FeatureStream:
         self._same_tokens.append((span.sample_id, same))
         batch.hidden_TNH[where].copy_(sample.hidden_TNH)
         self._receiver.release(sample)
-        self._released(self._rank, sample.request_id)
+        self._freed.append(sample.request_id)
 
 
 def _other_tokens(sample_id: int) -> ProtocolError:

@@ -112,11 +112,11 @@ def inline_source(
 
 @contextmanager
 def batch_source(
-    spec: RunSpec, rank: int, device: torch.device, released: Callable[[int, int], None], host: str = ""
+    spec: RunSpec, rank: int, device: torch.device, released: Callable[..., None], host: str = ""
 ) -> Iterator[tuple[BatchSource, str | None]]:
     """Yield the batches of a rank, and the address at which it receives features; None for features of a folder.
 
-    ``released`` is called with the rank and the request id of each sample whose transport memory is free.
+    ``released`` is called with the rank and the request ids of samples whose transport memory is free.
     ``host`` is this host's address for engines on others; empty where there are none.
     """
     if spec.config.data.features is not None:
@@ -136,7 +136,7 @@ def feature_stream(
     rank: int,
     device: torch.device,
     receiver: FeatureReceiver,
-    released: Callable[[int, int], None],
+    released: Callable[..., None],
 ) -> FeatureStream:
     """Return the batches of a rank, filled by what ``receiver`` delivers."""
     from spec_trainer.feature_stream import FeatureStream

@@ -10,7 +10,7 @@
     Ready ────────────────────►
       ◄──────────────────── Start     to trainer ranks, once every worker is ready
       ◄──────────────────── Capture   to engines, also to one that is ready in place of another; answered by Captured
-    Released ─────────────────►       from trainer ranks: transport memory of a sample is free
+    Released ─────────────────►       from trainer ranks: transport memory of samples is free
     StepDone ─────────────────►       from trainer ranks; answered by Proceed
     StepShown ────────────────►       from trainer rank 0: the record of a step, for the progress display
     Trained ──────────────────►       from trainer ranks whose host does not see the run directory: samples of a step
@@ -135,10 +135,10 @@ class Captured(ControlMessage):
 
 @dataclass(frozen=True)
 class Released(ControlMessage):
-    """A rank has copied a sample: its transport memory is free."""
+    """A rank has copied samples: their transport memory is free."""
 
     rank: int
-    request_id: int
+    request_ids: list[int]
 
 
 @dataclass(frozen=True)

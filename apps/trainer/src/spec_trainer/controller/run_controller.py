@@ -285,9 +285,9 @@ class RunController:
                 self._on_ready(worker, message)
             case protocol.Captured(batch):
                 self._engines[worker.name].captured(batch)
-            case protocol.Released(rank, request_id):
+            case protocol.Released(rank, request_ids):
                 assert self._dispatcher is not None
-                self._dispatcher.released(rank, request_id)
+                self._dispatcher.released(rank, *request_ids)
             case protocol.StepDone(steps):
                 self._done_steps = steps
                 assert self._dispatcher is not None

@@ -134,9 +134,9 @@ class RankLink:
         share = spec.schedule.settings.data_parallel_ranks[rank]
         self._controller.send(Trained(share, row))
 
-    def released(self, rank: int, request_id: int) -> None:
-        """Send that the transport memory of a sample is free."""
-        self._controller.send(Released(rank, request_id))
+    def released(self, rank: int, *request_ids: int) -> None:
+        """Send that the transport memory of samples is free."""
+        self._controller.send(Released(rank, list(request_ids)))
 
     def _read(self) -> None:
         while (message := self._controller.receive()) is not None:
