@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --no-compile
 ENGINES ?= $(VENV)-vllm
 ASCEND ?= $(VENV)-ascend
 RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
@@ -20,7 +21,7 @@ install: $(VENV)/installed ## make the local environment
 
 environments: $(ENGINES)/installed $(ASCEND)/installed ## make the environments of test-engines and test-ascend
 
-quickstart: install ## train a tiny target and a draft for it, end to end, with a report
+quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to end, with a report
 	$(BIN)/spec-trainer quickstart
 
 # Whole runs wait about as much as they compute: four workers keep two cores busy.
@@ -71,12 +72,18 @@ mutations-ascend: $(ASCEND)/installed ## take away each wait, event and check of
 clean: ## remove the environment and what runs wrote
 	rm -rf $(VENV) $(ENGINES) $(ASCEND) runs dist site
 
-# torch first, pinned: what follows then finds it satisfied and fetches no other build.
-$(VENV)/installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))
+# What a user has: no tools for tests. torch first, pinned: what follows then finds it satisfied and fetches no other
+# build. Python compiles what it imports: all of torch and transformers would take longer than the rest. One environment
+# builds all members.
+$(VENV)/product: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt $(EDITABLE) --group dev
+	$(INSTALL) --upgrade "pip>=25.1"
+	$(INSTALL) --constraint constraints.txt --group build torch
+	$(INSTALL) --constraint constraints.txt --no-build-isolation $(EDITABLE)
+	touch $@
+
+$(VENV)/installed: $(VENV)/product
+	$(INSTALL) --constraint constraints.txt --group dev
 	touch $@
 
 # vLLM's build for the CPU wants exactly this torch; the vision and sound packages that it names do not go with it.
