@@ -22,6 +22,7 @@ from trainer_step_case import LR, make_problem
 from spec_core import Backend, OptimizerConfig, Strategy, plugins
 from spec_core.targets import read_target
 from spec_core.weight_sync import Publisher, beside
+from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.draft_trainer import BatchShare, DraftTrainer
 from spec_trainer.push.request import PushRequest
 from spec_trainer.push.servers import connect_servers, open_transports
@@ -58,7 +59,7 @@ class PushTrainer:
 
     def export(self, folder: str) -> dict[str, Any]:
         """Write the draft as a run exports it."""
-        self._trainer.export(self._target, Path(folder))
+        self._trainer.export(self._target, Path(folder), ChatConfig())
         return {"device": device_name(self._device)}
 
     def connect(self, url: str, transport: str) -> dict[str, Any]:

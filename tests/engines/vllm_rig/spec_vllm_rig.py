@@ -118,8 +118,10 @@ def _plant(plain, at: int, is_after: bool, stays: bool = False) -> None:
 
 
 def _digest(model) -> str:
+    import torch
+
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

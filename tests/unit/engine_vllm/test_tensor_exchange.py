@@ -76,7 +76,7 @@ def spare(target) -> Draft:
 
 
 def owned_tensors(model: nn.Module, foreign: nn.Module) -> dict[str, torch.Tensor]:
-    return tensor_exchange.owned_tensors(model, foreign, ("kv_cache",))
+    return tensor_exchange.owned_tensors(model, tensor_exchange.storage_addresses(foreign), ("kv_cache",))
 
 
 def exchange_of(live: Draft, spare: Draft, target: Target) -> Exchange:

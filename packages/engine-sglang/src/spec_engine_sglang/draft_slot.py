@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from spec_core.errors import EngineError
-from spec_core.weight_sync import Exchange, ExchangedSlot, owned_tensors
+from spec_core.weight_sync import Exchange, ExchangedSlot
 from spec_engine_sglang.spare_model import spare_of
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class SglangDraftSlot(ExchangedSlot):
         """
         self._worker = scheduler.draft_worker
         self._live = exchangeable_draft(scheduler)
-        self._target: nn.Module = scheduler.tp_worker.model_runner.model
         self._spare: nn.Module | None = None
         self._spare_helper: Any = None
-        super().__init__(next(self._live.parameters()).device, layout)
+        target = scheduler.tp_worker.model_runner.model
+        super().__init__(next(self._live.parameters()).device, layout, target)
 
     def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
         """Load the spare by the draft's own loader, and derive from it what SGLang derives."""
@@ -65,7 +65,7 @@ class SglangDraftSlot(ExchangedSlot):
         if model is None:
             raise EngineError("there is no spare: no update was ever prepared")
         derived = {} if helper is None else {f"stacked.{name}": getattr(helper, name) for name in _STACKED}
-        return {**owned_tensors(model, self._target, _TABLE), **derived}
+        return {**self.own_tensors(model, _TABLE), **derived}
 
     def swap(self) -> None:
         """Exchange live and spare behind the pass that the scheduler has launched ahead, on another stream."""

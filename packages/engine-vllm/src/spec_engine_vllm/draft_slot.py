@@ -17,7 +17,7 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from spec_core.errors import EngineError
-from spec_core.weight_sync import Exchange, ExchangedSlot, owned_tensors, tensors_digest
+from spec_core.weight_sync import Exchange, ExchangedSlot, tensors_digest
 from spec_engine_vllm.packed_weights import PACKED, PACKED_DIGEST, packed_layers, packed_steps
 
 if TYPE_CHECKING:
@@ -41,9 +41,8 @@ class VllmDraftSlot(ExchangedSlot):
 
         Raise EngineError where this vLLM cannot exchange its draft.
         """
-        super().__init__(worker.device, layout)
+        super().__init__(worker.device, layout, worker.get_model())
         self._live: nn.Module = worker.get_draft_model()
-        self._target: nn.Module = worker.get_model()
         self._vllm_config = _config_of(self._live) or worker.vllm_config
         self._model_config = worker.vllm_config.speculative_config.draft_model_config
         self._spare: nn.Module | None = None
@@ -82,7 +81,7 @@ class VllmDraftSlot(ExchangedSlot):
 
     def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
         """Return the tensors of one copy that are neither keys and values nor the target's."""
-        return owned_tensors(self._model(copy), self._target, _LENT)
+        return self.own_tensors(self._model(copy), _LENT)
 
     def digest(self, copy: Literal["live", "spare"]) -> str:
         """Return the digest of one copy as it lies in memory; of what was packed for the CPU, as it was before."""

@@ -20,12 +20,11 @@ PACKED_DIGEST = "spec_packed_digest"
 
 def packed_layers(model: nn.Module, foreign: nn.Module) -> dict[str, nn.Module]:
     """Return the layers of ``model``, by path, whose weights were packed; without those that ``foreign`` has, too."""
+    packed = {path: layer for path, layer in model.named_modules() if PACKED in layer.__dict__}
+    if not packed:
+        return {}
     not_ours = set(foreign.modules())
-    return {
-        path: layer
-        for path, layer in model.named_modules()
-        if PACKED in layer.__dict__ and layer not in not_ours
-    }
+    return {path: layer for path, layer in packed.items() if layer not in not_ours}
 
 
 def packed_steps(live: nn.Module, spare: nn.Module, foreign: nn.Module) -> list[PackedExchange]:

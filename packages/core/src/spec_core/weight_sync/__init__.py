@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spec_core.weight_sync.publisher import Publisher, PublishReport
     from spec_core.weight_sync.receiver import UpdateReceiver
     from spec_core.weight_sync.replicas import ReceiverReplica, combined
-    from spec_core.weight_sync.tensor_exchange import Exchange, owned_tensors
+    from spec_core.weight_sync.tensor_exchange import Exchange
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -29,7 +29,7 @@ else:
         publisher="PublishReport Publisher",
         receiver="UpdateReceiver",
         replicas="ReceiverReplica combined",
-        tensor_exchange="Exchange owned_tensors",
+        tensor_exchange="Exchange",
     )
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "bucket_size",
     "combined",
     "open_weight_transports",
-    "owned_tensors",
     "queued_before",
     "tensor_digest",
     "tensors_digest",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+Address = tuple["torch.device", int]
+"""Device and address of a tensor's storage."""
 _SPAN_BYTES = 64 << 20
 """Most bytes that are exchanged at a time: the size of the scratch."""
 
@@ -26,16 +28,22 @@ class TornDraftError(EngineError):
     """The exchange failed, and so did undoing it: the live draft is neither the old nor the new one."""
 
 
-def owned_tensors(model: nn.Module, foreign: nn.Module, lent: Collection[str] = ()) -> dict[str, Tensor]:
+def storage_addresses(model: nn.Module) -> frozenset[Address]:
+    """Return where parameters, buffers and plain tensor attributes of a model lie."""
+    return frozenset(_address(tensor) for _, tensor in _tensors_of(model))
+
+
+def owned_tensors(
+    model: nn.Module, foreign: Collection[Address], lent: Collection[str] = ()
+) -> dict[str, Tensor]:
     """Return parameters, buffers and plain tensor attributes of ``model``, by path.
 
-    Left out are attributes named in ``lent``, what ``foreign`` holds as well, and what has no bytes.
+    Left out are attributes named in ``lent``, what lies at one of the addresses ``foreign``, and what has no bytes.
     """
-    theirs = {_address(tensor) for _, tensor in _tensors_of(foreign)}
     return {
         path: tensor
         for path, tensor in _tensors_of(model, lent)
-        if not tensor.is_meta and tensor.untyped_storage().nbytes() and _address(tensor) not in theirs
+        if not tensor.is_meta and tensor.untyped_storage().nbytes() and _address(tensor) not in foreign
     }
 
 
@@ -139,23 +147,17 @@ def _copy(to: Tensor, source: Tensor) -> None:
 
 def _tensors_of(model: nn.Module, lent: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules(remove_duplicate=False):
-        parameters = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-        buffers = dict(module.named_buffers(recurse=False, remove_duplicate=False))
-        for name, value in {**module.__dict__, **parameters, **buffers}.items():
-            if name not in lent:
-                yield from _tensors_in(f"{path}.{name}", value)
+        for name, value in {**module.__dict__, **module._parameters, **module._buffers}.items():
+            if isinstance(value, torch.Tensor):
+                if name not in lent:
+                    yield f"{path}.{name}", value
+            elif isinstance(value, list | tuple) and name not in lent:
+                for index, entry in enumerate(value):
+                    if isinstance(entry, torch.Tensor):
+                        yield f"{path}.{name}.{index}", entry
 
 
-def _tensors_in(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, list | tuple):
-        for index, entry in enumerate(value):
-            if isinstance(entry, torch.Tensor):
-                yield f"{path}.{index}", entry
-
-
-def _address(tensor: Tensor) -> tuple[torch.device, int]:
+def _address(tensor: Tensor) -> Address:
     """Return where the tensor's storage lies: two tensors with one address share memory."""
     return tensor.device, tensor.untyped_storage().data_ptr()
 
