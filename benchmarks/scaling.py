@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from measure import growth, machine, versions
@@ -66,6 +67,7 @@ SIZES = (
     Size(1_000, 4_000, 64_000),
 )
 STARTS = (Size(100, 400, 0), Size(200, 800, 0), Size(400, 1_600, 0), Size(1_000, 4_000, 0))
+DEATHS = (Size(10, 10, 4_000), Size(100, 100, 8_000), Size(1_000, 1_000, 16_000))
 LIMITS = {
     "cost_at_1000_engines_over_10": 1.2,
     "cost_at_4000_ranks_over_40": 1.2,
@@ -74,11 +76,11 @@ LIMITS = {
 }
 
 
-def run_spec(size: Size) -> RunSpec:
-    """Return a run of that size."""
+def run_spec(size: Size, output: Path) -> RunSpec:
+    """Return a run of that size, with ``output`` as its run directory."""
     config = run_config_type()(
         target="simulated",
-        output=Path("simulated"),
+        output=output,
         data=cast("Any", {"path": "simulated"}),
         **cast(
             "Any",
@@ -112,18 +114,20 @@ def run_spec(size: Size) -> RunSpec:
     )
 
 
-def measured(size: Size) -> dict[str, Any]:
-    """Simulate a run and return what the controller has done and taken."""
-    spec = run_spec(size)
-    launcher = cast("SimulatedLauncher", spec.launcher())
-    slow = {f"engine-{index}": 10.0 for index in range(size.slow_engines)}
-    launcher.simulate(spec, MeasuredSpeed.read(), slow)
-    began = time.process_time()
-    workers = list(worker_specs(spec, Path("simulated")))
-    placed = time.process_time() - began
-    began = launcher.controller_cpu_s()
-    RunController(spec, launcher, StopRequest(), StepProgress(size.steps)).run(workers)
-    launcher.forget()
+def measured(size: Size, kills: bool = False) -> dict[str, Any]:
+    """Simulate a run, in which an engine dies or not; return what the controller has done and taken."""
+    with TemporaryDirectory() as folder:
+        spec = run_spec(size, Path(folder))
+        spec.directory.logs.mkdir()
+        launcher = cast("SimulatedLauncher", spec.launcher())
+        slow = {f"engine-{index}": 10.0 for index in range(size.slow_engines)}
+        launcher.simulate(spec, MeasuredSpeed.read(), slow, kills)
+        began = time.process_time()
+        workers = list(worker_specs(spec, Path("simulated")))
+        placed = time.process_time() - began
+        began = launcher.controller_cpu_s()
+        RunController(spec, launcher, StopRequest(), StepProgress(size.steps)).run(workers)
+        launcher.forget()
     samples = sum(len(spec.schedule.train_item(step).sample_ids) for step in spec.schedule.steps)
     return {
         "samples": samples,
@@ -134,6 +138,8 @@ def measured(size: Size) -> dict[str, Any]:
         "simulated_s": launcher.clock_s,
         "first_s": launcher.waited_s[0],
         "waited_s": sum(launcher.waited_s[1:]),
+        "lost": launcher.num_lost,
+        "recovered_s": launcher.recovered_s,
     }
 
 
@@ -173,6 +179,18 @@ def start_row(size: Size, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def death_row(size: Size) -> dict[str, Any]:
+    """Return the row of a size in ``deaths``."""
+    quiet, found = measured(size), measured(size, kills=True)
+    return {
+        "engines": size.engines,
+        "ranks": size.ranks,
+        "lost_samples": found["lost"],
+        "recovered_ms": 1e3 * found["recovered_s"],
+        "longer_ms": 1e3 * (found["simulated_s"] - quiet["simulated_s"]),
+    }
+
+
 def checks(work: list[dict[str, Any]], start: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return each limit with its value."""
     cost = {(row["engines"], row["ranks"]): row["cpu_us_per_sample"] for row in work}
@@ -206,6 +224,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     sizes = (Size(2, 4, 100), Size(8, 16, 200, slow_engines=1)) if found.toy else SIZES
     starts = (Size(2, 8, 0), Size(4, 16, 0)) if found.toy else STARTS
+    deaths = (Size(2, 4, 100),) if found.toy else DEATHS
     repeats = 1 if found.toy else found.repeats
     document = {
         "benchmark": "scaling",
@@ -216,6 +235,7 @@ def main() -> int:
         "samples_per_rank": SAMPLES_PER_RANK,
         "work": [work_row(size, runs) for size, runs in in_turns(sizes, repeats)],
         "start": [start_row(size, runs) for size, runs in in_turns(starts, repeats)],
+        "deaths": [death_row(size) for size in deaths],
     }
     document["checks"] = {} if found.toy else checks(document["work"], document["start"])
     json.dump(document, sys.stdout, indent=2)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from spec_core import Launcher, WorkerEnded
-from spec_core.errors import RunError
 from spec_core.framed_socket import FramedSocket
 from spec_core.processes import ChannelWorker, ControlChannel, WorkerInbox
 from spec_core.records import FeatureSchema
@@ -42,6 +41,8 @@ STEP = RESULTS / "h200-x2-disaggregated-eagle3.json"
 SCHEMA = FeatureSchema(layers=(2, 18, 33, 36), hidden_size=4096, dtype="bfloat16")
 """Features of those measurements."""
 MEAN_TOKENS = 2048
+ENGINE_START_S = 60.0
+"""Time that an engine takes to load its target."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class StandIn(ChannelWorker):
     socket: FramedSocket
     written: deque[StandIn]
     """Workers to which the controller has sent something that they have not read."""
+    killed: bool = False
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message, as the controller does to any worker."""
@@ -104,7 +106,8 @@ class StandIn(ChannelWorker):
 
     def ending(self) -> WorkerEnded:
         """Return the end of a worker that has closed its channel."""
-        return WorkerEnded(self, "ended with exit code 0")
+        how = "was killed by signal 9" if self.killed else "ended with exit code 0"
+        return WorkerEnded(self, how, self.killed)
 
 
 @dataclass
@@ -118,6 +121,8 @@ class Rank:
     """Step -> samples that have not arrived."""
     held: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Step -> request ids of samples that have arrived and that the rank has not taken."""
+    arrived: set[int] = field(default_factory=set)
+    """Request ids of samples that have arrived: of two captures of one, the second is dropped."""
 
 
 class SimulatedLauncher(Launcher):
@@ -147,12 +152,27 @@ class SimulatedLauncher(Launcher):
         self._order = count()
         self._engines: dict[str, float] = {}
         """Engine -> when it will have captured all that it was sent."""
+        self._in_hand: dict[str, set[int]] = {}
+        """Engine -> request ids of samples that it was sent and has not captured."""
+        self._to_recover: set[int] = set()
+        """Request ids of samples that a killed engine had in hand, until another one has captured them."""
+        self._killed_s = 0.0
+        self.num_lost = 0
+        """Samples that the killed engine had in hand."""
+        self.recovered_s = 0.0
+        """Simulated seconds from its death until they were captured."""
         self._ranks: list[Rank] = []
         self._answers = 0
         self._stepped_s = 0.0
 
-    def simulate(self, spec: RunSpec, speed: MeasuredSpeed, slow: dict[str, float]) -> None:
-        """Take what the stand-ins are to know; ``slow``: how many times slower some workers are."""
+    def simulate(
+        self, spec: RunSpec, speed: MeasuredSpeed, slow: dict[str, float], kills: bool = False
+    ) -> None:
+        """Take what the stand-ins are to know.
+
+        ``slow``: how many times slower some workers are. ``kills``: an engine dies in the middle of the run.
+        """
+        self._kill_step = spec.schedule.total_steps // 2 if kills else -1
         self._schedule = BatchSchedule(spec.dataset, spec.schedule.settings)  # of caches of its own
         self._speed, self._slow, self._draw = speed, slow, random.Random(0)
 
@@ -164,9 +184,10 @@ class SimulatedLauncher(Launcher):
         """Start a stand-in for each worker; each is ready at once."""
         with self._own_time():
             self.marks["start"] = self.controller_cpu_s()
-            started = {spec.name: self._start(spec) for spec in workers}
+            started = {spec.name: self._start(spec.name, spec.order["index"]) for spec in workers}
             self._ranks = [Rank(worker, name) for name, worker in started.items() if "trainer" in name]
             self._engines = {name: 0.0 for name in started if "engine" in name}
+            self._in_hand = {name: set() for name in self._engines}
             self._tell(self._ranks[0].worker, protocol.RendezvousAddress("rank 0:1"))
             for name, worker in started.items():
                 self._tell(worker, protocol.Ready(address=name))
@@ -182,8 +203,15 @@ class SimulatedLauncher(Launcher):
         return self._inbox.receive()
 
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
-        """Refuse: no stand-in dies (L11)."""
-        raise RunError(f"{worker.name} is a stand-in, which cannot be started again")
+        """Start another stand-in, which is ready after ``ENGINE_START_S`` (L11)."""
+        with self._own_time():
+            dead = cast("StandIn", worker)
+            self._inbox.forget(dead)
+            dead.channel.close()
+            started = self._start(dead.name, dead.index)
+            self._engines[dead.name] = self.clock_s + ENGINE_START_S
+            self._at(self._engines[dead.name], lambda: self._tell(started, protocol.Ready()))
+        return started
 
     def wake(self) -> None:
         """Do nothing: nobody requests a stop."""
@@ -209,12 +237,12 @@ class SimulatedLauncher(Launcher):
         finally:
             self.own_cpu_s += time.thread_time() - started
 
-    def _start(self, spec: WorkerSpec) -> StandIn:
+    def _start(self, name: str, index: int) -> StandIn:
         ours, theirs = socket.socketpair()
         worker = StandIn(
-            spec.name,
+            name,
             ControlChannel(ours, self.context.peer_s),
-            index=spec.order["index"],
+            index=index,
             end=ControlChannel(theirs),
             socket=FramedSocket(theirs, 1 << 30),
             written=self._written,
@@ -232,6 +260,8 @@ class SimulatedLauncher(Launcher):
         """Read what the controller has sent; where it has sent nothing, go to the next event."""
         if self._written:
             worker = self._written.popleft()
+            if worker.killed:
+                return
             self.messages += 1
             envelope = json.loads(worker.socket.receive())
             self._act(worker, protocol.from_json(envelope["message"]))
@@ -269,16 +299,35 @@ class SimulatedLauncher(Launcher):
         taken_s = self._speed.capture_s(tokens, self._draw) * self._slow.get(worker.name, 1.0)
         done_s = max(self.clock_s, self._engines[worker.name]) + taken_s
         self._engines[worker.name] = done_s
+        self._in_hand[worker.name] |= {request_id for request_id, _, _ in samples}
         self._at(done_s, lambda: self._captured(worker, batch, samples))
 
     def _captured(self, worker: StandIn, batch: int, samples: Sequence[tuple[int, int, list[str]]]) -> None:
+        if worker.killed:
+            return
         self._tell(worker, protocol.Captured(batch))
         for request_id, _, addresses in samples:
+            self._in_hand[worker.name].discard(request_id)
+            self._to_recover.discard(request_id)
             step = request_id // (2 * len(self._schedule.dataset.lengths))
             for address in addresses:
                 self._arrived(self._ranks[int(address.rpartition("-")[2])], step, request_id)
+        if self.num_lost and not self._to_recover and not self.recovered_s:
+            self.recovered_s = self.clock_s - self._killed_s
+
+    def _kill(self, name: str) -> None:
+        """Have an engine die with its hands full."""
+        worker = next(one for one in self._workers if one.name == name)
+        worker.killed = True
+        self._to_recover, self._in_hand[name] = self._in_hand[name], set()
+        self._killed_s, self.num_lost = self.clock_s, len(self._to_recover)
+        worker.end.close()
+        self._underway += 1
 
     def _arrived(self, rank: Rank, step: int, request_id: int) -> None:
+        if request_id in rank.arrived:
+            return
+        rank.arrived.add(request_id)
         rank.held[step].append(request_id)
         if rank.step == step and rank.missing[step]:
             self._take(rank, step)
@@ -294,6 +343,8 @@ class SimulatedLauncher(Launcher):
     def _begin_step(self, step: int) -> None:
         """Let every rank lay out a step's batches and take what has arrived."""
         self._waiting = 0
+        if step == self._kill_step:
+            self._kill("engine-0")
         for rank in self._ranks:
             rank.step = step
             self._lay_out(rank, step)
