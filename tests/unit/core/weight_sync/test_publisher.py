@@ -23,7 +23,7 @@ from spec_core.weight_sync.publisher_link import ExpectedRanks, PublisherLink
 from spec_core.weight_sync.push import is_enough
 from spec_weight_transports.file import FileConfig, FileTransport
 
-LONG_S, SHORT_S = 20, 0.5
+LONG_S, SHORT_S = 60, 0.5
 
 
 def file_transports(**options):

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _PRELOADED = "torch", "torch.distributed.tensor", "torch._dynamo"
 """Modules that ranks import sooner or later; the last one comes with an optimizer. None of them touches a device."""
+LIMIT_S = 120.0
+"""Longest time of a test's ranks, also on a busy machine: only one that hangs takes it."""
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent dies."""
 
@@ -91,7 +93,7 @@ def run_ranks(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout_s: float = 30,
+    timeout_s: float = LIMIT_S,
     in_process: bool = False,
 ) -> list[Any]:
     """Return what ``function(rank, *args)`` returned, by rank; the first rank's error fails the test, with its trace.
@@ -115,7 +117,7 @@ def watch_ranks(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout_s: float = 30,
+    timeout_s: float = LIMIT_S,
     faults: Mapping[tuple[int, str], Fault] | None = None,
 ) -> list[Outcome]:
     """How every rank ended. Fails when a rank without a fault dies or still runs after ``timeout_s``."""

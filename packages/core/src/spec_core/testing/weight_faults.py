@@ -32,12 +32,15 @@ if TYPE_CHECKING:
 
     Weights = Iterator[tuple[str, Tensor]]
 
-PUSH_S = 2.0
+PUSH_S = 3.0
 """Time of a push that a fault lets run out."""
 
 
-def fault_in_replica(me: Rank, stage: WeightStage) -> None:
-    """Ranks from 1 on are replicas; rank 1 suffers a fault in the second update, rank 3 is late. Rank 0 publishes."""
+def fault_in_replica(me: Rank, stage: WeightStage, push_s: float) -> None:
+    """Ranks from 1 on are replicas; rank 1 suffers a fault in the second update, rank 3 is late. Rank 0 publishes.
+
+    ``push_s`` is the time of the second update, which it takes where the fault is silence.
+    """
     if me.rank > 0:
         receiver = StagedReceiver(stage, stage.build(), me.reach)
         serve_receiver(me, receiver)
@@ -48,7 +51,7 @@ def fault_in_replica(me: Rank, stage: WeightStage) -> None:
         for rank in (1, 2):
             publisher.add(f"replica {rank}", replicas[rank]).result(WAIT_S)
         assert publisher.publish(1, stage.weights(1)).result(WAIT_S).committed
-        report = publisher.publish(2, stage.weights(2), timeout_s=PUSH_S).result(WAIT_S)
+        report = publisher.publish(2, stage.weights(2), timeout_s=push_s).result(WAIT_S)
         assert not report.committed
         assert report.replicas["replica 1"].reason
         _check_serves(replicas[2], 1)

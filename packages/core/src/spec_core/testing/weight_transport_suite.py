@@ -27,11 +27,12 @@ import torch
 from spec_core.errors import EngineError, RunError
 from spec_core.testing.conformance import ConformanceSuite
 from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
-from spec_core.testing.weight_faults import fault_in_publisher, fault_in_replica, publish_damaged
+from spec_core.testing.weight_faults import PUSH_S, fault_in_publisher, fault_in_replica, publish_damaged
 from spec_core.testing.weight_stage import (
     BUCKET_BYTES,
     FENCE,
     TARGET,
+    WAIT_S,
     StagedReceiver,
     WeightStage,
     odd_weights,
@@ -51,9 +52,7 @@ if TYPE_CHECKING:
 
     Build = Callable[[], WeightTransport]
 
-LONG_S, SHORT_S = 20.0, 1.0
-WATCH_S = 45.0
-"""Seconds for several updates and a fault; a vendor's library takes seconds to connect a group."""
+LONG_S, SHORT_S = 60.0, 1.0
 ROUNDS = 3
 BROKEN_UPDATE = 15
 LATE_EVENTS = 4
@@ -128,20 +127,18 @@ class WeightTransportSuite(ConformanceSuite):
     @pytest.mark.parametrize("point", ["load 2", "before swap 2", "after swap 2", "live 2"])
     def test_killed_rank_leaves_the_others_of_one_version(self, stage: WeightStage, point: str) -> None:
         """U7, U8: one of two replicas dies; the other serves the old version, and what follows goes on without it."""
-        outcomes = watch_ranks(fault_in_replica, 4, stage, faults={(1, point): Fault.KILL}, timeout_s=WATCH_S)
+        outcomes = watch_ranks(fault_in_replica, 4, stage, WAIT_S, faults={(1, point): Fault.KILL})
         assert [outcome.trace for outcome in outcomes] == [""] * 4
 
     def test_stopped_rank_leaves_the_others_of_one_version(self, stage: WeightStage) -> None:
         """W4, U7: as for one that is killed, once the deadline has passed."""
-        faults = {(1, "load 2"): Fault.STOP}
-        outcomes = watch_ranks(fault_in_replica, 4, stage, faults=faults, timeout_s=WATCH_S)
+        outcomes = watch_ranks(fault_in_replica, 4, stage, PUSH_S, faults={(1, "load 2"): Fault.STOP})
         assert [outcome.trace for outcome in outcomes] == [""] * 4
 
     @pytest.mark.parametrize("point", ["send 2", "commit 2"])
     def test_killed_publisher_leaves_the_old_version(self, stage: WeightStage, point: str) -> None:
         """U6, U7: the rank aborts by itself; the next publisher, of a higher fence, succeeds without a restart."""
-        faults = {(0, point): Fault.KILL}
-        outcomes = watch_ranks(fault_in_publisher, 3, stage, faults=faults, timeout_s=WATCH_S)
+        outcomes = watch_ranks(fault_in_publisher, 3, stage, faults={(0, point): Fault.KILL})
         assert [outcome.trace for outcome in outcomes] == [""] * 3
 
 
@@ -211,7 +208,7 @@ def _sender_that_leaves(me: Rank, stage: WeightStage) -> None:
         try:
             arrived = dict(receiver.receive(sender_address, started + SHORT_S))
         except RunError:
-            assert time.monotonic() - started < 3 * SHORT_S
+            assert time.monotonic() - started < LONG_S / 2
         else:  # a transport whose sender has written all when it opens
             assert len(arrived) == len(manifest.tensors)
     mail.send("done")
