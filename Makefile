@@ -39,7 +39,7 @@ test-ray: install ## the launcher ray: its whole contract, and runs
 	SPEC_TEST_ALL_OF_RAY=1 $(BIN)/pytest tests/contract/test_ray_launcher.py tests/integration/test_ray_runs.py tests/integration/test_ray_hosts.py
 
 test-megatron: install ## the strategy megatron: its whole contract, and runs
-	SPEC_TEST_ALL_OF_MEGATRON=1 $(BIN)/pytest tests/contract/test_megatron_strategy.py tests/unit/strategy_megatron
+	SPEC_TEST_ALL_OF_MEGATRON=1 $(BIN)/pytest tests/contract/test_megatron_strategy.py tests/unit/strategy_megatron tests/contract/test_eagle3_draft.py tests/contract/test_dflash_draft.py -k "Megatron or strategy_megatron or d13"
 
 test-chaos: install ## kills and stops of every process of a run, by both launchers: some minutes
 	$(BIN)/python -m tests.integration.chaos --launcher local

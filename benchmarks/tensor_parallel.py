@@ -67,6 +67,7 @@ WAYS = {
     "data": Way("megatron", {}),
     "data, distributed optimizer": Way("megatron", DISTRIBUTED),
     "tensor": Way("megatron", DIVIDED, passes=2),
+    "tensor, sequence": Way("megatron", {**DIVIDED, "sequence_parallel": True}, passes=2),
     "tensor, one pass": Way("megatron", DIVIDED),
 }
 

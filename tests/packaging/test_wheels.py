@@ -144,6 +144,7 @@ def test_torch_is_required_without_a_vendor(wheels, name):
 FEW = "not TestRemoteEngine or e1 or e4_samples_follow"
 
 
+@pytest.mark.timeout(900)
 def test_third_parties_pass_the_suites_in_a_clean_environment(run, clean_python, tmp_path):
     """All of them in one go: torch is imported once for each worker."""
     for folder in THIRD_PARTIES:

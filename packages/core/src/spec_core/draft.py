@@ -26,6 +26,8 @@ D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTens
     has it becomes a buffer that is not persistent: neither a parameter nor in the state dict, and never exported.
 D12 A draft that ``learns_from_guesses`` trains a sample with guess places on these alone: a token at place k is the
     label of guess k of the round that began k tokens before it, and of no other. Optional: others ignore the places.
+D13 What ``shard_hints`` says is true: on ranks that divide the module by it, and the vocabulary, a step differs from
+    that of one rank by rounding only.
 """
 
 from __future__ import annotations

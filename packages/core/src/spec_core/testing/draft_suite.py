@@ -1,4 +1,4 @@
-"""DraftSuite: the contract of spec_core.draft (D1–D12) as tests, on a small random target in memory.
+"""DraftSuite: the contract of spec_core.draft (D1–D13) as tests, on a small random target in memory.
 
 ::
 
@@ -26,9 +26,11 @@ from spec_core import plugins
 from spec_core.config import DraftConfig
 from spec_core.draft import Draft
 from spec_core.errors import ArtifactError, TargetError
-from spec_core.kernels import Kernel, no_kernel
+from spec_core.kernels import no_kernel
 from spec_core.testing.conformance import ConformanceSuite, forbidden, import_without_torch, sources
+from spec_core.testing.divided_step import DividedStep, batches_of, divided_steps
 from spec_core.testing.draft_workbench import (
+    INEXPRESSIBLE,
     LENGTHS,
     NUM_PROPOSALS,
     Workbench,
@@ -37,6 +39,7 @@ from spec_core.testing.draft_workbench import (
     ask_together,
     assert_equal_states,
     assert_same_gradients,
+    assert_same_output,
     build,
     damage_folder,
     extend,
@@ -46,7 +49,7 @@ from spec_core.testing.draft_workbench import (
     stored_dtype,
 )
 from spec_core.testing.kernels import assert_kernel_agrees, drawing
-from spec_core.testing.reference import reference_backend
+from spec_core.testing.reference import reference_kernel
 from spec_core.testing.toy_target import ToySample, toy_batch, toy_target
 
 if TYPE_CHECKING:
@@ -62,18 +65,6 @@ if TYPE_CHECKING:
 WIDTH = max(LENGTHS)
 TOLERANCE = 5e-5
 """Tolerance, as a share of the largest gradient: float32 rounding of sums in another order."""
-
-INEXPRESSIBLE: dict[str, dict[str, object]] = {
-    "one layer": {"num_layers": 1},
-    "soft-cap": {"logit_softcap": 30.0},
-    "head bias": {"head_bias_name": "lm_head.bias"},
-    "layer norm": {"norm": "layer"},
-}
-
-
-def reference_kernel(name: str) -> Kernel | None:
-    """Return the reference backend's kernel."""
-    return reference_backend().kernel(name)
 
 
 class DraftSuite(ConformanceSuite):
@@ -106,6 +97,13 @@ class DraftSuite(ConformanceSuite):
     def others(self, target: TargetSpec) -> Mapping[str, Tensor]:
         """Return the tensors that the draft's ``target_tensors`` names: it gets these and no others (D11)."""
         return {}
+
+    @pytest.fixture
+    def division(
+        self, draft: type[Draft], options: dict[str, object], others: Mapping[str, Tensor], tmp_path: Path
+    ) -> list[DividedStep]:
+        """Return the ways to divide the draft over two ranks, by the strategies that can run here."""
+        return divided_steps(draft, options, others, tmp_path)
 
     @pytest.fixture
     def bench(
@@ -209,7 +207,7 @@ class DraftSuite(ConformanceSuite):
         got = lively.forward_backward(
             [toy_batch(cut, lively.schema, width=width) for cut in cuts], denominators
         )
-        _assert_same_output(got, whole)
+        assert_same_output(got, whole, TOLERANCE)
         assert_same_gradients(lively.gradients(), expected, TOLERANCE)
 
     def test_d11_the_targets_tensors_stay_the_targets(self, bench: Workbench) -> None:
@@ -229,7 +227,7 @@ class DraftSuite(ConformanceSuite):
         plain = lively.forward_backward(batches, denominators)
         expected = lively.gradients()
         fast = lively.with_kernels(reference_kernel)
-        _assert_same_output(fast.forward_backward(batches, denominators), plain)
+        assert_same_output(fast.forward_backward(batches, denominators), plain, TOLERANCE)
         assert_same_gradients(fast.gradients(), expected, TOLERANCE)
 
     def test_d10_declares_its_kernels(self, draft: type[Draft], lively: Workbench) -> None:
@@ -286,6 +284,15 @@ class DraftSuite(ConformanceSuite):
         plain, judged = bench.counts_of_rounds()
         expected = [2, 1, *[0] * len(plain)][: len(plain)]
         assert judged == (expected if bench.draft.learns_from_guesses else plain)
+
+    def test_d13_divided_by_its_hints_a_step_is_the_same(self, division: list[DividedStep]) -> None:
+        """D13: on two ranks that divide the module, the vocabulary and the tokens, rounding alone differs."""
+        for case in division:
+            bench = case.bench()
+            expected = bench.forward_backward(*batches_of(bench))
+            for output, gradients in case.results():
+                assert_same_output(output, expected, TOLERANCE)
+                assert_same_gradients(gradients, bench.gradients(), TOLERANCE)
 
     def test_d8_export_comes_back(self, lively: Workbench, tmp_path: Path) -> None:
         """D8: exported, recognised and built again: the same weights as stored, proposals and bytes."""
@@ -391,10 +398,3 @@ class DraftSuite(ConformanceSuite):
         assert first.probs_KV.shape == (NUM_PROPOSALS, lively.target.vocab_size)
         torch.testing.assert_close(first.probs_KV.sum(-1), torch.ones(NUM_PROPOSALS))
         assert all(probs_V[token] > 0 for probs_V, token in zip(first.probs_KV, first.token_ids, strict=True))
-
-
-def _assert_same_output(got: StepOutput, expected: StepOutput) -> None:
-    torch.testing.assert_close(got.loss, expected.loss, rtol=TOLERANCE, atol=0)
-    for name, total in expected.sums.items():
-        torch.testing.assert_close(got.sums[name], total, rtol=TOLERANCE, atol=TOLERANCE)
-        assert torch.equal(got.counts[name], expected.counts[name])

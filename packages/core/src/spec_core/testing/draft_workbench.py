@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 LENGTHS = (11, 1, 7, 19, 5, 2, 13)
 NUM_PROPOSALS = 3
+INEXPRESSIBLE: dict[str, dict[str, object]] = {
+    "one layer": {"num_layers": 1},
+    "soft-cap": {"logit_softcap": 30.0},
+    "head bias": {"head_bias_name": "lm_head.bias"},
+    "layer norm": {"norm": "layer"},
+}
+"""Targets that most drafts cannot express, by what is special about them."""
 
 
 @dataclass(frozen=True)
@@ -239,3 +246,12 @@ def damage_folder(folder: Path, damage: str) -> None:
         fields = json.loads(config.read_text())
         del fields["hidden_size"]
         config.write_text(json.dumps(fields))
+
+
+def assert_same_output(got: StepOutput, expected: StepOutput, tolerance: float) -> None:
+    """Assert that loss and sums agree within ``tolerance``, and that the same was counted."""
+    torch.testing.assert_close(got.loss.to(expected.loss.dtype), expected.loss, rtol=tolerance, atol=0)
+    for name, total in expected.sums.items():
+        sums = got.sums[name].to(total.dtype)
+        torch.testing.assert_close(sums, total, rtol=tolerance, atol=tolerance)
+        assert got.counts[name].tolist() == expected.counts[name].tolist()

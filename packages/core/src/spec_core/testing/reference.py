@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from spec_core import plugins
 from spec_core.backend import Backend
 from spec_core.config import BackendConfig
+
+if TYPE_CHECKING:
+    from spec_core.kernels import Kernel
 
 
 @cache
@@ -14,3 +18,8 @@ def reference_backend() -> Backend:
     """Return the backend that every machine has, the default of a configuration."""
     plugin = plugins.load_available(Backend, BackendConfig().name)
     return plugin(plugin.Config())
+
+
+def reference_kernel(name: str) -> Kernel | None:
+    """Return the reference backend's kernel."""
+    return reference_backend().kernel(name)
