@@ -82,7 +82,12 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
         )
         for name, options in (("half", DIVIDED), ("half-distributed", DISTRIBUTED))
     ]
-    runs = [*whole, *divided, *saved, *resumed, *chain.from_iterable(exact)]
+    exported = [
+        Run(strategy, "eagle3", options, optimizer, steps=0, resume_from=tmp_path / "fsdp")
+        for strategy, options in (*halves.values(), (MegatronStrategy, SEQUENCE | DISTRIBUTED))
+        for optimizer in (OPTIMIZER, bf16)
+    ]
+    runs = [*whole, *divided, *saved, *resumed, *chain.from_iterable(exact), *exported]
     results = dict(zip(map(id, runs), train(2, tmp_path / "two", *runs), strict=True))
     references = {(run.draft, run.steps): results[id(run)] for run in whole}
     for run in divided:
@@ -92,6 +97,8 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
     for way in exact:
         went_on, _, again = (results[id(run)] for run in way)
         assert (again.losses, again.weights) == (went_on.losses[SHORT:], went_on.weights)  # to the bit
+    same = [results[id(run)] for run in exported]
+    assert all((one.exported, one.pushed) == (same[0].exported, same[0].pushed) for one in same)  # to the bit
     both = SEQUENCE | DISTRIBUTED
     ways = [DIVIDED, SEQUENCE, DIVIDED | DISTRIBUTED, both] if ALL else [both]
     four = [Run(MegatronStrategy, draft, options, steps=2 * SHORT) for draft in DRAFTS for options in ways]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save
 
+from spec_core.drafting import write_draft
 from spec_core.state_folder import StateFolder
 from spec_core.strategy import OptimizerConfig
-from spec_core.testing.draft_workbench import build
+from spec_core.testing.draft_workbench import build, file_bytes
 from spec_core.testing.processes import run_ranks
 from spec_core.testing.toy_target import toy_batch, toy_target
 from spec_draft_dflash.draft import DFlashDraft
@@ -61,6 +64,10 @@ class Result:
     evaluated: float
     metrics: dict[str, Any]
     weights: dict[str, list[float]]
+    exported: dict[str, bytes]
+    """The files of the draft as it is exported."""
+    pushed: bytes
+    """The same tensors as a push sends them: gathered one after the other."""
 
 
 def train(world_size: int, folder: Path, *runs: Run) -> list[Result]:
@@ -113,5 +120,14 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
             dist.barrier(dist.group.WORLD)
             strategy.save(StateFolder(run.save_to))
         evaluated = strategy.evaluate(batches, denominators, ops)
-        weights = {name: value.flatten().tolist() for name, value in strategy.full_weights().items()}
-    return Result(losses, norms, evaluated.loss.item(), evaluated.metrics(), weights)
+        full = strategy.full_weights()
+        weights = {name: value.flatten().tolist() for name, value in full.items()}
+        exported = folder / f"exported-{me.rank}"
+        shutil.rmtree(exported, ignore_errors=True)
+        exported.mkdir()
+        write_draft(draft, full, bench.target, exported)
+        gathered = {name: value.clone() for name, value in strategy.gather_weights()}
+        pushed = save(dict(draft.exported_tensors(gathered, bench.target)))
+    return Result(
+        losses, norms, evaluated.loss.item(), evaluated.metrics(), weights, file_bytes(exported), pushed
+    )
