@@ -363,3 +363,12 @@ def test_a_system_prompt_beside_the_conversation_comes_first(load):
         },
     ).train
     np.testing.assert_array_equal(inside.input_ids, outside.input_ids)
+
+
+def test_a_row_that_asks_for_another_rendering_is_refused(load):
+    row = conversation("a", "b", chat_template_kwargs={"enable_thinking": False})
+    load(row, template=THINKING, chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(
+        DataError, match=r"asks for \{'enable_thinking': False\}, data.chat_template_kwargs is \{\}"
+    ):
+        load(row, template=THINKING)

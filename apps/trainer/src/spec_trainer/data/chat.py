@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
 from spec_core.foreign import foreign_errors
+from spec_core.wording import shown
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rendering_limits import rendering_limits
 from spec_trainer.data.rows import Chat
@@ -107,7 +108,12 @@ class ChatRenderer:
     ) -> tuple[str, Spans]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        template = self._template(chat)
+        template, kwargs = self._template(chat), self._config.chat_template_kwargs
+        if chat.chat_template_kwargs and chat.chat_template_kwargs != kwargs:
+            raise BadRow(
+                "other variables of the template",
+                f"the row asks for {shown(chat.chat_template_kwargs)}, data.chat_template_kwargs is {shown(kwargs)}",
+            )
         # A template's raise_exception, its operations on odd values and the limits raise errors of any type.
         with foreign_errors(BadRow, "refused by the chat template"), rendering_limits():
             texts, marks = render_jinja_template(
@@ -116,7 +122,7 @@ class ChatRenderer:
                 chat_template=template,
                 return_assistant_tokens_mask=marked,
                 add_generation_prompt=prompt,
-                **{**self._tokenizer.special_tokens_map, **self._config.chat_template_kwargs},
+                **{**self._tokenizer.special_tokens_map, **kwargs},
             )
         return texts[0], [(start, stop) for start, stop in marks[0]] if marked else []
 

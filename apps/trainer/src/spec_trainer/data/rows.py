@@ -36,6 +36,8 @@ class Chat:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     last_turn_only: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the template that the row asks for."""
 
     @property
     def answers(self) -> list[int]:
@@ -78,7 +80,12 @@ def parse_row(row: object) -> Chat | Text | Tokens:
         if key in fields:
             _check_text_only(fields)
             messages = _messages(key, fields[key], fields.get("system"))
-            return Chat(messages, _tools(fields.get("tools")), flag)
+            kwargs = fields.get("chat_template_kwargs")
+            if not isinstance(kwargs, dict | None):
+                raise BadRow(
+                    "bad conversation", f"chat_template_kwargs is {shown(kwargs)}, expected an object"
+                )
+            return Chat(messages, _tools(fields.get("tools")), flag, kwargs)
     if "text" in fields:
         return Text(_text(fields["text"]))
     keys = shortened(", ".join(map(str, fields)), 200)
