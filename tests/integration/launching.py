@@ -85,21 +85,21 @@ class Lab:
         words = {**self.keys, "output": output, **{key.replace("__", "."): v for key, v in keys.items()}}
         return ["train", *(f"{key}={value}" for key, value in words.items())]
 
-    def command(self, output: Path, **keys: object) -> list[str]:
-        return [*_program(), *self.words(output, **keys)]
+    def command(self, output: Path, command: str = "train", **keys: object) -> list[str]:
+        return [*_program(), command, *self.words(output, **keys)[1:]]
 
     def train_here(self, output: Path, **keys: object) -> None:
         """Train to a good end in this process, which has imported torch and transformers already."""
         assert cli.run(self.words(output, **keys)) == 0
 
-    def start(self, output: Path, **keys: object) -> Run:
+    def start(self, output: Path, command: str = "train", **keys: object) -> Run:
         """Starts a run; ``train__steps=5`` is ``train.steps=5``."""
         marker = uuid.uuid4().hex
         errors = self.folder / f"{marker}.stderr"
         env = {**os.environ, "PYTHONPATH": self._path(), _MARKER: marker}
         with errors.open("wb") as stderr:
             process = subprocess.Popen(
-                self.command(output, **keys),
+                self.command(output, command, **keys),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

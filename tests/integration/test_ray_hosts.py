@@ -61,6 +61,19 @@ def test_a_run_on_three_hosts_without_a_shared_folder_is_that_of_local_bit_for_b
         assert "Traceback" not in (output / "logs" / f"{name}.log").read_text()
 
 
+def test_engines_on_other_hosts_capture_into_a_folder_of_the_own_host_and_ranks_train_from_it(
+    lab: Lab, hosts: RayHosts, uninterrupted: Path
+) -> None:
+    folder = hosts.hidden / "features"
+    engines = {**ON_HOSTS, "engine__replicas": 2, "train__ranks": 1}
+    run = lab.start(folder, "capture", launcher__address=hosts.address, **engines)
+    assert run.wait(150) == 0, run.story()
+    output = hosts.hidden / "from-features"
+    lab.train(output, data__features=folder, train__ranks=2, train__steps=STEPS)
+    assert losses(output) == pytest.approx(losses(uninterrupted)[:STEPS], rel=1e-5)
+    assert trained(output) == {step: trained(uninterrupted)[step] for step in range(1, STEPS + 1)}
+
+
 def test_a_run_goes_on_with_fewer_trainers_while_a_host_is_gone(
     lab: Lab, hosts: RayHosts, uninterrupted: Path
 ) -> None:
