@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from datasets import Dataset as Table
 
-from spec_core.errors import DataError
+from spec_core.errors import ArtifactError, DataError
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.sources import read_rows
@@ -461,3 +461,14 @@ def test_prompts_need_no_answers(write):
     (sample,) = dataset.train
     assert sample.prompt.tolist() == sample.input_ids.tolist()
     assert dataset.token_counts(10).sum() == len(sample)
+
+
+def test_what_regenerate_says_of_its_answers_is_no_data(write, tmp_path):
+    write(*numbers(2), name="answers/a.jsonl")
+    meta = tmp_path / "answers/a.jsonl.meta.json"
+    for text in ('{"settings": {}, "result": {}}', '{"of": "another program"}'):
+        meta.write_text(text)
+        assert len(read(tmp_path / "answers").train) == 2
+    meta.write_text('{"settings": {"chat_template_kwargs": 1}}')
+    with pytest.raises(ArtifactError, match=r"a\.jsonl\.meta\.json is damaged: chat_template_kwargs"):
+        read(tmp_path / "answers")

@@ -95,7 +95,8 @@ def read_chat_record(folder: Path) -> ChatConfig | None:
 def chat_of_answers(file: Path) -> ChatConfig | None:
     """Return how ``spec-trainer regenerate`` rendered the prompts of ``file``; None for a file of other origin."""
     meta = meta_of_answers(file)
-    return _recorded(meta, read_json_object(meta, ArtifactError).get("settings")) if meta.is_file() else None
+    settings = read_json_object(meta, ArtifactError).get("settings") if meta.is_file() else None
+    return _recorded(meta, settings) if isinstance(settings, dict) else None
 
 
 def meta_of_answers(file: Path) -> Path:

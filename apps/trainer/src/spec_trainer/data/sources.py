@@ -61,7 +61,7 @@ def read_rows(path: str) -> Iterator[DataRow]:
 def check_answers(path: str, chat: ChatConfig) -> None:
     """Raise ConfigError where ``regenerate`` has rendered a file of ``path`` with other values than ``chat``."""
     place = Path(path)
-    for file in _data_files(place) if place.is_dir() else [place]:
+    for file in _data_files(place) if path and place.is_dir() else [place]:
         made = chat_of_answers(file)
         if made is not None:
             chat.check_same(made, f"data '{file}'")
