@@ -54,7 +54,8 @@ def test_full_report(directory):
         "acceptance_length_before": 1.0, "acceptance_length_bigram": 1.3, "acceptance_length_prompt_lookup": 1.1,
         "tokens_per_s": 300.0, "tokens_per_s_without_draft": 200.0, "outputs_equal": True,
         "throughput": [{"concurrency": 8, "tokens_per_s": 1111.0, "tokens_per_s_without_draft": 99.0}],
-        "acceptance_per_position": [0.7, 0.4], "time_s": {"data": 25.0, "step": 75.0},
+        "acceptance_per_position": [0.7, 0.4], "time_s": {"data": 25.0, "step": 75.0}, "num_draft_tokens": 2,
+        "texts": [{"prompt": "<p>", "tokens": [{"text": "<em>", "place": 1, "refused": "<del>"}]}],
     }  # fmt: skip
     entry = {"time": 0.0, "step": 7, "worker": "engine-1", "cause": "engine-1 was <killed>"}
     directory.replacements.parent.mkdir()
@@ -67,7 +68,8 @@ def test_full_report(directory):
         assert part in page.text
     for row in (("all prompts", "300", "200"), ("8", "1,111", "99")):
         assert " ".join(row) in " ".join(page.text.split())
-    assert [tag for tag, _ in page.tags].count("svg") == 2
+    assert [tag for tag, _ in page.tags].count("svg") == 5
+    assert "<p> <del> <em>" in page.text
     assert not [attrs for tag, attrs in page.tags if tag in ("script", "img", "link") or "src" in attrs]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
-import io
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.disk import write_atomically
 from spec_trainer.metrics import read_metrics
+from spec_trainer.report_decoding import DECODING_STYLE, explanations, speed_picture, texts, topics
+from spec_trainer.report_svg import svg
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 
 table { border-collapse: collapse } td, th { padding: .25rem .9rem .25rem 0; text-align: left; vertical-align: top }
 th { font-weight: 600 } td.n { text-align: right; font-variant-numeric: tabular-nums }
 tr + tr td { border-top: 1px solid #e4e9f0 }
+.wide { overflow-x: auto } .panels { display: flex; flex-wrap: wrap; gap: 1rem }
 svg { max-width: 100%; height: auto } pre { background: #f3f6fa; padding: 1rem; border-radius: 10px; overflow: auto }
 """
 
@@ -48,8 +50,12 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         f"<p class=lead>{html.escape(str(summary.get('description', '')))}</p>",
         _figures(summary),
         _decoding(summary),
-        _curves(records),
+        explanations(summary),
+        speed_picture(summary),
+        texts(summary),
         _positions(records, summary),
+        topics(summary),
+        _curves(records),
         _pushes(records, summary),
         _cycles(summary),
         _replacements(read_metrics(directory.replacements)),
@@ -57,8 +63,9 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         f"<h2>Configuration</h2><pre>{html.escape(directory.config.read_text())}</pre>",
     ]
     page = (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
-        f"<style>{_STYLE}</style><body>{''.join(parts)}</body></html>\n"
+        f"<!doctype html><html lang=en><meta charset=utf-8>"
+        f'<meta name=viewport content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
+        f"<style>{_STYLE}{DECODING_STYLE}</style><body>{''.join(parts)}</body></html>\n"
     )
     write_atomically(directory.report, page)
 
@@ -127,7 +134,7 @@ def _curves(records: Sequence[Record]) -> str:
                 axis.legend(frameon=False)
             axis.set(title=label, xlabel="step")
 
-    return "<h2>Training</h2>" + _svg(draw, columns=3)
+    return "<h2>Training</h2>" + svg(draw, panels=3)
 
 
 def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
@@ -144,7 +151,7 @@ def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
             axis.bar(range(1, len(values) + 1), values, width=0.7)
             axis.set(title=label, xlabel="draft position", ylim=(0, 1))
 
-    return "<h2>Acceptance per position</h2>" + _svg(draw, columns=len(bars))
+    return "<h2>Acceptance per position</h2>" + svg(draw, panels=len(bars))
 
 
 def _pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
@@ -226,20 +233,3 @@ def _time(summary: Mapping[str, Any]) -> str:
         for name, value in times.items()
     )
     return f"<h2>Where the time went</h2><table>{rows}</table>"
-
-
-def _svg(draw: Any, columns: int) -> str:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * columns, 3.0), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    draw(axes)
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg")
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]

@@ -38,6 +38,9 @@ class Generation:
     """Per token, k ≥ 1 where it stands at guess k of a round that had all guesses before it accepted: the target
     accepted this guess, or put the token in its place. 0 for a token that none was judged for. Empty where the engine
     does not name them."""
+    refused_guesses: tuple[int, ...] = ()
+    """Per token, the guess that it was put in the place of, −1 where there is none. Empty where the engine does not
+    name them."""
     verifications: tuple[int, ...] = ()
     """How many of the answer's verifications accepted 0, 1, … guesses; empty where the engine does not count them."""
     cached_tokens: int = 0

@@ -230,6 +230,7 @@ class _Sequence:
         self._token_ids: list[int] = []
         self._gaps: list[float] = []
         self._places: list[int] = []
+        self._refused: list[int] = []
 
     @property
     def complete(self) -> bool:
@@ -246,16 +247,19 @@ class _Sequence:
         guesses = self.proposal.token_ids
         self.new_ids = [*guesses[: verdict.accepted], verdict.next_token]
         self.text += self.new_ids
+        judged = [*[-1] * verdict.accepted, *guesses[verdict.accepted : verdict.accepted + 1], -1]
         for place, (token_id, gap) in enumerate(zip(self.new_ids, gaps, strict=False), start=1):
             if not self.complete:
                 self._token_ids.append(token_id)
                 self._gaps.append(gap)
                 self._places.append(place if place <= len(guesses) else 0)
+                self._refused.append(judged[place - 1])
 
     def generation(self) -> Generation:
         return Generation(
             token_ids=tuple(self._token_ids),
             top2_margin=tuple(self._gaps),
             guess_places=tuple(self._places) if self.proposer is not None else (),
+            refused_guesses=tuple(self._refused) if self.proposer is not None else (),
             verifications=tuple(self.verifications),
         )

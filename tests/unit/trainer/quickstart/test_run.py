@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,7 +64,23 @@ def test_it_measures_and_reports(cache, tmp_path):
     assert summary == json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["outputs_equal"] is True
     assert summary["generated_tokens"] == 16
-    assert "bigram draft" in (tmp_path / "out/report.html").read_text()
+    report = (tmp_path / "out/report.html").read_text()
+    titles = (
+        "What the numbers say",
+        "Speed by number of draft tokens",
+        "What was guessed, and what was refused",
+        "Acceptance by topic",
+    )
+    assert [title for title in ("bigram draft", *titles) if title not in report] == []
+    assert "http" not in re.sub(
+        r"http://www.w3.org/\S+|https?://(purl|matplotlib|creativecommons)\.org\S*", "", report
+    )
+    judged = [token for text in summary["texts"] for token in text["tokens"]]
+    assert len(judged) == 16
+    assert sum(bool(token["place"]) or token["refused"] is not None for token in judged) > 0
+    assert [row["num_draft_tokens"] for row in summary["speeds"]] == [0, 1, 2, 3, 4]
+    assert sum(row["rounds"] for row in summary["topics"].values()) == summary["rounds"]
+    assert "speed-up with the trained draft, one text at a time" in quickstart.highlights(summary, tmp_path)
 
 
 def test_the_target_is_made_once_and_no_held_out_prompt_is_from_a_file_that_was_trained_on(cache):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core import Backend, Draft, Engine, EngineConfig, plugins
 from spec_core.records import SamplingParams
+from spec_trainer.data.tokens import Encoder
 from spec_trainer.disk import cache_folder, write_atomically
 from spec_trainer.engine_options import EngineOptions, EngineSections
 from spec_trainer.engine_output import engine_output_kept
@@ -22,6 +23,7 @@ from spec_trainer.evaluation.measure import decode
 from spec_trainer.evaluation.workload import Workload
 from spec_trainer.job import run_training
 from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by_file
+from spec_trainer.quickstart.showcase import speeds, texts_and_topics
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, tiny_target_cache_key
 from spec_trainer.report import write_report
 from spec_trainer.resolve import resolve
@@ -137,10 +139,17 @@ def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
     }
     return {
         **{f"acceptance length, {name}": round(summary[key], 2) for name, key in lengths.items()},
+        **_speed_up(summary),
         "greedy output equal to plain decoding": summary["outputs_equal"],
         "draft": str(output / "draft"),
         "report": str(output / "report.html"),
     }
+
+
+def _speed_up(summary: dict[str, Any]) -> dict[str, float]:
+    """Return the best speed-up of a single text, where it was measured."""
+    found = [row["speedup"] for row in summary.get("speeds", ()) if row["concurrency"] == 1]
+    return {"speed-up with the trained draft, one text at a time": round(max(found), 2)} if found else {}
 
 
 def prepare_files(size: QuickstartSize) -> QuickstartFiles:
@@ -164,6 +173,14 @@ def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> di
     with engine_output_kept(run.engine_type), create_engine(run, run.target) as engine:
         work = Workload(prompts=prompts, sampling=sampling)
         result = measure(engine, run.directory.draft, work, untrained)
+        if run.engine_type.in_process:  # others start again for every number of draft tokens
+            engine.load_draft(run.directory.draft)
+            log.info(
+                "timing the draft with other numbers of draft tokens, and collecting texts for the report"
+            )
+            text_of = Encoder(run.target.folder, run.target.vocab_size).decode
+            result |= texts_and_topics(engine, prompts, sampling, text_of)
+            result["speeds"] = speeds(engine, prompts, sampling, run.draft.max_draft_tokens)
     return {**result, **_measure_baselines(run, prompts, sampling)}
 
 

@@ -1,0 +1,101 @@
+"""Collect what the quickstart's report shows of decoding with a draft: texts with guesses, topics, and speeds."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from spec_core.records import AcceptanceCounters
+from spec_trainer.evaluation.measure import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from spec_core import Engine
+    from spec_core.records import Generation, SamplingParams
+    from spec_trainer.evaluation.workload import Prompts
+
+    Decode = Callable[[Sequence[int]], str]
+
+log = logging.getLogger(__name__)
+
+NUM_TEXTS = 4
+SIDE_BY_SIDE = (1, 4, 8)
+"""Numbers of texts that are decoded at once to measure speeds: with many, the CPU is busy without a draft."""
+NUM_TIMED = 8
+TIMED_TOKENS = 48
+
+
+def speeds(
+    engine: Engine, prompts: Prompts, sampling: SamplingParams, most: int | None
+) -> list[dict[str, Any]]:
+    """Return tokens per second by texts at once and number of draft tokens, 0 for plain decoding by the same code.
+
+    ``most``: draft tokens that a pass can have, if there is a limit.
+    """
+    timed, rows = prompts[:NUM_TIMED], list[dict[str, Any]]()
+    beyond = sampling.num_draft_tokens + 2
+    counts = range(min(beyond, most or beyond) + 1)
+    sampling = replace(
+        sampling, max_new_tokens=min(sampling.max_new_tokens, TIMED_TOKENS), with_margins=False
+    )
+    for size in (size for size in SIDE_BY_SIDE if size <= max(1, len(timed))):
+        groups = [timed[start : start + size] for start in range(0, max(size, len(timed) // 2), size)]
+        for count in counts:
+            way = replace(sampling, num_draft_tokens=count)
+            passes = [decode(engine, group, way) for group in groups]
+            tokens_per_s = sum(one.num_tokens for one in passes) / sum(one.seconds for one in passes)
+            plain = tokens_per_s if count == 0 else rows[-count]["tokens_per_s"]
+            rows.append(
+                {
+                    "concurrency": size,
+                    "num_draft_tokens": count,
+                    "tokens_per_s": tokens_per_s,
+                    "speedup": tokens_per_s / plain,
+                }
+            )
+    return rows
+
+
+def texts_and_topics(
+    engine: Engine, prompts: Prompts, sampling: SamplingParams, text_of: Decode
+) -> dict[str, Any]:
+    """Return some answers with what became of each guess, and acceptance by the kind of text that is continued."""
+    answers = engine.generate(prompts, sampling)
+    topics: dict[str, AcceptanceCounters] = {}
+    for prompt, answer in zip(prompts, answers, strict=True):
+        topic = topic_of(text_of(prompt))
+        topics[topic] = topics.get(topic, AcceptanceCounters()) + answer.acceptance
+    return {
+        "texts": [
+            {"prompt": text_of(prompt), "tokens": _tokens(answer, text_of)}
+            for prompt, answer in list(zip(prompts, answers, strict=True))[:NUM_TEXTS]
+        ],
+        "topics": {
+            topic: {"acceptance_length": counters.acceptance_length, "rounds": counters.rounds}
+            for topic, counters in sorted(topics.items())
+        },
+    }
+
+
+def topic_of(text: str) -> str:
+    """Return what kind of text a prompt begins."""
+    first = text.removeprefix("<|im_start|>user\n").lstrip().split(maxsplit=1)[:1]
+    kinds = {"class": "classes", "def": "functions", "async": "functions", "@": "functions"}
+    word = first[0] if first else ""
+    return kinds.get("@" if word.startswith("@") else word, "prose and other code")
+
+
+def _tokens(answer: Generation, text_of: Decode) -> list[dict[str, Any]]:
+    """Return text, guess place and refused guess of each token; a token that was no guess has place 0."""
+    places = answer.guess_places or (0,) * len(answer.token_ids)
+    refused = answer.refused_guesses or (-1,) * len(answer.token_ids)
+    return [
+        {
+            "text": text_of([token_id]),
+            "place": place if guess < 0 else 0,
+            "refused": text_of([guess]) if guess >= 0 else None,
+        }
+        for token_id, place, guess in zip(answer.token_ids, places, refused, strict=True)
+    ]
