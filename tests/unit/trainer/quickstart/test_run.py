@@ -57,13 +57,17 @@ def cache(tmp_path_factory):
         yield folder
 
 
-def test_it_measures_and_reports(cache, tmp_path):
+def test_it_measures_and_reports(cache, tmp_path, caplog):
+    caplog.set_level("INFO", "spec_trainer.quickstart.stages")
     summary = quickstart.run_quickstart("eagle3", "hf", tmp_path / "out", replace(TOY, seed=3))
     assert "\nseed: 3\n" in (tmp_path / "out/config.yaml").read_text()
     assert [key for key in CONTRACT if key not in summary] == []
     assert summary == json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["outputs_equal"] is True
     assert summary["generated_tokens"] == 16
+    shown = [message for message in caplog.messages if message.startswith("[")]
+    assert [int(message.split("%")[0].split()[-1]) for message in shown] == [0, 3, 48, 48, 85, 99]
+    assert shown[3].endswith("training the draft; next: measuring, writing the report")
     report = (tmp_path / "out/report.html").read_text()
     titles = (
         "What the numbers say",

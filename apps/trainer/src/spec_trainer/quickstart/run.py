@@ -7,6 +7,7 @@ no training at all.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from spec_trainer.evaluation.workload import Workload
 from spec_trainer.job import run_training
 from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by_file
 from spec_trainer.quickstart.showcase import speeds, texts_and_topics
+from spec_trainer.quickstart.stages import DRAFT, MEASURE, READ, REPORT, TARGET, Stages
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, tiny_target_cache_key
 from spec_trainer.report import write_report
 from spec_trainer.resolve import resolve
@@ -103,7 +105,8 @@ def run_quickstart(
     plugins.load_available(Backend, backend)
     RunDirectory(output).check_folder()
     size = size or QuickstartSize()
-    files = prepare_files(size)
+    stages = Stages()
+    files = prepare_files(size, stages)
     flags = {
         "target": str(files.target),
         "data.path": str(files.train),
@@ -115,16 +118,18 @@ def run_quickstart(
         "seed": size.seed,
         **{f"draft.{key}": value for key, value in draft_type.small_run.items()},
     }
+    stages.begin(DRAFT)
     run = resolve(None, flags, size.training)
     summary = run_training(run)
     _link(run.directory.root / "inputs", files.folder)
-    log.info("measuring acceptance on held-out prompts")
+    stages.begin(MEASURE)
     summary |= _measure_all(run, held_out_prompts(run, size.num_prompts), size.sampling)
     summary["description"] = (
         f"{draft} draft for a tiny target; sampling at temperature {size.sampling.temperature}, "
         f"{size.sampling.num_draft_tokens} draft tokens"
     )
     run.directory.write_summary(summary)
+    stages.begin(REPORT)
     write_report(run.directory, "Quickstart: a draft for a tiny target", summary)
     return summary
 
@@ -152,8 +157,10 @@ def _speed_up(summary: dict[str, Any]) -> dict[str, float]:
     return {"speed-up with the trained draft, one text at a time": round(max(found), 2)} if found else {}
 
 
-def prepare_files(size: QuickstartSize) -> QuickstartFiles:
+def prepare_files(size: QuickstartSize, stages: Stages | None = None) -> QuickstartFiles:
     """Return the tiny target and its data from the cache, or make them, which takes some minutes."""
+    stages = stages or Stages()
+    stages.begin(READ)
     config, documents = size.target, python_documents(size.library)
     train, held_out = split_by_file(documents, HELD_OUT_SHARE, seed=0)
     key = f"{tiny_target_cache_key(train, config)}-{PIECE_CHARS}-{HELD_OUT_ROWS}"
@@ -162,8 +169,9 @@ def prepare_files(size: QuickstartSize) -> QuickstartFiles:
     _write_rows(files.train, _rows(train))
     _write_rows(files.held_out, _evenly(_rows(held_out), HELD_OUT_ROWS))
     if not files.target.exists():
-        log.info("training the tiny target once, into %s", files.folder)
-        build_tiny_target(files.target, train, config, _log_progress)
+        stages.begin(TARGET)
+        log.info("the target will be in %s", files.folder)
+        build_tiny_target(files.target, train, config, functools.partial(_show_progress, stages))
     return files
 
 
@@ -247,6 +255,6 @@ def _pieces(text: str) -> Iterator[str]:
         yield "".join(piece)
 
 
-def _log_progress(step: int, num_steps: int, loss: float) -> None:
-    if step % 50 == 0 or step == num_steps:
-        log.info("tiny target: step %d/%d, loss %.2f nats per token", step, num_steps, loss)
+def _show_progress(stages: Stages, step: int, num_steps: int, loss: float) -> None:
+    if step % 30 == 0 or step == num_steps:
+        stages.show(step / num_steps, f"step {step}/{num_steps}, loss {loss:.2f} nats per token")

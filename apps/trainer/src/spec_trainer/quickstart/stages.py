@@ -1,0 +1,45 @@
+"""Progress over the whole quickstart: a bar, the stage that runs, and what comes next."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+READ, TARGET, DRAFT, MEASURE, REPORT = (
+    "reading the text that Python ships",
+    "training the tiny target (once: it is cached)",
+    "training the draft",
+    "measuring",
+    "writing the report",
+)
+SHARES: Mapping[str, float] = {READ: 0.03, TARGET: 0.45, DRAFT: 0.37, MEASURE: 0.14, REPORT: 0.01}
+"""Each stage's part of the time, on two cores."""
+_WIDTH = 24
+
+
+class Stages:
+    """The stages in their order; one that is not begun is passed over."""
+
+    def __init__(self, shares: Mapping[str, float] = SHARES) -> None:
+        """Start before the first stage."""
+        self._shares, self._current = shares, next(iter(shares))
+
+    def begin(self, title: str) -> None:
+        """Show that a stage begins, and what comes after it."""
+        self._current = title
+        titles = list(self._shares)
+        following = titles[titles.index(title) + 1 :]
+        self.show(0.0, f"next: {', '.join(following)}" if following else "")
+
+    def show(self, share: float, note: str = "") -> None:
+        """Show that ``share`` of the current stage is done."""
+        titles = list(self._shares)
+        before = sum(self._shares[title] for title in titles[: titles.index(self._current)])
+        done = before + share * self._shares[self._current]
+        bar = f"{'#' * round(done * _WIDTH):-<{_WIDTH}}"
+        log.info("[%s] %3.0f %%  %s%s", bar, 100 * done, self._current, note and f"; {note}")
