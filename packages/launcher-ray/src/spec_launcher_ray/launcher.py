@@ -150,18 +150,20 @@ class RayLauncher(Launcher):
             ray.kill(actor)
 
     def _move(self, name: str, shown: str) -> None:
-        """Find devices for a worker whose host is lost. Raise NoDevices."""
+        """Find devices for a worker whose host is lost. Raise NoDevices, RunError where there will be none."""
         from spec_launcher_ray import cluster
 
         assert self._cluster is not None
         assert self._hosts is not None
         spec, lost = self._places[name].spec, self._places[name].host
+        if self._places[name].address == LOOPBACK:  # no other host reaches this run
+            raise RunError(f"{name} cannot be started again: Ray's node of this host is lost")
         try:
             hosts = self._cluster.hosts(self._resource)
         except ConfigError as error:  # one of launcher.hosts is lost
             raise NoDevices(f"{name} has lost its host {lost.address}: {error}") from error
         roomy = [host for host in hosts if host.num_free >= spec.num_devices]
-        if not roomy or self._places[name].address == LOOPBACK:  # then no other host reaches this run
+        if not roomy:
             wanted = f"{spec.num_devices} free {self._resource}"
             raise NoDevices(f"{name} has lost its host {lost.address}, and no other has {wanted}")
         (bundle,) = DeviceTable(roomy[:1]).bundles([replace(spec, first_device=0)])
