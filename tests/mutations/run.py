@@ -23,6 +23,7 @@ GLOO, GROUP = "collectives/gloo_process_group.py", "collectives/library_process_
 SENDER, RECEIVER, WINDOW = "streams/sender.py", "streams/receiver.py", "streams/window.py"
 INLINE, HOST_POOL, ARENA = "streams/inline_transport.py", "streams/host_pool.py", "streams/shared_memory.py"
 RENDEZVOUS, SERVER = "rendezvous.py", "rendezvous_server.py"
+SHARDED = "sharding/sharded_state.py"
 CONTROL, REAPER = "processes/control.py", "processes/reaper.py"
 
 GROUP_TEST = "tests/contract/test_cpu_process_group.py::TestGlooProcessGroup::test_"
@@ -34,6 +35,7 @@ UPDATE_TEST = "tests/unit/core/weight_sync/test_receiver.py::test_"
 PUBLISHER_TEST = "tests/unit/core/weight_sync/test_publisher.py::test_"
 KEPT_TEST = PUBLISHER_TEST + "what_transports_keep_is_released_with_a_replica_a_publisher_and_a_receiver"
 WEIGHTS_TEST = "tests/contract/test_weight_transports.py::TestFileTransport::test_"
+SHARDED_TEST = "tests/unit/core/sharding/test_sharded_state.py::test_"
 LAUNCHER_TEST = "tests/contract/test_local_launcher.py::TestLocalLauncher::test_"
 
 
@@ -457,6 +459,21 @@ MUTATIONS = [
         "        end_group(group)\n",
         "        pass\n",
         LAUNCHER_TEST + "l8_a_killed_launcher_leaves_nothing",
+    ),
+    # Ranges of a tensor, as a distributed optimizer saves them
+    Mutation(
+        "S5",
+        SHARDED,
+        "end = min(stop, whole * row)",
+        "end = whole * row",
+        SHARDED_TEST + "any_range_is_a_few_rectangles",
+    ),
+    Mutation(
+        "S5",
+        SHARDED,
+        "map(sum, zip(self.offset, start, strict=True))",
+        "start",
+        SHARDED_TEST + "a_range_of_a_part_is_filled_from_rectangles_of_the_whole",
     ),
 ]
 

@@ -82,6 +82,21 @@ def test_the_loss_curve_is_the_cpu_backends(lab, cpu_curve, draft, topology):
 
 
 @pytest.mark.xdist_group("eagle3")
+def test_two_ranks_of_megatron_follow_a_curve_of_the_cpu(lab):
+    """Data parallel with the distributed optimizer, and a divided draft, over HCCL."""
+    draft = {**DRAFTS["eagle3"], "draft__vocab_size": 60}
+    ways = {
+        "data": {"strategy__distributed_optimizer": True},
+        "tensor": {"strategy__tensor_parallel": 2, "strategy__sequence_parallel": True},
+    }
+    lab.train_here(lab.folder / "whole", **draft)
+    for name, way in ways.items():
+        output = lab.folder / name
+        lab.train(output, **ASCEND, **draft, **Lab.one_and_two, strategy__name="megatron", **way)
+        assert losses(output) == pytest.approx(losses(lab.folder / "whole"), rel=1e-4)
+
+
+@pytest.mark.xdist_group("eagle3")
 def test_ranks_are_connected_before_engines_connect_to_them(lab, monkeypatch):
     """HCCL refuses to connect two groups of a process at once, and torch connects its own in the first collective."""
     monkeypatch.setenv("FAKE_CANN_TRACE", "1")
