@@ -119,7 +119,9 @@ def texts(summary: Mapping[str, Any]) -> str:
 
 
 def _token(token: Mapping[str, Any]) -> str:
-    refused = f"<s>{html.escape(token['refused'])}</s>" if token["refused"] is not None else ""
+    refused = ""
+    if token["refused"] is not None:  # a refused line end breaks no line
+        refused = f"<s>{html.escape(token['refused'].replace(chr(10), '↵'))}</s>"
     text = html.escape(token["text"])
     if token["place"]:
         return f"{refused}<b class=g{min(token['place'], _LAST_SHADE)}>{text}</b>"
