@@ -58,8 +58,10 @@ MEDUSA = Path(__file__).parents[1] / "plugins" / "spec-draft-medusa"
 
 
 @pytest.fixture(scope="session")
-def llama(make_target) -> Path:
-    return make_target("llama", **_SHAPE)
+def llama(make_target, add_characters) -> Path:
+    folder = make_target("llama", **_SHAPE)
+    add_characters(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -406,14 +407,18 @@ def test_evaluation_of_the_draft(command_line, trained, peaked_target, prompts):
 
 
 def test_evaluation_of_everything_that_can_be_asked_for(
-    command_line, trained, peaked_target, prompts, caplog
+    command_line, trained, peaked_target, prompts, caplog, tmp_path
 ):
     outcome = command_line(
         "evaluate", "--target", peaked_target, "--draft-model", trained / "draft", "--prompts", prompts,
         "--max-new-tokens", 6, "--temperature", 0.7, "--no-stop-at-eos", "--concurrency", "3,64", "--no-untrained",
-        "engine.dtype=float32", "--json",
+        "engine.dtype=float32", "--json", "--report", tmp_path / "report.html",
     )  # fmt: skip
     document = json.loads(outcome.out)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 4
+    assert not re.search(r"<script|<link|src=|url\(http", page)
+    assert "the draft " in page
     assert (document["engine"], document["backend"], document["prompts"]) == ("hf", "cpu", PROMPTS)
     assert (document["num_draft_tokens"], document["temperature"]) == (4, 0.7)
     assert document["acceptance_length_before"] is None

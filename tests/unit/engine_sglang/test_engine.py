@@ -153,6 +153,12 @@ def test_generation_and_counters(open_engine, eagle3_folder):
         rounds=6, drafted=18, accepted=6, accepted_per_position=(2, 2, 2)
     )
     assert engine.acceptance().acceptance_length == 2.0
+    assert [answer.verifications for answer in answers] == [(2, 0, 0, 1)] * 2
+    streaming = SamplingParams(max_new_tokens=2, num_draft_tokens=3, with_times=True, concurrency=1)
+    streamed = engine.generate([[5], [9, 4]], streaming)
+    assert [answer.token_ids for answer in streamed] == [(6, 7), (5, 6)]
+    assert [answer.verifications for answer in streamed] == [(2, 0, 0, 1)] * 2
+    assert all(0 < first <= second for first, second in (answer.times_s for answer in streamed))
     engine.load_draft(eagle3_folder)
     assert engine.acceptance().rounds == 0
 

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,6 +23,7 @@ from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cy
 from spec_trainer.last_resort import unforeseen_errors
 from spec_trainer.push.request import PushRequest  # noqa: TC001
 from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
+from spec_trainer.run_flags import RunFlags
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,57 +37,6 @@ app = App(
 )
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class RunFlags:
-    """Short forms of configuration keys; they win over the file, ``section.key=value`` words win over them."""
-
-    config: Path | None = None
-    """YAML file with the run's configuration."""
-    backend: Annotated[str | None, Parameter(help="Hardware; a backend plugin (backend.name).")] = None
-    draft: Annotated[str | None, Parameter(help="Drafting algorithm; a draft plugin (draft.name).")] = None
-    target: Annotated[str | None, Parameter(help="Folder or hub id of the target (target).")] = None
-    data: Annotated[str | None, Parameter(help="Training data: file, folder or hub id (data.path).")] = None
-    engine: Annotated[
-        str | None, Parameter(help="Engine that runs the target; an engine plugin (engine.name).")
-    ] = None
-    strategy: Annotated[
-        str | None, Parameter(help="How the trainer is parallel; a strategy plugin (strategy.name).")
-    ] = None
-    placement: Annotated[
-        str | None, Parameter(help="inline, colocated or disaggregated (placement.kind).")
-    ] = None
-    launcher: Annotated[
-        str | None, Parameter(help="Starts the processes; a launcher plugin (launcher.name).")
-    ] = None
-    output: Annotated[str | None, Parameter(help="Run directory (output).")] = None
-    resume_from: Annotated[
-        str | None, Parameter(help="Checkpoint to resume from: latest, previous, step-N (train.resume_from).")
-    ] = None
-
-    restarts: Annotated[
-        int | None,
-        Parameter(help="Times to begin again at the newest checkpoint after a failure (train.restarts)."),
-    ] = None
-
-    def as_keys(self) -> dict[str, object]:
-        """Return the flags that were given, by configuration key."""
-        keys = {
-            "backend.name": self.backend,
-            "draft.name": self.draft,
-            "target": self.target,
-            "data.path": self.data,
-            "engine.name": self.engine,
-            "strategy.name": self.strategy,
-            "placement.kind": self.placement,
-            "launcher.name": self.launcher,
-            "output": self.output,
-            "train.resume_from": self.resume_from,
-            "train.restarts": self.restarts,
-        }
-        return {key: value for key, value in keys.items() if value is not None}
 
 
 _NO_FLAGS = RunFlags()
@@ -239,12 +188,13 @@ def evaluate(
         Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
     from spec_trainer.evaluation.command import evaluate_draft
-    from spec_trainer.evaluation.document import benchmark_lines
+    from spec_trainer.evaluation.document import benchmark_lines, load_lines
 
     document = evaluate_draft(request, overrides)
     _print_document(document, as_json)
-    if not as_json and document["benchmarks"]:
-        _print_lines(document, benchmark_lines(document), as_json)
+    for lines in () if as_json else (benchmark_lines(document), load_lines(document)):
+        if table := "\n".join(lines):
+            _print(table)
 
 
 @app.command

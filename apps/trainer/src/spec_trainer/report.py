@@ -62,12 +62,16 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _time(summary),
         f"<h2>Configuration</h2><pre>{html.escape(directory.config.read_text())}</pre>",
     ]
-    page = (
+    write_atomically(directory.report, page(title, parts))
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """Return a whole page in the style of reports; ``parts`` is the HTML of its body."""
+    return (
         f"<!doctype html><html lang=en><meta charset=utf-8>"
         f'<meta name=viewport content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
         f"<style>{_STYLE}{DECODING_STYLE}</style><body>{''.join(parts)}</body></html>\n"
     )
-    write_atomically(directory.report, page)
 
 
 def _figures(summary: Mapping[str, Any]) -> str:

@@ -25,6 +25,8 @@ E11 Where ``names_guesses``, answers with a draft have ``Generation.guess_places
     ``acceptance``. Optional: by default they have none.
 E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default answers
     have none.
+E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``, ascending, and
+    no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by default there are no times.
 """
 
 from __future__ import annotations

@@ -20,6 +20,10 @@ class SamplingParams:
     stop_at_eos: bool = True
     with_margins: bool = True
     """Whether ``Generation.top2_margin`` is wanted, which costs some engines time."""
+    with_times: bool = False
+    """Whether ``Generation.times_s`` is wanted: the engine streams its answers, as to a client that reads along."""
+    concurrency: int | None = None
+    """Most prompts that are answered at once; the next begins when one ends. None: all, as far as the engine can."""
 
     def prompt_seed(self, index: int) -> int:
         """Return the seed of prompt ``index``, so that its answer does not depend on the prompts before it."""
@@ -45,6 +49,9 @@ class Generation:
     """How many of the answer's verifications accepted 0, 1, … guesses; empty where the engine does not count them."""
     cached_tokens: int = 0
     """Tokens of the prompt that came from a prefix cache, as far as the engine counts them."""
+    times_s: tuple[float, ...] = ()
+    """Per token, the seconds from the beginning of its request until the engine handed it out; those of one
+    verification come together. Empty where they are not wanted, or the engine does not stream."""
     draft_version: int | None = None
     """Version of the draft that served, the last one where it changed meanwhile; None where none was pushed."""
     draft_digest: str = ""

@@ -57,7 +57,8 @@ class SglangProcess(EngineSubprocess):
         names = [f"spec-generate-{index}-{time.monotonic_ns()}" for index in range(len(prompts))]
         greedy_plain = sampling.temperature == 0 and sampling.num_draft_tokens == 0
         gaps = greedy_plain and sampling.with_margins and self._config.gaps
-        answers = self._run(names, prompts, self._sampling(sampling), gaps=gaps).result()["answers"]
+        load = {"times": sampling.with_times, "concurrency": sampling.concurrency or 0}
+        answers = self._run(names, prompts, self._sampling(sampling), gaps=gaps, **load).result()["answers"]
         drafted = sampling.num_draft_tokens
         for answer in answers:
             if len(answer["accepted"]) > drafted:  # a round that accepts more accepts all
@@ -87,8 +88,10 @@ class SglangProcess(EngineSubprocess):
         ids: Sequence[Sequence[int]],
         sampling: dict[str, Any],
         gaps: bool = False,
+        **load: int,
     ) -> Future[Fields]:
-        return self.ask("run", names=names, ids=[list(row) for row in ids], sampling=sampling, gaps=gaps)
+        ids = [list(row) for row in ids]
+        return self.ask("run", names=names, ids=ids, sampling=sampling, gaps=gaps, **load)
 
     def _sampling(self, sampling: SamplingParams) -> dict[str, Any]:
         return {

@@ -5,10 +5,12 @@ That engine's shutdown would kill every child of the process that it is in: here
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,17 +54,54 @@ def _handlers(engine: Any) -> dict[str, Handler]:
 
 
 async def _run(engine: Any, ranks: DraftRanks, message: Fields) -> Fields:
-    """Run a batch in one call: its requests reach the scheduler in one message, so that they share passes."""
-    answers = await engine.async_generate(
+    """Run a batch in one call: its requests reach the scheduler in one message, so that they share passes.
+
+    Where their times or their number at once matter, each is streamed by itself.
+    """
+    if message.get("times") or message.get("concurrency"):
+        answers = await _stream_all(engine, message)
+    else:
+        answers = await _run_at_once(engine, message)
+    for refusal in filter(None, (refusal_of(answer["meta_info"]) for answer in answers)):
+        raise EngineError(refusal)
+    served = {"draft": [ranks.served.version, ranks.served.digest]}
+    return {"answers": [read_answer(answer) | served for answer in answers]}
+
+
+async def _run_at_once(engine: Any, message: Fields) -> list[Fields]:
+    return await engine.async_generate(
         input_ids=message["ids"],
         rid=message["names"],
         sampling_params=[dict(message["sampling"]) for _ in message["ids"]],
         **({"return_logprob": True, "top_logprobs_num": 2} if message["gaps"] else {}),
     )
-    for refusal in filter(None, (refusal_of(answer["meta_info"]) for answer in answers)):
-        raise EngineError(refusal)
-    served = {"draft": [ranks.served.version, ranks.served.digest]}
-    return {"answers": [read_answer(answer) | served for answer in answers]}
+
+
+async def _stream_all(engine: Any, message: Fields) -> list[Fields]:
+    room = asyncio.Semaphore(message["concurrency"] or len(message["ids"]) or 1)
+
+    async def answer(name: str, ids: list[int]) -> Fields:
+        async with room:
+            return await stream_answer(engine, name, ids, message["sampling"])
+
+    return await asyncio.gather(*map(answer, message["names"], message["ids"]))
+
+
+async def stream_answer(engine: Any, name: str, ids: list[int], sampling: Fields) -> Fields:
+    """Return SGLang's last part of an answer with all its tokens, and the ``times`` at which they came.
+
+    A part holds all tokens so far, or where the server streams increments only the new ones; its count is of all.
+    """
+    tokens: list[int] = []
+    times: list[float] = []
+    begun = time.perf_counter()
+    parts = await engine.async_generate(input_ids=ids, rid=name, sampling_params=dict(sampling), stream=True)
+    async for part in parts:
+        count = part["meta_info"].get("completion_tokens", len(tokens))
+        tokens += part["output_ids"][len(part["output_ids"]) - (count - len(tokens)) :]
+        times += [time.perf_counter() - begun] * (len(tokens) - len(times))
+        last = part
+    return {**last, "output_ids": tokens, "times": times}
 
 
 def read_answer(answer: Fields) -> Fields:
@@ -78,6 +117,7 @@ def read_answer(answer: Fields) -> Fields:
         "gaps": [top[0][0] - top[1][0] for top in about.get("output_top_logprobs") or ()],
         "accepted": about.get("spec_correct_drafts_histogram") or [],
         "cached": about.get("cached_tokens") or 0,
+        "times": answer.get("times", ()),
     }
 
 

@@ -71,7 +71,8 @@ class VllmProcess(EngineSubprocess):
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
         """Return vLLM's answers in the prompts' order."""
         samplings = (self._sampling(sampling, index) for index in range(len(prompts)))
-        return self._run(prompts, samplings).result()["answers"]
+        load = {"times": sampling.with_times, "concurrency": sampling.concurrency or len(prompts)}
+        return self._run(prompts, samplings, **load).result()["answers"]
 
     def acceptance(self) -> AcceptanceCounters:
         """Return the counters since the process started."""
@@ -93,11 +94,13 @@ class VllmProcess(EngineSubprocess):
         super().close()
         self._sockets.cleanup()
 
-    def _run(self, prompts: Sequence[Sequence[int]], samplings: Iterable[dict[str, Any]]) -> Future[Fields]:
+    def _run(
+        self, prompts: Sequence[Sequence[int]], samplings: Iterable[dict[str, Any]], **load: int
+    ) -> Future[Fields]:
         requests = [
             {"ids": list(ids), "sampling": sampling} for ids, sampling in zip(prompts, samplings, strict=True)
         ]
-        return self.ask("run", requests=requests)
+        return self.ask("run", requests=requests, **load)
 
     def _sampling(self, sampling: SamplingParams, index: int) -> dict[str, Any]:
         """Return vLLM's parameters for prompt ``index``: its answer depends on the seed and the index alone."""

@@ -108,9 +108,14 @@ class Requests:
         self._is_sampler_right = None if may_draft else True
 
     async def run(self, message: Fields) -> Fields:
-        """Return the ``answers`` to the requests of ``message``."""
-        requests = enumerate(message["requests"])
-        answers = [self._generate(f"{message['key']}-{index}", request) for index, request in requests]
+        """Return the ``answers`` to the requests of ``message``, of which ``concurrency`` at most run at once."""
+        room = asyncio.Semaphore(message.get("concurrency") or len(message["requests"]) or 1)
+
+        async def answer(index: int, request: Fields) -> Fields:
+            async with room:
+                return await self._generate(f"{message['key']}-{index}", request, message.get("times", False))
+
+        answers = (answer(index, request) for index, request in enumerate(message["requests"]))
         return {"answers": await asyncio.gather(*answers)}
 
     async def counters(self, message: Fields) -> Fields:
@@ -121,7 +126,7 @@ class Requests:
         """Pass on a ``call`` with its ``argument`` to every rank, between two of vLLM's steps."""
         return await self._ranks.call(message["call"], message["argument"])
 
-    async def _generate(self, name: str, request: Fields) -> Fields:
+    async def _generate(self, name: str, request: Fields, is_timed: bool) -> Fields:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -131,14 +136,20 @@ class Requests:
             **request["sampling"],
             detokenize=False,
             ignore_eos=True,  # stop_token_ids say where to stop
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.DELTA if is_timed else RequestOutputKind.FINAL_ONLY,
         )
         prompt = {"prompt_token_ids": request["ids"]}
+        ids: list[int] = []
+        times: list[float] = []
+        begun = time.perf_counter()
         async for output in self._llm.generate(prompt, params, request_id=name):
             answer = output.outputs[0]
+            ids += answer.token_ids
+            times += [time.perf_counter() - begun] * (len(answer.token_ids) if is_timed else 0)
         verified = getattr(answer, "spec_decode_metrics", None)  # vLLM 0.26 has none
         return {
-            "ids": list(answer.token_ids),
+            "ids": ids,
+            "times": times,
             "gaps": [_gap(position) for position in answer.logprobs or ()],
             "accepted": [] if verified is None else list(verified.histogram),
             "cached": output.num_cached_tokens or 0,

@@ -50,20 +50,21 @@ def test_a_difference_is_told_and_excused_only_at_a_near_tie(drafted, gap, at_ti
 def test_document_is_json_whatever_differs():
     """JSON has no infinity."""
     work = Workload(prompts=[[1]], sampling=SamplingParams(max_new_tokens=4, num_draft_tokens=2))
-    plain = Passes(greedy=Pass(answers=answers((1, 2)), seconds=1.0), sampled=None, tokens_per_s={2: 1.0})
-    drafted = Passes(greedy=Pass(answers=answers((1,)), seconds=0.5), sampled=None, tokens_per_s={2: 3.0})
+    two, three = (Pass(answers=answers(text), seconds=1.0) for text in ((1, 2), (1, 2, 3)))
+    plain = Passes(greedy=two, sampled=None, loads={2: two})
+    drafted = Passes(greedy=Pass(answers=answers((1,)), seconds=0.5), sampled=None, loads={2: three})
     document = summarise(work, plain, drafted)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["first_differences"] == [{"prompt": 0, "position": 1, "top_two_gap": None}]
-    assert document["throughput"] == [
-        {"concurrency": 2, "tokens_per_s": 3.0, "tokens_per_s_without_draft": 1.0, "speedup": 3.0}
-    ]
+    (entry,) = document["throughput"]
+    assert (entry["concurrency"], entry["tokens_per_s"], entry["speedup"]) == (2, 3.0, 1.5)
+    assert entry["with_draft"]["inter_token_latency_ms"] is None  # the engine does not stream
     assert (document["tokens_per_s"], document["tokens_per_s_without_draft"]) == (2.0, 2.0)
 
 
 def test_few_tokens_are_called_few(caplog):
     work = Workload(prompts=[[1]], sampling=SamplingParams(max_new_tokens=4, num_draft_tokens=2))
-    one = Passes(greedy=Pass(answers=answers((1, 2)), seconds=1.0), sampled=None, tokens_per_s={})
+    one = Passes(greedy=Pass(answers=answers((1, 2)), seconds=1.0), sampled=None, loads={})
     summarise(work, one, one)
     assert "2 generated tokens are few, 5000 or more are advised" in caplog.text
 
@@ -85,8 +86,8 @@ def summary(names, plain: Pass, with_draft: Pass) -> dict:
     )
     return summarise(
         work,
-        Passes(greedy=plain, sampled=None, tokens_per_s={}),
-        Passes(greedy=with_draft, sampled=None, tokens_per_s={}),
+        Passes(greedy=plain, sampled=None, loads={}),
+        Passes(greedy=with_draft, sampled=None, loads={}),
     )
 
 

@@ -64,7 +64,7 @@ def test_each_way_of_decoding_is_asked_for_in_one_go():
     engine = Scripted()
     work = Workload(prompts=PROMPTS, sampling=GREEDY, other_temperature=0.7, concurrency=(1, 3))
     measure(engine, Path("trained"), work, Path("fresh"))
-    plain = [(None, 0.0, 0, 2), (None, 0.7, 0, 2), *[(None, 0.0, 0, 1)] * 2, (None, 0.0, 0, 3)]
+    plain = [(None, 0.0, 0, 2), (None, 0.7, 0, 2), (None, 0.0, 0, 2), (None, 0.0, 0, 3)]
     drafted = [("trained", temperature, 3, number) for _, temperature, _, number in plain]
     assert engine.asked == [*plain, *drafted, ("fresh", 0.0, 3, 2)]
 
@@ -111,8 +111,17 @@ def test_gaps_that_cost_time_are_told_in_a_pass_of_their_own():
     assert [answer.top2_margin for answer in passes.greedy.answers] == [(1.0,) * 20] * 2
 
 
-def test_groups_are_all_of_the_size_asked_for():
+def test_a_load_has_as_many_prompts_as_answers_at_once():
     work = Workload(prompts=[[1], [2], [3]], sampling=GREEDY)
-    assert work.groups(2) == [[[1], [2]], [[3], [1]]]
-    assert work.groups(5) == [[[1], [2], [3], [1], [2]]]
-    assert work.groups(1) == [[[1]], [[2]], [[3]]]
+    assert work.enough_for(2) == [[1], [2], [3]]
+    assert work.enough_for(5) == [[1], [2], [3], [1], [2]]
+
+
+def test_a_load_is_streamed_with_so_many_answers_at_once():
+    engine = Scripted()
+    decode_without_draft(engine, Workload(prompts=PROMPTS, sampling=GREEDY, concurrency=(1, 8)))
+    assert [(sampling.concurrency, sampling.with_times) for sampling in engine.warm_ups] == [
+        (None, False),
+        (1, True),
+        (8, True),
+    ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.disk import write_atomically
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.engine_output import engine_output_kept
 from spec_trainer.evaluation.document import summarise
@@ -39,7 +40,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
             if evaluation.asked is not None:
                 work = ask_all(engine, work, evaluation.asked)
             figures = measure(engine, request.draft_model, work, untrained)
-    return {
+    document = {
         "target": str(evaluation.target.folder),
         "draft": str(request.draft_model),
         "engine": evaluation.options.engine_type.name,
@@ -49,6 +50,11 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
         **figures,
     }
+    if request.report is not None:
+        from spec_trainer.evaluation.evaluation_page import evaluation_page
+
+        write_atomically(request.report, evaluation_page(document))
+    return document
 
 
 def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.evaluation.latency import break_even, describe_loads
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -37,6 +39,7 @@ def summarise(work: Workload, plain: Passes, drafted: Passes) -> dict[str, Any]:
     warnings = list(_warnings(*both))
     for warning in warnings:
         log.warning("%s", warning)
+    throughput = describe_loads(plain.loads, drafted.loads)
     return {
         "num_draft_tokens": work.num_draft_tokens,
         **own,
@@ -45,7 +48,8 @@ def summarise(work: Workload, plain: Passes, drafted: Passes) -> dict[str, Any]:
         **compare(plain.greedy.answers, drafted.greedy.answers),
         "greedy": greedy,
         "sampled": sampled,
-        "throughput": _throughput(plain, drafted),
+        "throughput": throughput,
+        "break_even_concurrency": break_even(throughput),
     }
 
 
@@ -151,6 +155,52 @@ def benchmark_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name:<12}" + "".join(f"{cell:>13}" for cell in cells)
 
 
+def load_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table with a row for each concurrency, and from which on the draft stops paying."""
+    entries = document["throughput"]
+    if not entries:
+        return
+    heads = (
+        "tokens/s",
+        "without",
+        "speed-up",
+        "TTFT ms",
+        "without",
+        "ITL ms",
+        "without",
+        "per user",
+        "without",
+    )
+    yield f"{'at once':<9}" + "".join(f"{head:>10}" for head in heads)
+    for entry in entries:
+        sides = (entry["with_draft"], entry["without_draft"])
+        users = [side["tokens_per_s_per_user"] for side in sides]
+        cells = [
+            *(f"{side['tokens_per_s']:,.1f}" for side in sides),
+            f"{entry['speedup']:.2f}",
+            *(_mean(side["time_to_first_token_ms"]) for side in sides),
+            *(_mean(side["inter_token_latency_ms"]) for side in sides),
+            *("" if speed is None else f"{speed:,.1f}" for speed in users),
+        ]
+        yield f"{entry['concurrency']:<9}" + "".join(f"{cell:>10}" for cell in cells)
+    yield break_even_sentence(document)
+
+
+def break_even_sentence(document: Mapping[str, Any]) -> str:
+    """Return from how many answers at once on the draft does not pay."""
+    sizes = [entry["concurrency"] for entry in document["throughput"]]
+    border = document["break_even_concurrency"]
+    if border is None:
+        return f"the draft pays at {max(sizes)} answers at once, the most that was measured"
+    if border <= min(sizes):
+        return f"the draft does not pay, even at {min(sizes)} answers at once"
+    return f"the draft stops paying at about {border:.0f} answers at once"
+
+
+def _mean(distribution: Mapping[str, float] | None) -> str:
+    return "" if distribution is None else f"{distribution['mean']:,.2f}"
+
+
 def _figures(temperature: float, plain: Pass, drafted: Pass) -> dict[str, Any]:
     counters = drafted.counters
     return {
@@ -166,15 +216,3 @@ def _figures(temperature: float, plain: Pass, drafted: Pass) -> dict[str, Any]:
         "tokens_per_s_without_draft": plain.tokens_per_s,
         "speedup": drafted.tokens_per_s / plain.tokens_per_s,
     }
-
-
-def _throughput(plain: Passes, drafted: Passes) -> list[dict[str, float]]:
-    return [
-        {
-            "concurrency": size,
-            "tokens_per_s": drafted.tokens_per_s[size],
-            "tokens_per_s_without_draft": without,
-            "speedup": drafted.tokens_per_s[size] / without,
-        }
-        for size, without in plain.tokens_per_s.items()
-    ]

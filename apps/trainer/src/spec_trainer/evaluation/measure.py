@@ -79,8 +79,8 @@ class Passes:
 
     greedy: Pass
     sampled: Pass | None
-    tokens_per_s: dict[int, float]
-    """Generated tokens per second, by concurrency."""
+    loads: dict[int, Pass]
+    """The passes with so many answers at once, with the times of their tokens where the engine streams."""
 
 
 def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
@@ -145,11 +145,12 @@ def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:
     if work.sampled is not None:
         log.info("decoding %d prompts at temperature %g %s", number, work.sampled.temperature, how)
         sampled = _decode_once(engine, work, work.sampled)
-    speeds: dict[int, float] = {}
+    loads: dict[int, Pass] = {}
     for size in work.concurrency:
         log.info("timing %d answers at once %s", size, how)
-        speeds[size] = _tokens_per_s(engine, work.groups(size), work.timed)
-    return Passes(greedy=greedy, sampled=sampled, tokens_per_s=speeds)
+        streamed = replace(work.timed, with_times=True, concurrency=size)
+        loads[size] = decode(engine, work.enough_for(size), streamed)
+    return Passes(greedy=greedy, sampled=sampled, loads=loads)
 
 
 def _decode_once(engine: Engine, work: Workload, sampling: SamplingParams) -> Pass:
@@ -158,13 +159,6 @@ def _decode_once(engine: Engine, work: Workload, sampling: SamplingParams) -> Pa
     return Pass.joined(
         {name: decode(engine, prompts, sampling) for name, prompts in work.by_benchmark().items()}
     )
-
-
-def _tokens_per_s(engine: Engine, groups: list[Prompts], sampling: SamplingParams) -> float:
-    _warm_up(engine, groups[0], sampling)
-    start = time.perf_counter()
-    answers = [answer for group in groups for answer in engine.generate(group, sampling)]
-    return sum(len(answer.token_ids) for answer in answers) / (time.perf_counter() - start)
 
 
 def _warm_up(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> None:

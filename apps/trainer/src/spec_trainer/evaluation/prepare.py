@@ -54,6 +54,8 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     from spec_trainer.evaluation.finite import check_finite
     from spec_trainer.resolve import resolve_target
 
+    if request.report is not None and not request.report.absolute().parent.is_dir():
+        raise ConfigError(f"--report={request.report}: its folder does not exist")
     options = read_engine_options(request.engine, request.backend, words)
     target = read_target(resolve_target(request.target))
     draft, num_draft_tokens = check_draft(request.draft_model, target, request.num_draft_tokens)

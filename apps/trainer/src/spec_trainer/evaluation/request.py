@@ -43,6 +43,8 @@ class EvaluationRequest:
     start once more for it."""
     seed: int = 0
     """Seed of sampling."""
+    report: Path | None = None
+    """File to write the figures and plots to, as one page of HTML that needs no network."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a value out of its range."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -57,8 +57,6 @@ class Workload:
             found.setdefault(name, []).append(prompt)
         return found
 
-    def groups(self, size: int) -> list[Prompts]:
-        """Return the prompts in groups of ``size``; the last group is filled up from the start."""
-        count = math.ceil(len(self.prompts) / size)
-        cyclic = [self.prompts[index % len(self.prompts)] for index in range(count * size)]
-        return [cyclic[start : start + size] for start in range(0, len(cyclic), size)]
+    def enough_for(self, concurrency: int) -> Prompts:
+        """Return the prompts, from the start again where so many answers at once need more of them."""
+        return list(itertools.islice(itertools.cycle(self.prompts), max(concurrency, len(self.prompts))))

@@ -131,7 +131,7 @@ class EngineSubprocess(Resource):
 
         Each has new token ``ids``, ``gaps`` of the two largest logits or nothing, version and digest of the
         ``draft`` where a pushed one may serve, and where the program counts them: how many verifications
-        ``accepted`` 0, 1, … guesses, and how many tokens of the prompt were ``cached``.
+        ``accepted`` 0, 1, … guesses, how many tokens of the prompt were ``cached``, and ``times`` of the tokens.
         """
 
     @abstractmethod
@@ -312,6 +312,7 @@ def _generation(answer: Mapping[str, Any], sampling: SamplingParams) -> Generati
         top2_margin=tuple(answer["gaps"]),
         verifications=tuple(answer.get("accepted", ())),
         cached_tokens=answer.get("cached", 0),
+        times_s=tuple(answer.get("times", ()))[: sampling.max_new_tokens],
         draft_version=version,
         draft_digest=digest,
     )

@@ -233,11 +233,12 @@ class EngineSuite(ConformanceSuite):
         assert engine.acceptance() == before
 
     def test_e5_acceptance_counts_from_the_last_load(self, engine: Engine, draft_folder: Path) -> None:
-        """E5, E11, E12: counters agree with each other, with places of guesses and with those of the answers."""
+        """E5, E11, E12, E13: counters agree with each other and with the answers, which have times if they can."""
         assert engine.acceptance() == AcceptanceCounters()
         engine.load_draft(draft_folder)
-        answers = engine.generate(_prompts(engine), SPECULATING)
+        answers = engine.generate(_prompts(engine), replace(SPECULATING, with_times=True, concurrency=2))
         counted = engine.acceptance()
+        _assert_times(answers)
         _assert_places(engine, answers, counted)
         if any(answer.verifications for answer in answers):
             own = sum((answer.acceptance for answer in answers), AcceptanceCounters())
@@ -358,6 +359,12 @@ def _assert_places(engine: Engine, answers: Sequence[Generation], counted: Accep
     assert places.count(1) == counted.rounds
     for place, accepted in enumerate(counted.accepted_per_position[:-1], start=2):
         assert accepted - len(answers) <= places.count(place) <= accepted
+
+
+def _assert_times(answers: Sequence[Generation]) -> None:
+    for answer in filter(lambda answer: answer.times_s, answers):
+        assert len(answer.times_s) == len(answer.token_ids)
+        assert [0, *answer.times_s] == sorted([0, *answer.times_s])
 
 
 def _assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_draft_tokens: int) -> None:

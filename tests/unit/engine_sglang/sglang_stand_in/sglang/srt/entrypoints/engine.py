@@ -87,10 +87,26 @@ class Engine:
         return await answer
 
     async def async_generate(
-        self, input_ids=None, sampling_params=None, rid=None, return_logprob=False, top_logprobs_num=0
+        self,
+        input_ids=None,
+        sampling_params=None,
+        rid=None,
+        return_logprob=False,
+        top_logprobs_num=0,
+        stream=False,
     ):
+        if stream:
+            return self._stream(rid, (rid, [input_ids], [sampling_params], 0))
         top = top_logprobs_num if return_logprob else 0
         return await self.ask(rid[0], (rid, input_ids, sampling_params, top))
+
+    async def _stream(self, rid, message):
+        """One prompt, in parts: each holds all tokens so far."""
+        (answer,) = await self.ask(rid, ([rid], *message[1:]))
+        for count in range(1, len(answer["output_ids"]) + 1):
+            about = answer["meta_info"] | {"completion_tokens": count, "cached_tokens": 0}
+            yield {"output_ids": answer["output_ids"][:count], "meta_info": about}
+            await asyncio.sleep(0)
 
     def _read(self):
         while True:

@@ -1,0 +1,119 @@
+"""The page of ``evaluate --report``: the document's figures with plots, in the style of a run's report."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.evaluation.document import benchmark_lines, break_even_sentence, load_lines
+from spec_trainer.report import page
+from spec_trainer.report_svg import svg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+    Document = Mapping[str, Any]
+
+_SIDES = {"with_draft": "with the draft", "without_draft": "without"}
+
+
+def evaluation_page(document: Document) -> str:
+    """Return the page of a document of ``evaluate --json``."""
+    versions = " ".join(f"{name} {version}" for name, version in document["engine_versions"].items())
+    return page(
+        "Evaluation of a draft",
+        [
+            "<h1>Evaluation of a draft</h1>",
+            f"<p class=lead>{html.escape(document['draft'])}<br>for {html.escape(document['target'])}<br>"
+            f"{html.escape(document['engine'])} {html.escape(versions)}, "
+            f"{document['num_draft_tokens']} draft tokens, temperature {document['temperature']:g}</p>",
+            _figures(document),
+            "".join(f"<p>Not valid: {html.escape(warning)}.</p>" for warning in document["warnings"]),
+            _table("Benchmarks", benchmark_lines(document)),
+            _positions(document),
+            _loads(document),
+        ],
+    )
+
+
+def _figures(document: Document) -> str:
+    shown = [
+        ("acceptance length τ", document["acceptance_length"], "{:.2f}"),
+        ("the same per request", document["acceptance_length_per_request"], "{:.2f}"),
+        ("times as fast", document["speedup"], "{:.2f}"),
+        ("tokens/s with the draft", document["tokens_per_s"], "{:,.0f}"),
+        ("generated tokens", document["generated_tokens"], "{:,}"),
+    ]
+    boxes = [
+        f"<div class=figure><b>{form.format(value)}</b>{label}</div>"
+        for label, value, form in shown
+        if value is not None
+    ]
+    equal = "yes" if document["outputs_equal"] else "no"
+    return f"<div class=figures>{''.join(boxes)}</div><p>Greedy output equal to plain greedy: {equal}.</p>"
+
+
+def _table(title: str, lines: Iterable[str]) -> str:
+    text = html.escape("\n".join(lines))
+    return f"<h2>{title}</h2><pre>{text}</pre>" if text else ""
+
+
+def _positions(document: Document) -> str:
+    values = document["acceptance_per_position"]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        axes[0].bar(range(1, len(values) + 1), values, width=0.7)
+        axes[0].set(xlabel="draft position", ylabel="share accepted", ylim=(0, 1))
+
+    return "<h2>Acceptance per position</h2>" + svg(draw, panels=1) if values else ""
+
+
+def _loads(document: Document) -> str:
+    """Return the plots over the number of answers at once, and the border up to which the draft pays."""
+    entries = sorted(document["throughput"], key=lambda entry: entry["concurrency"])
+    if not entries:
+        return ""
+    parts = [_table("Answers at once", load_lines(document)), f"<p>{break_even_sentence(document)}.</p>"]
+    parts.append(svg(lambda axes: _draw_speeds(axes, entries, document["break_even_concurrency"]), panels=3))
+    if entries[0]["with_draft"]["time_to_first_token_ms"] is not None:
+        parts.append(svg(lambda axes: _draw_latencies(axes, entries), panels=2))
+    return "".join(parts)
+
+
+def _draw_speeds(axes: Sequence[Axes], entries: Sequence[Document], border: float | None) -> None:
+    sizes = [entry["concurrency"] for entry in entries]
+    total, speedup, users = axes
+    for side, label in _SIDES.items():
+        speeds = [entry[side]["tokens_per_s"] for entry in entries]
+        each = [entry[side]["tokens_per_s_per_user"] for entry in entries]
+        total.plot(sizes, speeds, "o-", ms=4, label=label)
+        if None not in each:
+            users.plot(each, speeds, "o-", ms=4, label=label)
+    total.set(title="tokens/s in total", xlabel="answers at once", xscale="log")
+    total.legend(frameon=False)
+    users.set(title="tokens/s in total, per user", xlabel="tokens/s for each user")
+    speedup.plot(sizes, [entry["speedup"] for entry in entries], "o-", ms=4)
+    speedup.axhline(1, color="black", lw=0.8)
+    if border is not None:
+        speedup.axvline(border, color="black", lw=0.8, ls="--")
+    speedup.set(title="speed-up by the draft", xlabel="answers at once", xscale="log")
+
+
+def _draw_latencies(axes: Sequence[Axes], entries: Sequence[Document]) -> None:
+    sizes = [entry["concurrency"] for entry in entries]
+    titles = {
+        "time_to_first_token_ms": "time to first token",
+        "inter_token_latency_ms": "inter-token latency",
+    }
+    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+        for side, label in _SIDES.items():
+            found = [entry[side][key] for entry in entries]
+            (line,) = axis.plot(sizes, [one["mean"] for one in found], "o-", ms=4, label=label)
+            halves, most = [one["p50"] for one in found], [one["p99"] for one in found]
+            axis.fill_between(sizes, halves, most, alpha=0.15, color=line.get_color())
+        axis.set(
+            title=f"{title}, ms: mean, p50 to p99", xlabel="answers at once", xscale="log", ylim=(0, None)
+        )
+    axes[0].legend(frameon=False)

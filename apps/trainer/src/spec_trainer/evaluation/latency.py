@@ -1,0 +1,86 @@
+"""Figures of a load on an engine: when tokens come, and up to how many answers at once a draft pays.
+
+Times are those of a client that reads its answers along. The inter-token latency of an answer is the time from its
+first to its last token over the tokens between them, so that the several tokens of one verification count as several.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from statistics import fmean, quantiles
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spec_core.records import Generation
+    from spec_trainer.evaluation.measure import Pass
+
+
+def describe_load(one: Pass) -> dict[str, Any]:
+    """Return the speed of a pass, in total and for each user, and its latencies in milliseconds.
+
+    What needs the times of tokens is None where the engine does not stream.
+    """
+    timed = [answer for answer in one.answers if answer.times_s]
+    per_token = [_per_token_s(answer) for answer in timed if len(answer.times_s) > 1]
+    return {
+        "tokens_per_s": one.tokens_per_s,
+        "tokens_per_s_per_user": fmean(1 / seconds for seconds in per_token if seconds)
+        if any(per_token)
+        else None,
+        "time_to_first_token_ms": _distribution([answer.times_s[0] for answer in timed]),
+        "inter_token_latency_ms": _distribution(per_token),
+        "time_between_parts_ms": _distribution([gap for answer in timed for gap in _gaps(answer)]),
+    }
+
+
+def describe_loads(plain: Mapping[int, Pass], drafted: Mapping[int, Pass]) -> list[dict[str, Any]]:
+    """Return an entry for each concurrency, with the draft and without it."""
+    return [
+        {
+            "concurrency": size,
+            "tokens_per_s": drafted[size].tokens_per_s,
+            "tokens_per_s_without_draft": without.tokens_per_s,
+            "speedup": drafted[size].tokens_per_s / without.tokens_per_s,
+            "with_draft": describe_load(drafted[size]),
+            "without_draft": describe_load(without),
+        }
+        for size, without in plain.items()
+    ]
+
+
+def break_even(entries: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the number of answers at once from which on the draft makes decoding slower.
+
+    Between two measured numbers it is where a straight line, over the logarithm of the number, crosses a speed-up of
+    1. None where the draft still pays at the largest number; the smallest one where it pays at none.
+    """
+    points = sorted((entry["concurrency"], entry["speedup"]) for entry in entries)
+    if not points or points[-1][1] > 1:
+        return None
+    pays = [place for place, (_, speedup) in enumerate(points) if speedup > 1]
+    if not pays:
+        return float(points[0][0])
+    (low, above), (high, below) = points[pays[-1]], points[pays[-1] + 1]
+    share = (above - 1) / (above - below)
+    return math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+
+
+def _per_token_s(answer: Generation) -> float:
+    times = answer.times_s
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def _gaps(answer: Generation) -> list[float]:
+    """Return the times between parts of an answer, each with the tokens of one verification."""
+    parts = sorted(set(answer.times_s))
+    return [after - before for before, after in itertools.pairwise(parts)]
+
+
+def _distribution(seconds: Sequence[float]) -> dict[str, float] | None:
+    if not seconds:
+        return None
+    cuts = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 99
+    return {"mean": 1e3 * fmean(seconds), "p50": 1e3 * cuts[49], "p99": 1e3 * cuts[98]}

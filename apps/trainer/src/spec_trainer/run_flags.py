@@ -1,0 +1,59 @@
+"""The flags of the commands that take a run's configuration. Light: the command line imports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Short forms of configuration keys; they win over the file, ``section.key=value`` words win over them."""
+
+    config: Path | None = None
+    """YAML file with the run's configuration."""
+    backend: Annotated[str | None, Parameter(help="Hardware; a backend plugin (backend.name).")] = None
+    draft: Annotated[str | None, Parameter(help="Drafting algorithm; a draft plugin (draft.name).")] = None
+    target: Annotated[str | None, Parameter(help="Folder or hub id of the target (target).")] = None
+    data: Annotated[str | None, Parameter(help="Training data: file, folder or hub id (data.path).")] = None
+    engine: Annotated[
+        str | None, Parameter(help="Engine that runs the target; an engine plugin (engine.name).")
+    ] = None
+    strategy: Annotated[
+        str | None, Parameter(help="How the trainer is parallel; a strategy plugin (strategy.name).")
+    ] = None
+    placement: Annotated[
+        str | None, Parameter(help="inline, colocated or disaggregated (placement.kind).")
+    ] = None
+    launcher: Annotated[
+        str | None, Parameter(help="Starts the processes; a launcher plugin (launcher.name).")
+    ] = None
+    output: Annotated[str | None, Parameter(help="Run directory (output).")] = None
+    resume_from: Annotated[
+        str | None, Parameter(help="Checkpoint to resume from: latest, previous, step-N (train.resume_from).")
+    ] = None
+    restarts: Annotated[
+        int | None,
+        Parameter(help="Times to begin again at the newest checkpoint after a failure (train.restarts)."),
+    ] = None
+
+    def as_keys(self) -> dict[str, object]:
+        """Return the flags that were given, by configuration key."""
+        keys = {
+            "backend.name": self.backend,
+            "draft.name": self.draft,
+            "target": self.target,
+            "data.path": self.data,
+            "engine.name": self.engine,
+            "strategy.name": self.strategy,
+            "placement.kind": self.placement,
+            "launcher.name": self.launcher,
+            "output": self.output,
+            "train.resume_from": self.resume_from,
+            "train.restarts": self.restarts,
+        }
+        return {key: value for key, value in keys.items() if value is not None}
