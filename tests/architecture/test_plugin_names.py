@@ -42,7 +42,6 @@ ALLOWED = {
     (f"{CORE}/testing/transport_suite.py", "cpu"),
     (f"{CORE}/testing/weight_transport_suite.py", "cpu"),
     # What an engine cannot load, in messages.
-    (f"{CORE}/drafting/draft_folder.py", "vllm"),
     (f"{CORE}/drafting/served_draft.py", "sglang"),
     # A draft must not name a device: the suite looks for these.
     (f"{CORE}/testing/conformance.py", "cuda"),

@@ -1,4 +1,4 @@
-"""Evaluations by the real vLLM: four formats of benchmarks, and loads."""
+"""Evaluations by the real vLLM: four formats of benchmarks, loads, and drafts of other projects."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import pytest
 
 from spec_core.records import SamplingParams
 from spec_core.targets.target_reader import read_target
+from spec_trainer.cli import run
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.evaluation.benchmarks import Questions, read_benchmarks
 from spec_trainer.evaluation.command import measure
 from spec_trainer.evaluation.measure import ask_all
 from spec_trainer.evaluation.workload import Workload
 
+from ..integration.foreign_layouts import as_speculators
 from .conftest import NUM_DRAFT_TOKENS
 from .vllm_here import needs_vllm
 
@@ -52,3 +54,25 @@ def test_figures_of_benchmarks_and_loads(llama, trained_draft, sharing_engine, t
             assert load[side]["time_to_first_token_ms"]["mean"] > 0
             assert load[side]["inter_token_latency_ms"]["mean"] > 0
             assert load[side]["tokens_per_s_per_user"] > 0
+
+
+@pytest.mark.parametrize(("name", "layout"), [("dflash", as_speculators)])
+def test_a_draft_of_another_project_is_served_as_it_is_and_converted(
+    llama, trained_draft, sharing_engine, tmp_path, name, layout
+) -> None:
+    """The converted folder is what we have exported of the same weights, so that is what serves afterwards."""
+    trained = trained_draft(name)
+    theirs = layout(trained.folder, llama, tmp_path / "theirs")
+    words = ["--draft-model", theirs, "--target", llama, "--output", tmp_path / "converted"]
+    assert run(["convert", *map(str, words)]) == 0
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "converted" / file).read_bytes() == (trained.folder / file).read_bytes()
+    texts, lengths = [], []
+    for folder in (theirs, trained.folder):
+        engine = sharing_engine(llama)
+        engine.load_draft(folder)
+        texts.append([answer.token_ids for answer in engine.generate(trained.prompts, SAMPLING)])
+        lengths.append(engine.acceptance().acceptance_length)
+    assert texts[0] == texts[1]
+    assert lengths[0] == pytest.approx(lengths[1], rel=1e-3)
+    assert lengths[0] > 1.2

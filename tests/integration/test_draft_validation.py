@@ -14,6 +14,8 @@ from spec_core.targets.target_reader import read_target
 from spec_engine_hf.engine import HfEngine
 from spec_trainer.evaluation.command import export_untrained
 
+from .foreign_layouts import as_specforge, as_speculators
+
 SHAPES = {
     "eagle3": {"vocab_size": 40},
     "dflash": {
@@ -51,6 +53,57 @@ def refused(command_line, peaked_target, rows_file, monkeypatch):
         return command_line("evaluate", *flags, *words).error
 
     return evaluate
+
+
+@pytest.mark.parametrize("kind", ["speculators", "specforge"])
+def test_a_draft_of_another_project_is_evaluated_and_converted(
+    command_line, whole, peaked_target, rows_file, tmp_path, kind
+):
+    """The converted folder is our own export of the same weights, byte for byte."""
+    same = whole["dflash" if kind == "speculators" else "eagle3"]
+    if kind == "speculators":
+        causal = {"sliding_window_non_causal": False}
+        theirs = as_speculators(same, peaked_target, tmp_path / "theirs", **causal)
+    else:
+        theirs = as_specforge(same, peaked_target, tmp_path / "theirs")
+    words = ["--target", peaked_target, "--draft-model", theirs]
+    few = ["--prompts", rows_file, "--max-new-tokens", 4, "--temperature", 0, "--no-untrained", "--json"]
+    assert json.loads(command_line("evaluate", *words, *few).out)["outputs_equal"]
+    assert command_line("convert", *words, "--output", tmp_path / "converted").code == 0
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "converted" / name).read_bytes() == (same / name).read_bytes(), name
+    assert "exists; choose a new folder" in command_line("convert", *words, "--output", theirs).error
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (
+            {"speculators_model_type": "dspark"},
+            "it is in the layout of speculators, of the algorithm 'dspark'",
+        ),
+        ({"draft_vocab_size": 50}, "draft_vocab_size=50: expected 97"),
+        ({"sliding_window_non_causal": True}, "causal=False: expected no such field"),
+        ({"mask_token_id": None}, "mask_token_id=None, expected a valid integer"),
+        ({"transformer_layer_config": {}}, "num_hidden_layers=None, expected a valid integer"),
+    ],
+)
+def test_a_folder_of_speculators_that_cannot_be_expressed_is_refused(
+    refused, whole, peaked_target, tmp_path, changed, problem
+):
+    fields = {"sliding_window_non_causal": False} | changed
+    theirs = as_speculators(whole["dflash"], peaked_target, tmp_path / "theirs", **fields)
+    assert problem in refused(theirs)
+
+
+def test_a_copy_of_another_head_is_refused(refused, whole, peaked_target, tmp_path):
+    theirs = as_speculators(
+        whole["dflash"], peaked_target, tmp_path / "theirs", sliding_window_non_causal=False
+    )
+    stored = load_file(theirs / "model.safetensors")
+    stored["lm_head.weight"] += 1
+    save_file(stored, theirs / "model.safetensors")
+    assert "its lm_head.weight is not the head of target" in refused(theirs)
 
 
 @pytest.fixture
@@ -132,7 +185,7 @@ CONFIGS = {
     ),
     "eagle3: speculators": (
         {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"},
-        "speculators format (eagle3)",
+        "hidden_size=None, expected a valid integer",
     ),
     "eagle3: two layers": ({"num_hidden_layers": 2}, "num_hidden_layers=2"),
     "dflash: field missing": ({"hidden_size": None}, "hidden_size=None, expected a valid integer"),

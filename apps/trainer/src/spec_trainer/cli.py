@@ -177,6 +177,24 @@ def export_command(*, checkpoint: Path, output: Path, target: str | None = None)
 
 
 @app.command
+def convert(*, draft_model: Path, target: str, output: Path) -> None:
+    """Write a draft of speculators, SpecForge or AngelSlim in the layout that vLLM and SGLang load.
+
+    Parameters
+    ----------
+    draft_model
+        Folder of the draft.
+    target
+        Folder or hub id of its target.
+    output
+        Folder to write; must not exist.
+    """
+    from spec_trainer.convert import convert_draft
+
+    _print(f"draft: {convert_draft(draft_model, target, output)}")
+
+
+@app.command
 def evaluate(
     *overrides: str, request: Annotated[EvaluationRequest, Parameter(name="*")], as_json: Json = False
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core.drafting import EMBEDDING, DraftCheckpoint, ServedDraft, as_served
+from spec_core.drafting import EMBEDDING, DraftCheckpoint, ServedDraft, as_served, section
 from spec_core.errors import ArtifactError
 from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
 from spec_core.targets import read_target_tensors
@@ -14,10 +14,12 @@ from spec_draft_dflash.shape import ARCHITECTURE, FULL, SLIDING, DFlashShape, de
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor, nn
 
     from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
+    from spec_core.drafting import Json
     from spec_core.records import Supervision
     from spec_draft_dflash.kernels import DFlashKernels
     from spec_draft_dflash.model import DFlashModel
@@ -36,6 +38,7 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
     Config: ClassVar[type[DraftConfig]] = DFlashConfig
     Shape = DFlashShape
     architecture: ClassVar[str] = ARCHITECTURE
+    speculators_type: ClassVar[str] = "dflash"
     small_run: ClassVar[Mapping[str, object]] = {
         "block_size": 8,
         "num_layers": 2,
@@ -45,6 +48,21 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
     }
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
+
+    @classmethod
+    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
+        """Return the fields as engines read them. Layers are those entered; full ones look both ways in any case."""
+        nested = {name: fields[name] for name in ("mask_token_id", "sample_from_anchor") if name in fields}
+        kinds = section(fields, "transformer_layer_config", folder).get("layer_types") or ()
+        if SLIDING in kinds and fields.get("sliding_window_non_causal"):
+            nested["causal"] = False  # which no sliding layer is here
+        same = ("draft_vocab_size", "target_hidden_size", "block_size")
+        return {
+            "architectures": [ARCHITECTURE],
+            **{name: fields[name] for name in same if name in fields},
+            "eagle_aux_hidden_state_layer_ids": fields.get("aux_hidden_state_layer_ids"),
+            "dflash_config": nested,
+        }
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[DFlashShape]) -> None:

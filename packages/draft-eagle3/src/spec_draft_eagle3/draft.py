@@ -18,6 +18,7 @@ from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor, nn
 
@@ -38,6 +39,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     Config: ClassVar[type[DraftConfig]] = Eagle3Config
     Shape = Eagle3Shape
     architecture: ClassVar[str] = ARCHITECTURE
+    speculators_type: ClassVar[str] = "eagle3"
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 4}
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}
@@ -48,6 +50,22 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         named = architectures(fields)
         unnamed = "LlamaForCausalLM" in named and "draft_vocab_size" in fields
         return super().is_own(fields) or "Eagle3LlamaForCausalLM" in named or unnamed
+
+    @classmethod
+    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
+        """Return the fields under the names that they also have there; layers are those entered, as vLLM's."""
+        names = (
+            "draft_vocab_size",
+            "target_hidden_size",
+            "norm_before_residual",
+            "norm_before_fc",
+            "fc_norm",
+            "norm_output",
+            "eagle_aux_hidden_state_layer_ids",
+        )
+        own = {name: fields[name] for name in names if name in fields}
+        fixed = {"architectures": [ARCHITECTURE], "num_hidden_layers": 1, "norm_before_residual": True}
+        return fixed | own  # where it does not say, vLLM norms before the residual
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:

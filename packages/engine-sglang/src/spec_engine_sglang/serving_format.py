@@ -133,6 +133,11 @@ def _lacks_target_depth(draft: ServedFolder) -> bool:
 
 _FLAWS = (
     Flaw(
+        "it is in the layout of speculators, which SGLang does not read; write it in the engines' own layout "
+        "(spec-trainer convert)",
+        lambda draft: "speculators_model_type" in draft.fields,
+    ),
+    Flaw(
         f"its architecture has a name that SGLang does not know; SGLang serves the same draft as {_CHAIN}",
         _is_misnamed_chain,
     ),

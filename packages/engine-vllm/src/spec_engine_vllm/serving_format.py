@@ -6,7 +6,7 @@ listed here is passed on unchecked.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from spec_core.drafting import Flaw, check_served
 
@@ -22,6 +22,10 @@ _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama. vLLM adds the prefix."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
+_FULL = "full_attention"
+_SPECULATORS_BLOCKS = frozenset({"dflash"})
+_SPECULATORS = "speculators_model_type"
+"""Field of folders in the layout of the library ``speculators``."""
 
 
 def check_vllm_folder(folder: Path, target: TargetSpec, *, is_cpu_build: bool = False) -> None:
@@ -30,12 +34,14 @@ def check_vllm_folder(folder: Path, target: TargetSpec, *, is_cpu_build: bool = 
 
 
 def _is_chain(draft: ServedFolder) -> bool:
+    if _SPECULATORS in draft.fields:  # vLLM translates the fields itself
+        return False
     unnamed = _UNNAMED_CHAIN in draft.architectures and "draft_vocab_size" in draft.fields
     return unnamed or not draft.architectures.isdisjoint(_CHAINS)
 
 
 def _is_block(draft: ServedFolder) -> bool:
-    return not draft.architectures.isdisjoint(_BLOCKS)
+    return _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(_BLOCKS)
 
 
 def _has_prefix(draft: ServedFolder) -> bool:
@@ -53,7 +59,23 @@ def _maps_whole_vocabulary(draft: ServedFolder) -> bool:
     return _is_chain(draft) and "d2t" in draft.tensors and whole
 
 
+def _loses_sight(draft: ServedFolder) -> bool:
+    """Return whether full layers become causal: vLLM takes what is said of sliding layers for all of them."""
+    kinds = draft.nested("transformer_layer_config", "layer_types") or [_FULL]
+    is_block = draft.fields.get(_SPECULATORS) in _SPECULATORS_BLOCKS
+    return (
+        is_block
+        and draft.fields.get("sliding_window_non_causal") is False
+        and _FULL in cast("list[str]", kinds)
+    )
+
+
 _FLAWS = (
+    Flaw(
+        "its full-attention layers look both ways inside a block, and vLLM reads sliding_window_non_causal=false of "
+        "speculators as causal for all layers; write it in the engines' own layout (spec-trainer convert)",
+        _loses_sight,
+    ),
     Flaw(
         "its tensors have the prefix model., which vLLM adds itself; write their names without it",
         _has_prefix,

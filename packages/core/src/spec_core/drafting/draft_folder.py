@@ -44,7 +44,7 @@ def _what_it_is(folder: Path) -> str:
     if fields is None:
         return "it has no config.json"
     if kind := fields.get("speculators_model_type"):
-        return f"it is in the speculators format ({kind}), which only vLLM loads; convert it"
+        return f"it is in the layout of speculators, of the algorithm {kind!r}"
     if not (named := architectures(fields)):
         return "its config.json names no architectures"
     return f"its config.json names the architecture {', '.join(sorted(named))}"

@@ -13,8 +13,10 @@ from spec_core.drafting.draft_files import (
     as_served,
     check_shapes,
     load_tensors,
+    present,
     read_config,
     read_shapes,
+    section,
 )
 from spec_core.drafting.draft_shape import DraftShape
 from spec_core.errors import ArtifactError, ConfigError, TargetError
@@ -35,6 +37,11 @@ S = TypeVar("S", bound=DraftShape)
 
 EMBEDDING = "embed_tokens.weight"
 """Name of a draft's own copy of the target's embedding."""
+HEAD = "lm_head.weight"
+"""Name of a draft's head, or of its own copy of the target's."""
+_SPECULATORS = "speculators_model_type"
+"""Field of a config.json in the layout of the library ``speculators``: the name of the algorithm. This layout has the
+fields of the decoder's layers in an object, and the target's embedding and head beside the draft's tensors."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class DraftCheckpoint(Generic[S]):
     """Name in the module -> name in the file, the embedding left out."""
     embedding: str | None
     """Name in the file of the draft's own copy of the target's embedding."""
+    head: str | None = None
+    """Name in the file of a copy of the target's head, for a draft without a head of its own."""
 
     def load(self, *names: str) -> dict[str, Tensor]:
         """Return tensors as stored, by their names in the module."""
@@ -57,22 +66,34 @@ class DraftCheckpoint(Generic[S]):
 
         Training here, and SGLang, use the target's in any case. Some rows are compared, to bfloat16's precision.
         """
-        if self.embedding is None:
-            return
-        import torch
-
         from spec_core.targets.target_reader import read_target_tensors
 
-        wanted_VH = read_target_tensors(target).embedding_VH
-        found_VH = load_tensors(self.folder, {EMBEDDING: self.embedding})[EMBEDDING]
-        rows = torch.arange(0, len(wanted_VH), max(1, len(wanted_VH) // 256))
-        if found_VH.shape != wanted_VH.shape or not torch.allclose(
-            found_VH[rows].float(), scale * wanted_VH[rows].float(), rtol=2**-8, atol=1e-6
+        if self.embedding is not None and not self._holds(
+            self.embedding, read_target_tensors(target).embedding_VH, scale
         ):
             raise ArtifactError(
                 f"draft {self.folder}: its {self.embedding} is not the embedding of target {target.folder}: it was "
                 "made for another target, or trained its own, which SGLang does not load"
             )
+
+    def check_head(self, target: TargetSpec) -> None:
+        """Raise ArtifactError if a copy of the head is not the target's, which engines use in any case."""
+        from spec_core.targets.target_reader import read_target_tensors
+
+        if self.head is not None and not self._holds(self.head, read_target_tensors(target).head_VH, 1.0):
+            raise ArtifactError(
+                f"draft {self.folder}: its {self.head} is not the head of target {target.folder}: it was made for "
+                "another target"
+            )
+
+    def _holds(self, name: str, wanted_VH: Tensor, scale: float) -> bool:
+        import torch
+
+        found_VH = load_tensors(self.folder, {name: name})[name]
+        rows = torch.arange(0, len(wanted_VH), max(1, len(wanted_VH) // 256))
+        return found_VH.shape == wanted_VH.shape and torch.allclose(
+            found_VH[rows].float(), scale * wanted_VH[rows].float(), rtol=2**-8, atol=1e-6
+        )
 
 
 class ServedDraft(Draft, Generic[C, S]):
@@ -85,6 +106,8 @@ class ServedDraft(Draft, Generic[C, S]):
     architecture: ClassVar[str]
     """Name in ``architectures`` of the exported config.json."""
     Shape: ClassVar[type[DraftShape]]
+    speculators_type: ClassVar[str] = ""
+    """Name of the algorithm in folders of the library ``speculators``, where ``speculators_fields`` reads them."""
 
     def __init__(self, config: DraftConfig) -> None:
         """Open ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a run starts."""
@@ -109,7 +132,14 @@ class ServedDraft(Draft, Generic[C, S]):
     def open_checkpoint(cls, folder: Path) -> DraftCheckpoint[Any] | None:
         """Return the folder's draft, or None where it is another algorithm's; ArtifactError where it is damaged."""
         fields = read_config(folder)
-        if fields is None or not cls.is_own(fields):
+        if fields is None:
+            return None
+        if is_speculators := _SPECULATORS in fields:
+            if fields[_SPECULATORS] != cls.speculators_type:
+                return None
+            own = cls.speculators_fields(present(fields), folder)
+            fields = {**section(fields, "transformer_layer_config", folder), **own}
+        if not cls.is_own(fields):
             return None
         shape = cls.Shape.from_json(fields, folder)
         stored, names = read_shapes(folder), dict[str, str]()
@@ -118,10 +148,11 @@ class ServedDraft(Draft, Generic[C, S]):
             if other != name:
                 raise ArtifactError(f"draft {folder}: {other} and {name} are the same tensor, stored twice")
         embedding = names.pop(EMBEDDING, None)
+        head = names.pop(HEAD, None) if is_speculators and HEAD not in shape.tensor_shapes() else None
         required, optional = shape.mapping_shapes()
         found = {name: stored[names[name]] for name in names}
         check_shapes(folder, found, shape.tensor_shapes() | required, optional)
-        checkpoint = DraftCheckpoint(folder, shape, names, embedding)
+        checkpoint = DraftCheckpoint(folder, shape, names, embedding, head)
         cls.check_checkpoint(checkpoint)
         return checkpoint
 
@@ -129,6 +160,11 @@ class ServedDraft(Draft, Generic[C, S]):
     def is_own(cls, fields: Json) -> bool:
         """Return whether a config.json is of this algorithm."""
         return cls.architecture in architectures(fields)
+
+    @classmethod
+    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
+        """Return the algorithm's own fields of a config.json of ``speculators``, as a served one has them."""
+        raise NotImplementedError
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
@@ -165,6 +201,7 @@ class ServedDraft(Draft, Generic[C, S]):
             )
         if self.checkpoint is not None:
             self.checkpoint.check_embedding(target, self.embedding_scale(target))
+            self.checkpoint.check_head(target)
 
     def target_problem(self, target: TargetSpec) -> str | None:
         """Return why a draft of this algorithm cannot be made for the target, or None."""

@@ -1,0 +1,33 @@
+"""``spec-trainer convert``: write a draft of another project in the layout that both engines load."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ArtifactError
+from spec_trainer.data.chat_config import read_chat_record
+from spec_trainer.disk import check_writable
+from spec_trainer.draft_trainer import export_draft
+from spec_trainer.resolve import resolve_target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
+    """Write the draft in ``draft_model``, whose weights stay as they are, into ``output``, and return that.
+
+    Its plugin must know the layout and find it made for the target; what it cannot express is refused.
+    """
+    from spec_core.drafting import recognise
+    from spec_core.targets.target_reader import read_target, read_target_tensors
+
+    if os.path.exists(output):
+        raise ArtifactError(f"output {output} exists; choose a new folder")
+    check_writable(output)
+    target = read_target(resolve_target(target_folder))
+    draft = recognise(draft_model, target)
+    weights = draft.build(target, read_target_tensors(target), None).state_dict()
+    export_draft(draft, weights, target, output, read_chat_record(draft_model))
+    return output

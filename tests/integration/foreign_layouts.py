@@ -1,0 +1,70 @@
+"""Exported drafts in the layouts of other projects: the same tensors, as their trainers write the folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+from safetensors.torch import load_file, save_file
+
+from spec_core.targets import read_target, read_target_tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def as_speculators(draft: Path, target: Path, output: Path, **changed: object) -> Path:
+    """Write an exported DFlash draft as speculators does, with the target's embedding and head beside it."""
+    output.mkdir()
+    fields = json.loads((draft / "config.json").read_text())
+    kept = {
+        "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings", "attention_bias",
+        "rope_parameters", "rope_theta", "layer_types", "sliding_window", "use_sliding_window",
+    }  # fmt: skip
+    layer = {key: fields[key] for key in kept & fields.keys()}
+    method = {"proposal_type": "greedy", "speculative_tokens": fields["block_size"] - 1}
+    theirs = {
+        "architectures": ["DFlashDraftModel"],
+        "aux_hidden_state_layer_ids": fields["eagle_aux_hidden_state_layer_ids"],
+        "block_size": fields["block_size"],
+        "draft_vocab_size": fields["vocab_size"],
+        "dtype": fields["dtype"],
+        "mask_token_id": fields["dflash_config"]["mask_token_id"],
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": True,
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": str(target)},
+        },
+        "speculators_model_type": "dflash",
+        "speculators_version": "0.9.0",
+        "target_hidden_size": None,
+        "transformer_layer_config": layer,
+        **changed,
+    }
+    (output / "config.json").write_text(json.dumps(theirs))
+    frozen = read_target_tensors(read_target(target))
+    copies = {"embed_tokens.weight": frozen.embedding_VH.clone(), "lm_head.weight": frozen.head_VH.clone()}
+    save_file(load_file(draft / "model.safetensors") | copies, output / "model.safetensors", {"format": "pt"})
+    return output
+
+
+def as_specforge(draft: Path, target: Path, output: Path) -> Path:
+    """Write an exported Eagle3 draft with the fields that SpecForge's draft configurations have; no layers named."""
+    shutil.copytree(draft, output)
+    fields = json.loads((draft / "config.json").read_text())
+    ours = ("fc_norm", "norm_output", "norm_before_fc", "num_aux_hidden_states", "target_hidden_size",
+            "eagle_aux_hidden_state_layer_ids", "eagle_config", "norm_before_residual")  # fmt: skip
+    theirs = {key: value for key, value in fields.items() if key not in ours}
+    theirs |= {
+        "pretraining_tp": 1,
+        "use_cache": True,
+        "initializer_range": 0.02,
+        "transformers_version": "4.57.1",
+    }
+    (output / "config.json").write_text(json.dumps(theirs))
+    return output
