@@ -41,7 +41,7 @@ def speeds(
         sampling, max_new_tokens=min(sampling.max_new_tokens, TIMED_TOKENS), with_margins=False
     )
     for size in (size for size in SIDE_BY_SIDE if size <= max(1, len(timed))):
-        groups = [timed[start : start + size] for start in range(0, max(size, len(timed) // 2), size)]
+        groups = [timed[start : start + size] for start in range(0, len(timed), size)]
         for count in counts:
             way = replace(sampling, num_draft_tokens=count)
             passes = [decode(engine, group, way) for group in groups]

@@ -147,7 +147,8 @@ def _copy(to: Tensor, source: Tensor) -> None:
 
 def _tensors_of(model: nn.Module, lent: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules(remove_duplicate=False):
-        for name, value in {**module.__dict__, **module._parameters, **module._buffers}.items():
+        fields = module.__dict__
+        for name, value in {**fields, **fields["_parameters"], **fields["_buffers"]}.items():
             if isinstance(value, torch.Tensor):
                 if name not in lent:
                     yield f"{path}.{name}", value
