@@ -1,4 +1,4 @@
-"""Reference decoding, one sequence at a time: draft, verify in one forward pass of the target, accept, repeat.
+"""Reference decoding of sequences side by side: draft, verify in one forward pass of the target, accept, repeat.
 
 A *round* is one verification of a proposal, also of an empty one; the prefill, which yields the first token, is none.
 A round counts in full also where it passes ``max_new_tokens`` or an end-of-sequence token: only the emitted text is

@@ -135,7 +135,7 @@ class ServedDraft(Draft, Generic[C, S]):
         if fields is None:
             return None
         if is_speculators := _SPECULATORS in fields:
-            if fields[_SPECULATORS] != cls.speculators_type:
+            if not cls.speculators_type or fields[_SPECULATORS] != cls.speculators_type:
                 return None
             own = cls.speculators_fields(present(fields), folder)
             fields = {**section(fields, "transformer_layer_config", folder), **own}
