@@ -15,7 +15,7 @@ from spec_trainer.evaluation.command import measure
 from spec_trainer.evaluation.measure import ask_all
 from spec_trainer.evaluation.workload import Workload
 
-from ..integration.foreign_layouts import as_speculators
+from ..integration.foreign_layouts import as_specforge, as_speculators
 from .conftest import NUM_DRAFT_TOKENS
 from .vllm_here import needs_vllm
 
@@ -56,7 +56,7 @@ def test_figures_of_benchmarks_and_loads(llama, trained_draft, sharing_engine, t
             assert load[side]["tokens_per_s_per_user"] > 0
 
 
-@pytest.mark.parametrize(("name", "layout"), [("dflash", as_speculators)])
+@pytest.mark.parametrize(("name", "layout"), [("dflash", as_speculators), ("eagle3", as_specforge)])
 def test_a_draft_of_another_project_is_served_as_it_is_and_converted(
     llama, trained_draft, sharing_engine, tmp_path, name, layout
 ) -> None:
