@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from spec_core.weight_sync.digest import COLUMNS, tensor_digest, tensors_digest
+from spec_core.weight_sync.digest import COLUMNS, tensor_digest, tensor_entries, tensors_digest
 
 WORD = (1 << 64) - 1
 ROW_BYTES = COLUMNS * 8
@@ -46,6 +46,22 @@ def test_blocks_of_a_large_tensor_are_added_up(monkeypatch):
     whole = tensor_digest(tensor)
     monkeypatch.setattr("spec_core.weight_sync.digest._BLOCK_BYTES", ROW_BYTES)
     assert tensor_digest(tensor) == whole
+
+
+def test_tensors_that_share_a_block_do_not_touch_each_other(monkeypatch):
+    monkeypatch.setattr("spec_core.weight_sync.digest._BLOCK_BYTES", 2 * ROW_BYTES)
+    memory = torch.randint(256, (12 * ROW_BYTES,), dtype=torch.uint8)
+    sizes = {
+        0: 5 * ROW_BYTES + 40,
+        8 * ROW_BYTES: 16,
+        9 * ROW_BYTES + 3: 2 * ROW_BYTES + 1,
+        3: 0,
+        1: ROW_BYTES,
+    }
+    parts = [memory[start : start + size] for start, size in sizes.items()]  # some begin at odd addresses
+    together = tensor_entries((str(place), part) for place, part in enumerate(parts))
+    assert [entry.digest for entry in together] == [tensor_digest(part.clone()) for part in parts]
+    assert together[0].digest != together[3].digest
 
 
 def test_digest_reads_bytes_in_the_tensors_order_wherever_they_lie():

@@ -21,7 +21,7 @@ def takes_words(words: Tensor, factors: Tensor, word_factor: int) -> bool:
     return words.is_contiguous() and factors.is_contiguous() and words.shape[1] % CHUNK == 0
 
 
-def fused_line_sums_(words: Tensor, factors: Tensor, word_factor: int) -> Tensor:
+def fused_line_sums(words: Tensor, factors: Tensor, word_factor: int) -> Tensor:
     """Return the sums, [2, lines]; arguments are those of the plain version."""
     lines, columns = words.shape
     sums = words.new_empty(2, lines)

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -32,7 +31,7 @@ from spec_core.kernels import Kernel, KernelSet, no_kernel
 from spec_core.weight_manifest import TensorEntry, entries_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -53,28 +52,28 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MODULUS = 1 << 64
 
 
-def line_sums_(words: Tensor, factors: Tensor, word_factor: int) -> Tensor:
+def line_sums(words: Tensor, factors: Tensor, word_factor: int) -> Tensor:
     """Return two sums over each line of m_i times the factor of the word's column, modulo 2**64, [2, lines].
 
-    ``words`` is int64 [lines, COLUMNS] and may hold anything afterwards; ``factors`` is int64 [2, COLUMNS].
+    ``words`` is int64 [lines, COLUMNS], ``factors`` int64 [2, COLUMNS].
     """
-    words *= word_factor
-    halves = words.view(torch.int32)  # the lower one of each word comes first
+    products = words * word_factor
+    halves = products.view(torch.int32)  # the lower one of each word comes first
     halves[:, ::2] ^= halves[:, 1::2]
-    return (words * factors[:, None]).sum(dim=-1)
+    return (products * factors[:, None]).sum(dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DigestKernels(KernelSet):
     """The kernel that digests can use."""
 
-    line_sums_: Kernel = line_sums_
+    line_sums: Kernel = line_sums
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
         """Return lines of random words."""
         words = draw(3, 2 * COLUMNS).view(torch.int64)
-        return {"line_sums_": (words, _factors(_SEEDS, COLUMNS, words.device), _signed(_WORD_FACTOR))}
+        return {"line_sums": (words, _factors(_SEEDS, COLUMNS, words.device), _signed(_WORD_FACTOR))}
 
 
 _kernels: dict[str, DigestKernels] = {}
@@ -119,54 +118,78 @@ class TensorDigests:
         ]
 
 
-class _LineSums:
-    """Sums over each line of tensors that come one after the other, a block of lines at a time.
+class _Lines(NamedTuple):
+    """Lines of one tensor that lie one behind the other."""
 
-    Many tensors share a block: a thread that asks a device for much has to wait for its turn after every call.
+    tensor: int
+    first: int
+    count: int
+
+
+class _LineSums:
+    """Sums over each line of tensors, some lines at a time.
+
+    Whole lines are summed where they lie. Ends and small tensors are copied into a block that many share, and so is
+    what lies elsewhere: a thread that asks a device for much has to wait for its turn after every call.
     """
 
     def __init__(self, device: torch.device) -> None:
         block_bytes = _BLOCK_BYTES if torch.empty(0, device=device).is_cpu else _DEVICE_BLOCK_BYTES
         self._block = torch.empty(block_bytes, dtype=torch.uint8, device=device)
         self._factors = _factors(_SEEDS, COLUMNS, device)
-        self._line_sums = (_kernels.get(device.type) or DigestKernels.of(no_kernel)).line_sums_
-        self._used = 0
+        self._line_sums = (_kernels.get(device.type) or DigestKernels.of(no_kernel)).line_sums
+        self._num_tensors = self._used = 0
+        self._in_block: list[_Lines] = []
+        self._summed: list[_Lines] = []
         self._sums: list[Tensor] = []
-        self._ends: list[int] = [0]
-        """Number of lines after each tensor."""
+        """Those of ``_summed``, in that order."""
 
     def add(self, raw: Tensor) -> int:
         """Add a tensor's bytes; return its number."""
-        start = 0
+        number, first = self._num_tensors, 0
+        self._num_tensors += 1
+        if raw.device == self._block.device and raw.storage_offset() % 8 == raw.data_ptr() % 8 == 0:
+            whole = raw[: raw.numel() // _LINE_BYTES * _LINE_BYTES]
+            for part in whole.split(len(self._block)):
+                first += self._sum_up(part, [_Lines(number, first, len(part) // _LINE_BYTES)])
+        start = first * _LINE_BYTES
         while start < raw.numel():
             if self._used == len(self._block):
-                self._sum_up()
+                self._empty_block()
             end = min(raw.numel(), start + len(self._block) - self._used)
             free = self._block[self._used :]
             free[: end - start].copy_(raw[start:end])
-            filled = -(-(end - start) // _LINE_BYTES) * _LINE_BYTES
-            if filled > end - start:
-                free[end - start : filled].zero_()
-            self._used, start = self._used + filled, end
-        self._ends.append(self._ends[-1] + -(-raw.numel() // _LINE_BYTES))
-        return len(self._ends) - 2
+            count = -(-(end - start) // _LINE_BYTES)
+            free[end - start : count * _LINE_BYTES].zero_()
+            self._in_block.append(_Lines(number, first, count))
+            self._used, first, start = self._used + count * _LINE_BYTES, first + count, end
+        return number
 
     def totals(self) -> list[list[int]]:
         """Return the sums of each tensor, one for each seed."""
-        self._sum_up()
+        self._empty_block()
         host = torch.device("cpu")
-        counts = [after - before for before, after in pairwise(self._ends)]
-        rows = _factors(_ROW_SEEDS, max(counts), host)
-        weighted = torch.cat(self._sums, dim=1).to(host) * torch.cat(
-            [rows[:, :count] for count in counts], dim=1
-        )
-        before = torch.nn.functional.pad(weighted.cumsum(dim=1), (1, 0))[:, self._ends]
-        return before.diff(dim=1).t().tolist()
+        totals = torch.zeros(len(_SEEDS), self._num_tensors, dtype=torch.int64)
+        if self._sums:
+            rows = _factors(_ROW_SEEDS, max(lines.first + lines.count for lines in self._summed), host)
+            of_lines = [rows[:, lines.first : lines.first + lines.count] for lines in self._summed]
+            tensors = torch.tensor([lines.tensor for lines in self._summed])
+            counts = torch.tensor([lines.count for lines in self._summed])
+            weighted = torch.cat(self._sums, dim=1).to(host) * torch.cat(of_lines, dim=1)
+            totals.index_add_(1, tensors.repeat_interleave(counts), weighted)
+        return totals.t().tolist()
 
-    def _sum_up(self) -> None:
-        words = self._block[: self._used].view(torch.int64).view(-1, COLUMNS)
-        self._sums.append(self._line_sums(words, self._factors, _signed(_WORD_FACTOR)))
-        self._used = 0
+    def _empty_block(self) -> None:
+        self._sum_up(self._block[: self._used], self._in_block)
+        self._used, self._in_block = 0, []
+
+    def _sum_up(self, raw: Tensor, lines: Sequence[_Lines]) -> int:
+        """Sum up whole lines, which are those of ``lines``; return their number."""
+        words = raw.view(torch.int64).view(-1, COLUMNS)
+        if len(words):
+            self._sums.append(self._line_sums(words, self._factors, _signed(_WORD_FACTOR)))
+            self._summed += lines
+        return len(words)
 
 
 def tensor_digest(tensor: Tensor) -> str:
