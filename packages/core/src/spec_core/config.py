@@ -254,13 +254,14 @@ def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
 
 
 def _keys_beside(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
+    """Return the keys of the section in which ``path`` ends, required ones first."""
     for part in path[:-1]:
         field = model.model_fields.get(part)
         nested = _model_in(field.annotation) if field is not None else None
         if nested is None:
             return []
         model = nested
-    return list(model.model_fields)
+    return sorted(model.model_fields, key=lambda name: not model.model_fields[name].is_required())
 
 
 def _model_in(annotation: object) -> type[pydantic.BaseModel] | None:

@@ -101,7 +101,7 @@ def chat_of_answers(file: Path) -> ChatConfig | None:
 
 def meta_of_answers(file: Path) -> Path:
     """Return where ``spec-trainer regenerate`` says how it made ``file``."""
-    return file.with_name(f"{file.name}.meta.json")
+    return file.parent / f"{file.name}.meta.json"
 
 
 def _recorded(file: Path, fields: Any) -> ChatConfig:
