@@ -24,7 +24,7 @@ NUM_TEXTS = 4
 SIDE_BY_SIDE = (1, 4, 8)
 """Numbers of texts that are decoded at once to measure speeds: with many, the CPU is busy without a draft."""
 NUM_TIMED = 8
-TIMED_TOKENS = 48
+TIMED_TOKENS = 32
 
 
 def speeds(
@@ -36,17 +36,19 @@ def speeds(
     """
     timed, rows = prompts[:NUM_TIMED], list[dict[str, Any]]()
     beyond = sampling.num_draft_tokens + 2
-    counts = range(min(beyond, most or beyond) + 1)
+    counts = sorted({min(count, most or count) for count in (0, 1, 2, sampling.num_draft_tokens, beyond)})
     sampling = replace(
         sampling, max_new_tokens=min(sampling.max_new_tokens, TIMED_TOKENS), with_margins=False
     )
+    decode(engine, timed[:1], sampling)  # warm
+    plain = 0.0
     for size in (size for size in SIDE_BY_SIDE if size <= max(1, len(timed))):
         groups = [timed[start : start + size] for start in range(0, len(timed), size)]
         for count in counts:
             way = replace(sampling, num_draft_tokens=count)
             passes = [decode(engine, group, way) for group in groups]
             tokens_per_s = sum(one.num_tokens for one in passes) / sum(one.seconds for one in passes)
-            plain = tokens_per_s if count == 0 else rows[-count]["tokens_per_s"]
+            plain = tokens_per_s if count == 0 else plain
             rows.append(
                 {
                     "concurrency": size,
