@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -118,7 +118,8 @@ class TensorDigests:
         ]
 
 
-class _Lines(NamedTuple):
+@dataclass(frozen=True)
+class _Lines:
     """Lines of one tensor that lie one behind the other."""
 
     tensor: int
