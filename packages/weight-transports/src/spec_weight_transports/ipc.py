@@ -33,6 +33,8 @@ _ROW_BYTES = 4096
 """Bytes of a "token" of a bucket; its id takes 8 more."""
 _SLICE_S = 0.25
 """Longest time in one call of the backend's transport: then ``close`` is looked for."""
+_CONNECT_S = 10.0
+"""The same for a connection, which is made anew then: a rank that is only slow must have time to take it."""
 _SCHEMA = FeatureSchema(layers=(0,), hidden_size=_ROW_BYTES, dtype="uint8")
 
 
@@ -99,7 +101,7 @@ class _Closable:
             for resource in self._resources:
                 resource.close()
 
-    def call(self, action: Callable[[float], R], deadline: float) -> R:
+    def call(self, action: Callable[[float], R], deadline: float, slice_s: float = _SLICE_S) -> R:
         """Return what ``action(timeout_s)`` returns, called until it does before its time is over."""
         while True:
             with self._lock:
@@ -107,9 +109,9 @@ class _Closable:
                     raise PeerLost("this end of the update was closed")
                 left_s = deadline - time.monotonic()
                 try:
-                    return action(max(0.0, min(_SLICE_S, left_s)))
+                    return action(max(0.0, min(slice_s, left_s)))
                 except DeadlineExceeded:
-                    if left_s <= _SLICE_S:
+                    if left_s <= slice_s:
                         raise
 
 
@@ -176,8 +178,10 @@ class _IpcSender(WeightSender):
         self._guard.close()
 
     def _connect(self, address: str, deadline: float) -> FeatureSender:
-        left_s = max(1e-3, deadline - time.monotonic())
-        sender = self._transport.connect(address, _SCHEMA, left_s)
+        def connect(timeout_s: float) -> FeatureSender:
+            return self._transport.connect(address, _SCHEMA, max(1e-3, timeout_s))
+
+        sender = self._guard.call(connect, deadline, _CONNECT_S)
         self._guard.keep(sender)
         return sender
 
