@@ -163,8 +163,11 @@ class ServedDraft(Draft, Generic[C, S]):
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the algorithm's own fields of a config.json of ``speculators``, as a served one has them."""
-        raise NotImplementedError
+        """Return the algorithm's own fields of a config.json of ``speculators``, as a served one has them.
+
+        It is asked only where ``speculators_type`` is the folder's.
+        """
+        return {}
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
