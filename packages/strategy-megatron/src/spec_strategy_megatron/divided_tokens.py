@@ -64,9 +64,8 @@ def _mapped(
     mapping: Callable[..., Tensor], tokens: Tensor, group: dist.ProcessGroup, **options: bool
 ) -> Tensor:
     """Return one of Megatron's mappings of the tokens."""
-    if (
-        not tokens.numel()
-    ):  # nothing to exchange, but the shape, and a gradient (of zero) must reach every input
+    if not tokens.numel():
+        # Nothing to exchange, but the shape, and a gradient (of zero) must reach every input.
         parts = dist.get_world_size(group)
         if mapping is gather_from_sequence_parallel_region:
             return torch.cat([tokens] * parts, dim=-2)
