@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file, save_file
 
@@ -53,18 +53,41 @@ def as_speculators(draft: Path, target: Path, output: Path, **changed: object) -
     return output
 
 
+def _without_ours(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an exported Eagle3 draft that other trainers write, too."""
+    ours = ("fc_norm", "norm_output", "norm_before_fc", "num_aux_hidden_states", "target_hidden_size",
+            "eagle_aux_hidden_state_layer_ids", "eagle_config", "norm_before_residual")  # fmt: skip
+    return {key: value for key, value in fields.items() if key not in ours}
+
+
 def as_specforge(draft: Path, target: Path, output: Path) -> Path:
     """Write an exported Eagle3 draft with the fields that SpecForge's draft configurations have; no layers named."""
     shutil.copytree(draft, output)
-    fields = json.loads((draft / "config.json").read_text())
-    ours = ("fc_norm", "norm_output", "norm_before_fc", "num_aux_hidden_states", "target_hidden_size",
-            "eagle_aux_hidden_state_layer_ids", "eagle_config", "norm_before_residual")  # fmt: skip
-    theirs = {key: value for key, value in fields.items() if key not in ours}
-    theirs |= {
+    theirs = _without_ours(json.loads((draft / "config.json").read_text())) | {
         "pretraining_tp": 1,
         "use_cache": True,
         "initializer_range": 0.02,
         "transformers_version": "4.57.1",
     }
     (output / "config.json").write_text(json.dumps(theirs))
+    return output
+
+
+def as_angelslim(draft: Path, target: Path, output: Path) -> Path:
+    """Write an exported Eagle3 draft as AngelSlim does: a name and a list of layers of its own, and the embedding."""
+    output.mkdir()
+    fields = json.loads((draft / "config.json").read_text())
+    theirs = _without_ours(fields) | {
+        "architectures": ["Eagle3LlamaForCausalLM"],
+        "aux_hidden_states_layer_ids": fields["eagle_config"]["eagle_aux_hidden_state_layer_ids"],
+        "max_window_layers": 36,
+        "rope_scaling": None,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "use_cache": True,
+        "transformers_version": "4.51.0",
+    }
+    (output / "config.json").write_text(json.dumps(theirs))
+    copy = {"embed_tokens.weight": read_target_tensors(read_target(target)).embedding_VH.clone()}
+    save_file(load_file(draft / "model.safetensors") | copy, output / "model.safetensors", {"format": "pt"})
     return output

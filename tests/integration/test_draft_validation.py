@@ -14,7 +14,13 @@ from spec_core.targets.target_reader import read_target
 from spec_engine_hf.engine import HfEngine
 from spec_trainer.evaluation.command import export_untrained
 
-from .foreign_layouts import as_specforge, as_speculators
+from .foreign_layouts import as_angelslim, as_specforge, as_speculators
+
+LAYOUTS = {
+    "speculators": ("dflash", as_speculators),
+    "specforge": ("eagle3", as_specforge),
+    "angelslim": ("eagle3", as_angelslim),
+}
 
 SHAPES = {
     "eagle3": {"vocab_size": 40},
@@ -55,17 +61,14 @@ def refused(command_line, peaked_target, rows_file, monkeypatch):
     return evaluate
 
 
-@pytest.mark.parametrize("kind", ["speculators", "specforge"])
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_draft_of_another_project_is_evaluated_and_converted(
     command_line, whole, peaked_target, rows_file, tmp_path, kind
 ):
     """The converted folder is our own export of the same weights, byte for byte."""
-    same = whole["dflash" if kind == "speculators" else "eagle3"]
-    if kind == "speculators":
-        causal = {"sliding_window_non_causal": False}
-        theirs = as_speculators(same, peaked_target, tmp_path / "theirs", **causal)
-    else:
-        theirs = as_specforge(same, peaked_target, tmp_path / "theirs")
+    algorithm, layout = LAYOUTS[kind]
+    same, causal = whole[algorithm], {"sliding_window_non_causal": False} if kind == "speculators" else {}
+    theirs = layout(same, peaked_target, tmp_path / "theirs", **causal)
     words = ["--target", peaked_target, "--draft-model", theirs]
     few = ["--prompts", rows_file, "--max-new-tokens", 4, "--temperature", 0, "--no-untrained", "--json"]
     assert json.loads(command_line("evaluate", *words, *few).out)["outputs_equal"]
@@ -178,6 +181,10 @@ CONFIGS = {
     "eagle3: ids that contradict": (
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}},
         "do not name the same layers",
+    ),
+    "eagle3: ids of AngelSlim that contradict": (
+        {"eagle_config": None, "aux_hidden_states_layer_ids": [2, 4, 5]},
+        "aux_hidden_states_layer_ids that counts outputs, [2, 4, 5], do not name the same layers",
     ),
     "eagle3: unknown architecture": (
         {"architectures": ["LlamaForCausalLMEagle9"]},

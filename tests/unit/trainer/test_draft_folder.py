@@ -63,7 +63,8 @@ def test_exports_are_read_alike_by_both(export, target, case):
 
 
 FLAWS = [
-    (check_vllm_folder, "eagle3", {IDS: None}, "in eagle_config only"),
+    (check_vllm_folder, "eagle3", {IDS: None}, "names its layers in eagle_config"),
+    (check_vllm_folder, "eagle3", {IDS: None, "eagle_config": None, "aux_hidden_states_layer_ids": [1]}, "names its"),
     (check_vllm_folder, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_vllm_folder, "dflash", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
     (check_sglang_folder, "eagle3", {"architectures": ["Eagle3LlamaForCausalLM"]}, "name that SGLang does not know"),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+_ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
+"""Field of AngelSlim: outputs of these layers. No engine reads it."""
 
 
 class Eagle3Shape(DecoderShape):
@@ -68,7 +70,8 @@ class Eagle3Shape(DecoderShape):
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return the captured layers: ids at the top level are k, nested ones k − 1 (``to_json``)."""
-        layers = read_layers((fields, _LAYERS), (own, _LAYERS), folder)
+        outputs = (own, _LAYERS) if own.get(_LAYERS) else (fields, _ANGELSLIM_LAYERS)
+        layers = read_layers((fields, _LAYERS), outputs, folder)
         return super().read_own(fields, own, folder) | {"captured": layers}
 
     def fixed_fields(self) -> Json:

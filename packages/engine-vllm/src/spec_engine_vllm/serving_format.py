@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spec_core.drafting import ServedFolder
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+_ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
 _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
 """One autoregressive layer; vLLM knows it by both names."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
@@ -49,9 +50,9 @@ def _has_prefix(draft: ServedFolder) -> bool:
     return known and any(name.startswith("model.") for name in draft.tensors)
 
 
-def _names_layers_nested_only(draft: ServedFolder) -> bool:
-    nested = draft.nested("eagle_config", _LAYERS)
-    return _is_chain(draft) and bool(nested) and not draft.fields.get(_LAYERS)
+def _names_layers_elsewhere(draft: ServedFolder) -> bool:
+    named = draft.nested("eagle_config", _LAYERS) or draft.fields.get(_ANGELSLIM_LAYERS)
+    return _is_chain(draft) and bool(named) and not draft.fields.get(_LAYERS)
 
 
 def _maps_whole_vocabulary(draft: ServedFolder) -> bool:
@@ -81,9 +82,9 @@ _FLAWS = (
         _has_prefix,
     ),
     Flaw(
-        "it names its layers in eagle_config only, where vLLM reads them as other layers or not at all; write "
-        f"{_LAYERS} at the top level too, each one larger",
-        _names_layers_nested_only,
+        f"it names its layers in eagle_config or {_ANGELSLIM_LAYERS} only, where vLLM reads them as other layers or "
+        f"not at all; write {_LAYERS} at the top level too, each one larger (spec-trainer convert)",
+        _names_layers_elsewhere,
     ),
     Flaw(
         "it has a d2t although its vocabulary is the target's; vLLM has no place for it: remove it",
