@@ -47,6 +47,10 @@ class Place:
     devices: int
     ideal: Callable[[float, float], float]
     """Ideal samples/s, given those of one engine replica and one trainer rank alone on a device."""
+    target_parallel: int = 1
+    """Devices over which one engine replica spreads."""
+    draft_parallel: int = 1
+    """Trainer ranks that divide one draft by tensors."""
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -87,6 +91,8 @@ def main(found: argparse.ArgumentParser, place: Callable[[argparse.Namespace], P
         if any(scratch.iterdir()):
             found.error(f"--output {scratch} is not empty")
         where = place(options)
+        if options.phases != ["both"] and max(where.target_parallel, where.draft_parallel) > 1:
+            found.error("trainer and engine alone have one device each: add --phases both")
         run = _run(found, options, where, scratch)
         print(json.dumps(_document(options, run, where), indent=2, default=str))
     return 0
@@ -100,6 +106,8 @@ def _run(found: argparse.ArgumentParser, options: argparse.Namespace, where: Pla
         placement=where.placement,
         replicas=where.replicas,
         ranks=where.ranks,
+        target_parallel=where.target_parallel,
+        draft_parallel=where.draft_parallel,
         engine=options.engine,
         case=_case(found, options),
         steps=options.steps or (9 if toy else 100),
@@ -160,6 +168,8 @@ def _document(options: argparse.Namespace, run: Run, where: Place) -> dict[str, 
             "engine": run.engine,
             "engine_replicas": run.replicas,
             "trainer_ranks": run.ranks,
+            "target_parallel": run.target_parallel,
+            "draft_parallel": run.draft_parallel,
             "devices": where.devices,
             "samples_per_step": run.samples_per_step,
             "steps": run.steps,

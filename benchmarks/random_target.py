@@ -38,7 +38,7 @@ SHAPES: dict[str, dict[str, object]] = {
         "intermediate_size": 384,
         "num_hidden_layers": 8,
         "num_attention_heads": 4,
-        "num_key_value_heads": 1,
+        "num_key_value_heads": 2,
         "head_dim": 32,
         "max_position_embeddings": 1024,
         "tie_word_embeddings": False,

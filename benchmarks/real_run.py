@@ -33,6 +33,10 @@ class Run:
     placement: str
     replicas: int
     ranks: int
+    target_parallel: int
+    """Devices over which one engine replica spreads."""
+    draft_parallel: int
+    """Ranks that divide one draft by tensors: they train the same samples."""
     engine: str
     case: Case
     """Work of one step of one rank."""
@@ -51,7 +55,7 @@ class Run:
     @property
     def samples_per_step(self) -> int:
         """Samples of one step of all ranks."""
-        return self.ranks * self.case.passes * self.case.sequences
+        return self.ranks // self.draft_parallel * self.case.passes * self.case.sequences
 
     @property
     def output(self) -> Path:
@@ -67,6 +71,7 @@ def settings(run: Run, data: Path) -> dict[str, object]:
     """Return the run's configuration: nothing but training between the first step and the last."""
     case = run.case
     draft = {f"draft.{name}": value for name, value in case.draft_options().items()}
+    divided = {} if run.draft_parallel == 1 else {"strategy.tensor_parallel": run.draft_parallel}
     profile = {} if run.profile_step is None else {"profile.steps": [run.profile_step]}
     return {
         "target": run.target,
@@ -79,6 +84,7 @@ def settings(run: Run, data: Path) -> dict[str, object]:
         **draft,
         "engine.name": run.engine,
         "engine.replicas": run.replicas,
+        "engine.tensor_parallel": run.target_parallel,
         "placement.kind": run.placement,
         "train.ranks": run.ranks,
         "train.steps": run.steps,
@@ -86,6 +92,7 @@ def settings(run: Run, data: Path) -> dict[str, object]:
         "train.accumulation": case.passes,
         "train.global_batch_tokens": run.samples_per_step * case.tokens,
         "train.save_every": run.steps,
+        **divided,
         **profile,
     }
 

@@ -110,6 +110,7 @@ def test_a_command_that_fails_ends_the_benchmark_with_what_it_and_its_processes_
         (["--steps", "5", "--warm-up", "3"], "--warm-up 3"),
         (["--profile-step", "5"], "--profile-step 5"),
         (["--setting", "dflash", "--samples-per-step", "6"], "does not divide into 4 passes"),
+        (["--devices", "2", "--target-parallel", "2"], "add --phases both"),
     ],
 )
 def test_what_would_make_the_phases_differ_is_refused(arguments, said):
