@@ -191,6 +191,48 @@ def test_an_engine_that_cannot_be_started_again_or_is_late_is_one_more_try(resol
     assert launcher.replaced == ["engine-0", "engine-0"]
 
 
+def test_engines_that_were_lost_together_and_refuse_to_start_many_times_are_there_in_the_end(
+    resolved, tmp_path
+):
+    def script(launcher):
+        yield killed(launcher.workers["engine-0"])
+        yield killed(launcher.workers["engine-1"])
+        yield said(launcher.workers["engine-0"], Ready())
+        yield said(launcher.workers["engine-1"], Ready())
+        yield from the_end(launcher)
+
+    launcher = Launcher(script, refusals=500)
+    entries = run(resolved, tmp_path, launcher, "engine.replicas=2", "engine.replacements=1000")
+    assert [entry["worker"] for entry in entries] == 501 * ["engine-0"] + ["engine-1"]
+
+
+def test_nothing_is_expected_of_an_engine_that_waits_for_devices(resolved, tmp_path, monkeypatch):
+    """Neither what it has said before, nor that the one in its place, lost while it loaded, is ready in time."""
+    monkeypatch.setattr("spec_trainer.controller.run_controller._ROOM_CHECK_S", 0.01)
+
+    def script(launcher):
+        old = launcher.workers["engine-1"]
+        yield killed(old)
+        yield said(old, Captured(0))  # kept while the cause was looked for
+        while (second := launcher.workers["engine-1"]) is old:
+            yield None
+        launcher.refusals = 10**9
+        yield killed(second)
+        late = time.monotonic() + 2.1
+        while time.monotonic() < late:
+            yield None
+        launcher.refusals = 0
+        while (third := launcher.workers["engine-1"]) is second:
+            yield None
+        yield said(third, Ready())
+        yield from the_end(launcher)
+
+    launcher = Launcher(script, refusals=2, refusal=NoDevices)
+    keys = ("engine.replicas=2", "engine.replacements=2", "timeouts.start_s=2")
+    entries = run(resolved, tmp_path, launcher, *keys)
+    assert [entry["cause"] for entry in entries] == 2 * ["engine-1 was killed by signal 9; see LOG"]
+
+
 def test_without_devices_for_a_lost_engine_the_run_goes_on_until_there_are_some(
     resolved, tmp_path, monkeypatch
 ):

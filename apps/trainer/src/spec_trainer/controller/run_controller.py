@@ -199,40 +199,44 @@ class RunController:
                 raise DeadlineExceeded(f"{', '.join(sorted(self._running))} did not end within {limit_s} s")
 
     def _handle(self, event: WorkerMessage | WorkerEnded) -> None:
-        if event.worker is not self._workers[event.worker.name]:
-            return  # it was replaced after it had sent this
+        name = event.worker.name
+        if event.worker is not self._workers[name] or name in self._waiting_for_devices:
+            return  # it was lost after it had sent this
         if isinstance(event, WorkerEnded):
-            self._running.discard(event.worker.name)
+            self._running.discard(name)
         if (failure := self._failures.failure_in(event)) is not None:
             self._treat(self._failures.with_causes(failure))
         elif isinstance(event, WorkerMessage):
             self._handle_message(event.worker, protocol.from_json(event.message))
 
     def _treat(self, failures: Sequence[Failure]) -> None:
-        """Replace the workers that have failed, or end the run with the first error."""
-        if self._dispatcher is None:  # it would fail again
-            raise failures[0].error
-        self._replacements.note(failures, self._done_steps)
-        for failure in failures:
-            self._replace(failure.worker)
+        """Replace the workers that have failed, until each is there or waits; end the run with the first error."""
+        while failures:
+            if self._dispatcher is None:  # it would fail again
+                raise failures[0].error
+            self._replacements.note(failures, self._done_steps)
+            names = [failure.worker for failure in failures]
+            for name in names:
+                self._lose(name)
+            failures = [refused for name in names if (refused := self._start_again(name)) is not None]
 
-    def _replace(self, name: str) -> None:
+    def _lose(self, name: str) -> None:
+        """Expect nothing more of an engine, and have others capture what it was given."""
         assert self._dispatcher is not None
         self._dispatcher.lost(self._number_of(name))
         self._running.discard(name)
-        self._start_again(name)
+        self._starting.pop(name, None)
 
-    def _start_again(self, name: str) -> None:
-        """Start a lost engine in another worker, now or once a host has devices for it."""
+    def _start_again(self, name: str) -> Failure | None:
+        """Start a lost engine in another worker, now or once a host has devices for it; return why it cannot be."""
         try:
             worker = self._launcher.replace(self._workers[name])
         except NoDevices as error:
             self._wait_for_devices(name, error)
-            return
+            return None
         except RunError as error:
             self._waiting_for_devices.pop(name, None)
-            self._treat([Failure(name, error, 0)])
-            return
+            return Failure(name, error, 0)
         self._waiting_for_devices.pop(name, None)
         self._workers[name] = worker
         self._engines[name].replace(worker)
@@ -241,6 +245,7 @@ class RunController:
         self._starting[name] = time.monotonic() + self._spec.config.timeouts.start_s
         if name in self._waiting_for_begin:
             worker.send(protocol.Begin().to_json())
+        return None
 
     def _wait_for_devices(self, name: str, error: NoDevices) -> None:
         """Go on without an engine; raise ``error`` where it was the last one and none is back in time."""
@@ -258,8 +263,8 @@ class RunController:
     def _check_devices(self) -> None:
         """Start lost engines for which there are devices again."""
         if time.monotonic() >= self._next_room_check_s:
-            for name in list(self._waiting_for_devices):
-                self._start_again(name)
+            names = list(self._waiting_for_devices)
+            self._treat([refused for name in names if (refused := self._start_again(name)) is not None])
 
     def _number_of(self, engine: str) -> int:
         return list(self._engines).index(engine)
