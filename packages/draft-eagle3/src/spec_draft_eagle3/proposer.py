@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from spec_core import VocabularyOps
     from spec_draft_eagle3.model import Eagle3Model
 
+    Angles = tuple[Tensor, Tensor]
+
 
 class ChainProposer(Proposer):
     """A chain of guesses, each from the one before.
@@ -60,7 +62,7 @@ class ChainProposer(Proposer):
         )
         ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64)
         hidden_TH = network.module.fuse(torch.cat(list(hidden))[:, :-1].to(device))
-        q_T, k_T, v_T = network.qkv(ids_T.to(device), hidden_TH, position_T.to(device))
+        q_T, k_T, v_T = network.qkv(ids_T.to(device), hidden_TH, network.angles(position_T.to(device)))
         for proposer, k, v in zip(proposers, k_T.split(counts), v_T.split(counts), strict=True):
             proposer._keys = torch.cat([proposer._keys, k])
             proposer._values = torch.cat([proposer._values, v])
@@ -78,11 +80,13 @@ class ChainProposer(Proposer):
         network, context = proposers[0]._network, _Context(proposers, num_tokens)
         uniform_BK = uniform_numbers(generators, num_tokens) if temperature > 0 else None
         hidden_BH, normed_BH = network.module.output(torch.stack([p._last for p in proposers]))
+        angles = network.angles(context.guess_position_S)
+        step_angles = zip(*(part.split(len(proposers)) for part in angles), strict=True)
         ids: list[Tensor] = []
         probs: list[Tensor] = []
         for step in range(num_tokens):
             if step:
-                q, k, v = network.qkv(ids[-1], hidden_BH, context.next_position_B)
+                q, k, v = network.qkv(ids[-1], hidden_BH, next(step_angles))
                 context.append(k, v)
                 hidden_BH, normed_BH = network.module.output(network.finish(hidden_BH, q, context))
             logits_BV = network.logits(normed_BH)
@@ -104,8 +108,12 @@ class _Network:
         self.module, self._ops = module, ops
         self.device = module.fc.weight.device
 
-    def qkv(self, ids_T: Tensor, hidden_TH: Tensor, position_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated q and k, and v, of tokens at their positions."""
+    def angles(self, position_T: Tensor) -> Angles:
+        """Return the rotary angles of positions."""
+        return self.module.rope.angles(position_T, self.module.fc.weight.dtype)
+
+    def qkv(self, ids_T: Tensor, hidden_TH: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated q and k, and v, of tokens at the positions of these angles."""
         layer, attention = self.module.midlayer, self.module.midlayer.self_attn
         embedded_TH = layer.input_layernorm(self._ops.embed(ids_T))
         both = torch.cat([embedded_TH, layer.hidden_norm(hidden_TH)], dim=-1)
@@ -113,7 +121,6 @@ class _Network:
             project(both).unflatten(-1, (-1, layer.head_dim))
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        angles = self.module.rope.angles(position_T, q.dtype)
         return rotate(q, angles), rotate(k, angles), v
 
     def finish(self, hidden_BH: Tensor, q_BND: Tensor, context: _Context) -> Tensor:
@@ -155,15 +162,13 @@ class _Context:
             torch.nn.functional.pad(pad_sequence(parts, batch_first=True).transpose(1, 2), (0, 0, 0, room))
             for parts in ([p._keys for p in proposers], [p._values for p in proposers])
         )
-        self._length_B = self._lengths.to(device)
+        length_B = self._lengths.to(device)
+        self.guess_position_S = (length_B + torch.arange(room, device=device)[:, None]).flatten()
+        """Positions of the states that continue the chains, those of the first guesses first; a guess stands one
+        behind its state."""
         column_L = torch.arange(self._keys.shape[2], device=device)
-        visible_BL = (column_L < self._length_B[:, None]) | (column_L >= self._used)
+        visible_BL = (column_L < length_B[:, None]) | (column_L >= self._used)
         self._visible = visible_BL[:, None, None]
-
-    @property
-    def next_position_B(self) -> Tensor:
-        """Position of the state that continues the chain: the first guess stands one behind it."""
-        return self._length_B + self._num_guesses
 
     def append(self, k_BND: Tensor, v_BND: Tensor) -> None:
         """Add one guess of each sequence."""

@@ -7,6 +7,7 @@ cut there. Decoding without a draft counts nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,11 +77,13 @@ class Decoder:
         """Decode by ``model``, with proposals of ``drafting`` if there is one."""
         self._model = model
         self.drafting = drafting
-        self._counted = AcceptanceCounters()
+        self._rounds = Counter[tuple[int, int]]()
+        """How many rounds had so many guesses, of which so many were accepted."""
 
     def acceptance(self) -> AcceptanceCounters:
         """Return what was counted so far."""
-        return self._counted
+        counted = (AcceptanceCounters.of_rounds(*key, rounds) for key, rounds in self._rounds.items())
+        return sum(counted, AcceptanceCounters())
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, first_index: int = 0
@@ -179,7 +182,7 @@ class Decoder:
         for sequence in live:
             guessed, accepted = len(sequence.proposal.token_ids), len(sequence.new_ids) - 1
             sequence.verifications[accepted] += 1
-            self._counted += AcceptanceCounters.of_rounds(guessed, accepted)
+            self._rounds[guessed, accepted] += 1
 
     def _drafting_for(self, sampling: SamplingParams) -> DraftSource | None:
         if sampling.num_draft_tokens == 0:

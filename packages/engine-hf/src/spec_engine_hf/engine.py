@@ -154,6 +154,7 @@ class HfEngine(Engine):
     def _answers(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
         # A cache that cannot forget cannot be aligned either.
         size = 1 if self._model.unrewindable_layers() else self._config.max_num_seqs
+        size = min(size, sampling.concurrency or size)
         starts = range(0, len(prompts), size)
         return [a for i in starts for a in self._answer_batch(prompts[i : i + size], sampling, i)]
 

@@ -202,12 +202,17 @@ class Session:
         width, device = max(self._lengths), self._model.device
         row_B, dropped_B = torch.tensor(rows, device=device).T
         back_W = torch.arange(width, 0, -1, device=device)
+        places: dict[tuple[int, int], Tensor] = {}  # most layers have the same heads and columns
         for layer in self._cache.layers:
             if not (columns := layer.get_seq_length()):  # it uses another layer's keys
                 continue
-            column_BW = (columns - dropped_B[:, None] - back_W).clamp(min=0)  # below 0 is padding
-            layer.keys = _picked(layer.keys, row_B, column_BW)
-            layer.values = _picked(layer.values, row_B, column_BW)
+            heads = layer.keys.shape[1]
+            if (heads, columns) not in places:
+                column_BW = (columns - dropped_B[:, None] - back_W).clamp(min=0)  # below 0 is padding
+                head_BN = row_B[:, None] * heads + torch.arange(heads, device=device)
+                places[heads, columns] = head_BN[..., None] * columns + column_BW[:, None]
+            layer.keys = _picked(layer.keys, places[heads, columns])
+            layer.values = _picked(layer.values, places[heads, columns])
 
     @torch.no_grad()
     def _forward(self, rows: Sequence[Sequence[int]], last_only: bool) -> tuple[Tensor, Tensor]:
@@ -242,11 +247,8 @@ class Session:
         return places | ({"position_ids": position_BT.clamp(min=0)} if self._model.takes_positions else {})
 
 
-def _picked(cached_BNLD: Tensor, row_B: Tensor, column_BW: Tensor) -> Tensor:
+def _picked(cached_BNLD: Tensor, place_BNW: Tensor) -> Tensor:
     """Return some columns of some rows; picking whole vectors from a flat view is much faster than ``gather``."""
-    _, heads, columns, _ = cached_BNLD.shape
-    head_BN = row_B[:, None] * heads + torch.arange(heads, device=row_B.device)
-    place_BNW = head_BN[..., None] * columns + column_BW[:, None]
     picked = cached_BNLD.flatten(0, 2).index_select(0, place_BNW.flatten())
     return picked.unflatten(0, place_BNW.shape)
 

@@ -47,15 +47,19 @@ def verify_sampled(probs_BRV: Tensor, proposals: Sequence[Proposal], uniform_BR:
 
     ``uniform_BR``: numbers in [0, 1), of which the last decides the next token and the others the guesses.
     """
-    accepted = _accepted(probs_BRV, proposals, uniform_BR)
-    rest_BV = torch.stack(
-        [
-            _distribution_behind(probs_RV, proposal, count)
-            for probs_RV, proposal, count in zip(probs_BRV, proposals, accepted, strict=True)
-        ]
-    )
-    next_tokens: list[int] = draw(rest_BV, uniform_BR[:, -1]).tolist()
-    return [Verdict(accepted=a, next_token=t) for a, t in zip(accepted, next_tokens, strict=True)]
+    sequence_B = torch.arange(len(proposals), device=probs_BRV.device)
+    if any(proposal.token_ids for proposal in proposals):
+        chance_BKV = _chances(proposals, probs_BRV)
+        accepted_B = _accepted(probs_BRV, chance_BKV, proposals, uniform_BR)
+        p_BV = probs_BRV[sequence_B, accepted_B]
+        rest_BV = (p_BV - chance_BKV[sequence_B, accepted_B]).clamp(min=0)
+        # p = q leaves nothing, and a rejection then is rounding: p itself is right.
+        rest_BV = torch.where(rest_BV.sum(dim=-1, keepdim=True) > 0, rest_BV, p_BV)
+    else:
+        accepted_B, rest_BV = torch.zeros_like(sequence_B), probs_BRV[:, 0]
+    next_B = draw(rest_BV, uniform_BR[:, -1])
+    verdicts: list[list[int]] = torch.stack([accepted_B, next_B], dim=1).tolist()
+    return [Verdict(accepted=accepted, next_token=token) for accepted, token in verdicts]
 
 
 def distribution(logits_RV: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:
@@ -73,39 +77,26 @@ def distribution(logits_RV: Tensor, temperature: float, top_p: float = 1.0) -> T
     return probs_RV
 
 
-def _accepted(probs_BRV: Tensor, proposals: Sequence[Proposal], uniform_BR: Tensor) -> list[int]:
-    """Return how many guesses of each sequence stand: those before the first that is rejected."""
-    longest = max(len(proposal.token_ids) for proposal in proposals)
-    if longest == 0:
-        return [0] * len(proposals)
+def _accepted(
+    probs_BRV: Tensor, chance_BKV: Tensor, proposals: Sequence[Proposal], uniform_BR: Tensor
+) -> Tensor:
+    """Return how many guesses of each sequence stand, int64 [B]: those before the first that is rejected."""
+    longest = chance_BKV.shape[1] - 1
     rows = [[*p.token_ids, *[-1] * (longest - len(p.token_ids))] for p in proposals]
     guess_BK = torch.tensor(rows, device=probs_BRV.device)
     place_BK1 = guess_BK.clamp(min=0)[..., None]
-    p_BK = probs_BRV[:, :longest].gather(-1, place_BK1)[..., 0]
-    q_BK = torch.stack([_chances(p, place_K1) for p, place_K1 in zip(proposals, place_BK1, strict=True)])
+    p_BK, q_BK = (all_BRV[:, :longest].gather(-1, place_BK1)[..., 0] for all_BRV in (probs_BRV, chance_BKV))
     stands_BK = (uniform_BR[:, :longest] * q_BK < p_BK) & (guess_BK >= 0)
-    accepted: list[int] = stands_BK.cumprod(dim=1).sum(dim=1).tolist()
-    return accepted
+    return stands_BK.cumprod(dim=1).sum(dim=1)
 
 
-def _chances(proposal: Proposal, place_K1: Tensor) -> Tensor:
-    """Return float64 [K], with what probability the draft made each guess; 1 behind the last one."""
-    chance_K = torch.ones(len(place_K1), dtype=torch.float64, device=place_K1.device)
-    if proposal.probs_KV is not None:
-        own = len(proposal.token_ids)
-        chance_K[:own] = proposal.probs_KV.gather(-1, place_K1[:own])[:, 0].to(chance_K)
-    return chance_K
-
-
-def _distribution_behind(probs_RV: Tensor, proposal: Proposal, accepted: int) -> Tensor:
-    """Return what the next token follows: the target behind all guesses, else what a rejection leaves of it."""
-    p_V = probs_RV[accepted]
-    if accepted == len(proposal.token_ids):
-        return p_V
-    if proposal.probs_KV is None:
-        rest_V = p_V.clone()
-        rest_V[proposal.token_ids[accepted]] = 0
-    else:
-        rest_V = (p_V - proposal.probs_KV[accepted].to(p_V)).clamp(min=0)
-    # p = q leaves nothing, and a rejection then is rounding: p itself is right.
-    return torch.where(rest_V.sum() > 0, rest_V, p_V)
+def _chances(proposals: Sequence[Proposal], like: Tensor) -> Tensor:
+    """Return what each guess was drawn from, [B, K + 1, V]; 0 behind a sequence's last guess."""
+    chance_BKV = like.new_zeros(len(proposals), 1 + max(len(p.token_ids) for p in proposals), like.shape[-1])
+    for chance_KV, proposal in zip(chance_BKV, proposals, strict=True):
+        if proposal.probs_KV is not None:
+            chance_KV[: len(proposal.probs_KV)] = proposal.probs_KV
+        else:
+            guess_K1 = torch.tensor(proposal.token_ids, dtype=torch.int64, device=like.device)[:, None]
+            chance_KV[: len(guess_K1)].scatter_(1, guess_K1, 1.0)
+    return chance_BKV
