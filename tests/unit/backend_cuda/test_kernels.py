@@ -194,8 +194,10 @@ def test_a_row_without_a_largest_logit_has_an_index_inside_it(width):
     assert ((index >= 0) & (index < width)).all()
 
 
-@pytest.mark.parametrize("lines", [1, 5])
-def test_line_sums_are_those_of_plain_torch_bit_for_bit(lines):
-    words = torch.randint(-(2**63), 2**63 - 1, (lines, COLUMNS), device=DEVICE)
+@pytest.mark.parametrize(
+    "sizes", [[8 * COLUMNS], [40 * COLUMNS], [16 * COLUMNS + 8, 4, 0, 8 * COLUMNS + 3, 1, 24]]
+)
+def test_line_sums_are_those_of_plain_torch_bit_for_bit(sizes):
+    tensors = [torch.randint(256, (size,), device=DEVICE).to(torch.uint8) for size in sizes]
     (_, *factors), *_ = DigestKernels.examples(lambda *shape: draw(*shape, dtype=torch.float32)).values()
-    assert torch.equal(KERNELS["line_sums"](words, *factors), line_sums(words, *factors))
+    assert torch.equal(KERNELS["line_sums"](tensors, *factors), line_sums(tensors, *factors))

@@ -11,7 +11,6 @@ from torch import nn
 
 from spec_core.errors import EngineError
 from spec_core.weight_sync import DraftLayout
-from spec_core.weight_sync.tensor_exchange import owned_tensors, storage_addresses
 from spec_engine_sglang.draft_slot import SglangDraftSlot
 from spec_engine_sglang.spare_model import spare_of
 
@@ -183,7 +182,7 @@ def test_a_swap_serves_what_a_fresh_load_would_and_a_second_one_what_was(algorit
     slot = slot_of(scheduler)
     of_target, first = copies(scheduler.target), slot.digest("live")
     helper = scheduler.draft_worker._fused_kv_helper
-    held = owned_tensors(scheduler.draft, storage_addresses(scheduler.target))
+    held = slot.own_tensors(scheduler.draft)
     addresses = {name: tensor.data_ptr() for name, tensor in held.items()}
     stacked = helper.flat_kv_weight_t.data_ptr() if helper else None
     digests = []
@@ -193,7 +192,7 @@ def test_a_swap_serves_what_a_fresh_load_would_and_a_second_one_what_was(algorit
         before = slot.digest("live")
         slot.swap()
         assert (slot.digest("live"), slot.digest("spare")) == (digests[-1], before)
-        held = owned_tensors(scheduler.draft, storage_addresses(scheduler.target))
+        held = slot.own_tensors(scheduler.draft)
         assert {name: tensor.data_ptr() for name, tensor in held.items()} == addresses
         if helper:
             fresh = Stacking(scheduler.draft.layers, None, 1, 4, helper.device)

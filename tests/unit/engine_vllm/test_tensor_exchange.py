@@ -76,7 +76,13 @@ def spare(target) -> Draft:
 
 
 def owned_tensors(model: nn.Module, foreign: nn.Module) -> dict[str, torch.Tensor]:
-    return tensor_exchange.owned_tensors(model, tensor_exchange.storage_addresses(foreign), ("kv_cache",))
+    of_target = tensor_exchange.storage_addresses(foreign)
+    tensors = tensor_exchange.plain_tensors(model, ("kv_cache",))
+    return {
+        path: tensor
+        for path, tensor in tensors.items()
+        if tensor_exchange.storage_address(tensor) not in of_target
+    }
 
 
 def exchange_of(live: Draft, spare: Draft, target: Target) -> Exchange:

@@ -51,6 +51,13 @@ class VllmDraftSlot(ExchangedSlot):
         parallel = worker.vllm_config.parallel_config
         self._is_split = parallel.tensor_parallel_size > 1
         _check_exchangeable(self._live, parallel)
+        of_target = set(self._target.modules())
+        self._shared = {
+            path: module
+            for path, module in self._live.named_modules()
+            if module in of_target and "weight" in module._parameters
+        }
+        """The modules with weights that the live draft has of the target, by path."""
 
     def make_blank(self) -> None:
         """See to it that ``load`` has a model to load, between two steps of the engine.
@@ -106,26 +113,16 @@ class VllmDraftSlot(ExchangedSlot):
         compilation.mode = CompilationMode.NONE
         with set_default_torch_dtype(self._model_config.dtype), self.device:
             model = initialize_model(config, model_config=self._model_config)
-        for path in self._shared_paths():
+        for path in self._shared:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, torch.nn.Identity())
         return model.eval()
 
-    def _shared_paths(self) -> dict[str, nn.Module]:
-        """Return the modules with weights that the live draft has of the target, by path."""
-        of_target = set(self._target.modules())
-        return {
-            path: module
-            for path, module in self._live.named_modules()
-            if module in of_target and "weight" in module._parameters
-        }
-
     def _own(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Pass on what vLLM does not share with the target. Raise EngineError where the rest differs from that."""
-        shared = self._shared_paths()
         for name, tensor in weights:
             owner = name.rpartition(".")[0]
-            of_target = [module for path, module in shared.items() if f".{path}".endswith(f".{owner}")]
+            of_target = [module for path, module in self._shared.items() if f".{path}".endswith(f".{owner}")]
             if of_target:
                 self._check_unchanged(name, tensor, of_target[0])
             else:

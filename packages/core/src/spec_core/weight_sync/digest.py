@@ -22,6 +22,7 @@ reads it once (``DigestKernels``).
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from spec_core.kernels import Kernel, KernelSet, no_kernel
 from spec_core.weight_manifest import TensorEntry, entries_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
 COLUMNS = 1 << 14
 """Words of a line."""
-_LINE_BYTES = 8 * COLUMNS
+LINE_BYTES = 8 * COLUMNS
 _BLOCK_BYTES = 4 << 20
-"""Bytes that are worked on at a time, a multiple of a line's; three times as much memory is needed."""
+"""Bytes that plain torch works on at a time, a multiple of a line's; three times as much memory is needed."""
 _DEVICE_BLOCK_BYTES = 64 << 20
 """The same on a device: in smaller blocks it would wait for the host, which asks for several kernels in each."""
 _SEEDS = (0x9AE16A3B2F90404F, 0xC949C7DEFE7F8C1D)
@@ -52,15 +53,32 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MODULUS = 1 << 64
 
 
-def line_sums(words: Tensor, factors: Tensor, word_factor: int) -> Tensor:
+def line_sums(tensors: Sequence[Tensor], factors: Tensor, word_factor: int) -> Tensor:
     """Return two sums over each line of m_i times the factor of the word's column, modulo 2**64, [2, lines].
 
-    ``words`` is int64 [lines, COLUMNS], ``factors`` int64 [2, COLUMNS].
+    Each tensor begins a line, and its last one is filled up with zeros. ``factors`` is int64 [2, COLUMNS]; the sums
+    are made where it lies.
     """
-    products = words * word_factor
-    halves = products.view(torch.int32)  # the lower one of each word comes first
-    halves[:, ::2] ^= halves[:, 1::2]
-    return (products * factors[:, None]).sum(dim=-1)
+    sums = [factors.new_empty(2, 0)]
+    for words in (words for tensor in tensors for words in _blocks(tensor, factors.device)):
+        products = words * word_factor
+        halves = products.view(torch.int32)  # the lower one of each word comes first
+        halves[:, ::2] ^= halves[:, 1::2]
+        sums.append((products * factors[:, None]).sum(dim=-1))
+    return torch.cat(sums, dim=1)
+
+
+def _blocks(tensor: Tensor, device: torch.device) -> Iterator[Tensor]:
+    """Yield the lines of a tensor on ``device``, int64 [lines, COLUMNS], some at a time."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    for part in raw.split(_BLOCK_BYTES if raw.is_cpu else _DEVICE_BLOCK_BYTES):
+        count = -(-len(part) // LINE_BYTES)
+        is_whole = len(part) == count * LINE_BYTES and part.storage_offset() % 8 == part.data_ptr() % 8 == 0
+        block = part.to(device)
+        if not is_whole:
+            block = torch.zeros(count * LINE_BYTES, dtype=torch.uint8, device=device)
+            block[: len(part)].copy_(part)
+        yield block.view(torch.int64).view(count, COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +89,10 @@ class DigestKernels(KernelSet):
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
-        """Return lines of random words."""
-        words = draw(3, 2 * COLUMNS).view(torch.int64)
-        return {"line_sums": (words, _factors(_SEEDS, COLUMNS, words.device), _signed(_WORD_FACTOR))}
+        """Return tensors of several lines, of a part of one, and of a part of a word."""
+        shapes = [(3, 2 * COLUMNS), (2 * COLUMNS + 3,), (8,), ()]
+        tensors = [draw(*shape).view(torch.int32) for shape in shapes]
+        return {"line_sums": (tensors, _factors(_SEEDS, COLUMNS, tensors[0].device), _signed(_WORD_FACTOR))}
 
 
 _kernels: dict[str, DigestKernels] = {}
@@ -86,111 +105,58 @@ def use_digest_kernels(backend: Backend) -> None:
 
 
 class TensorDigests:
-    """Digests of several tensors; a device is waited for once, when all were added."""
+    """Digests of several tensors; a device is waited for once, when all were added.
+
+    A thread beside a busy engine waits for its turn again and again: tensors that are added by one call need few.
+    """
 
     def __init__(self) -> None:
         """Hold nothing yet."""
-        self._lines: dict[torch.device, _LineSums] = {}
-        self._tensors: list[tuple[str, tuple[int, ...], str, int, torch.device, int]] = []
-        """Name, shape, dtype and bytes of each, the device of its lines, and its number among those there."""
+        self._tensors: list[tuple[torch.device, str, tuple[int, ...], str, int]] = []
+        """Device, name, shape, dtype and bytes of each."""
+        self._sums: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
+        """Those of the lines of the tensors on each device."""
 
-    def add(self, name: str, tensor: Tensor) -> None:
-        """Digest a tensor; its memory may change after what is queued on its device now."""
-        device = _computing_device(tensor.device)
-        if (lines := self._lines.get(device)) is None:
-            lines = self._lines[device] = _LineSums(device)
-        number = lines.add(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
-        shape, dtype = tuple(tensor.shape), dtype_name(tensor)
-        self._tensors.append((name, shape, dtype, tensor.nbytes, device, number))
+    def add(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Digest tensors; their memory may change after what is queued on their devices now."""
+        groups: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
+        for name, tensor in tensors:
+            groups[tensor.device].append(tensor)
+            self._tensors.append(
+                (tensor.device, name, tuple(tensor.shape), dtype_name(tensor), tensor.nbytes)
+            )
+        for device, group in groups.items():
+            factors = _factors(_SEEDS, COLUMNS, _computing_device(device))
+            kernels = _kernels.get(device.type) or DigestKernels.of(no_kernel)
+            self._sums[device].append(kernels.line_sums(group, factors, _signed(_WORD_FACTOR)))
 
     def entries(self) -> list[TensorEntry]:
         """Return an entry for each tensor, in the order in which they were added."""
-        totals = {device: lines.totals() for device, lines in self._lines.items()}
+        totals = {
+            device: iter(_totals(sums, [size for where, *_, size in self._tensors if where == device]))
+            for device, sums in self._sums.items()
+        }
         return [
             TensorEntry(
                 name=name,
                 shape=shape,
                 dtype=dtype,
                 num_bytes=num_bytes,
-                digest=_hexadecimal(totals[device][number], num_bytes),
+                digest=_hexadecimal(next(totals[device]), num_bytes),
             )
-            for name, shape, dtype, num_bytes, device, number in self._tensors
+            for device, name, shape, dtype, num_bytes in self._tensors
         ]
 
 
-@dataclass(frozen=True)
-class _Lines:
-    """Lines of one tensor that lie one behind the other."""
-
-    tensor: int
-    first: int
-    count: int
-
-
-class _LineSums:
-    """Sums over each line of tensors, some lines at a time.
-
-    Whole lines are summed where they lie. Ends and small tensors are copied into a block that many share, and so is
-    what lies elsewhere: a thread that asks a device for much has to wait for its turn after every call.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        block_bytes = _BLOCK_BYTES if torch.empty(0, device=device).is_cpu else _DEVICE_BLOCK_BYTES
-        self._block = torch.empty(block_bytes, dtype=torch.uint8, device=device)
-        self._factors = _factors(_SEEDS, COLUMNS, device)
-        self._line_sums = (_kernels.get(device.type) or DigestKernels.of(no_kernel)).line_sums
-        self._num_tensors = self._used = 0
-        self._in_block: list[_Lines] = []
-        self._summed: list[_Lines] = []
-        self._sums: list[Tensor] = []
-        """Those of ``_summed``, in that order."""
-
-    def add(self, raw: Tensor) -> int:
-        """Add a tensor's bytes; return its number."""
-        number, first = self._num_tensors, 0
-        self._num_tensors += 1
-        if raw.device == self._block.device and raw.storage_offset() % 8 == raw.data_ptr() % 8 == 0:
-            whole = raw[: raw.numel() // _LINE_BYTES * _LINE_BYTES]
-            for part in whole.split(len(self._block)):
-                first += self._sum_up(part, [_Lines(number, first, len(part) // _LINE_BYTES)])
-        start = first * _LINE_BYTES
-        while start < raw.numel():
-            if self._used == len(self._block):
-                self._empty_block()
-            end = min(raw.numel(), start + len(self._block) - self._used)
-            free = self._block[self._used :]
-            free[: end - start].copy_(raw[start:end])
-            count = -(-(end - start) // _LINE_BYTES)
-            free[end - start : count * _LINE_BYTES].zero_()
-            self._in_block.append(_Lines(number, first, count))
-            self._used, first, start = self._used + count * _LINE_BYTES, first + count, end
-        return number
-
-    def totals(self) -> list[list[int]]:
-        """Return the sums of each tensor, one for each seed."""
-        self._empty_block()
-        host = torch.device("cpu")
-        totals = torch.zeros(len(_SEEDS), self._num_tensors, dtype=torch.int64)
-        if self._sums:
-            rows = _factors(_ROW_SEEDS, max(lines.first + lines.count for lines in self._summed), host)
-            of_lines = [rows[:, lines.first : lines.first + lines.count] for lines in self._summed]
-            tensors = torch.tensor([lines.tensor for lines in self._summed])
-            counts = torch.tensor([lines.count for lines in self._summed])
-            weighted = torch.cat(self._sums, dim=1).to(host) * torch.cat(of_lines, dim=1)
-            totals.index_add_(1, tensors.repeat_interleave(counts), weighted)
-        return totals.t().tolist()
-
-    def _empty_block(self) -> None:
-        self._sum_up(self._block[: self._used], self._in_block)
-        self._used, self._in_block = 0, []
-
-    def _sum_up(self, raw: Tensor, lines: Sequence[_Lines]) -> int:
-        """Sum up whole lines, which are those of ``lines``; return their number."""
-        words = raw.view(torch.int64).view(-1, COLUMNS)
-        if len(words):
-            self._sums.append(self._line_sums(words, self._factors, _signed(_WORD_FACTOR)))
-            self._summed += lines
-        return len(words)
+def _totals(sums: Sequence[Tensor], sizes: Sequence[int]) -> list[list[int]]:
+    """Return the sums of each tensor, one for each seed, from those of its lines; ``sizes`` are their bytes."""
+    counts = torch.tensor([-(-size // LINE_BYTES) for size in sizes])
+    tensor_of_line = torch.arange(len(sizes)).repeat_interleave(counts)
+    rows = torch.arange(len(tensor_of_line)) - (counts.cumsum(0) - counts)[tensor_of_line]
+    host = torch.device("cpu")
+    weighted = torch.cat(list(sums), dim=1).to(host) * _factors(_ROW_SEEDS, int(counts.max()), host)[:, rows]
+    totals = torch.zeros(len(_SEEDS), len(sizes), dtype=torch.int64)
+    return totals.index_add_(1, tensor_of_line, weighted).t().tolist()
 
 
 def tensor_digest(tensor: Tensor) -> str:
@@ -206,8 +172,7 @@ def tensor_entry(name: str, tensor: Tensor) -> TensorEntry:
 def tensor_entries(tensors: Iterable[tuple[str, Tensor]]) -> list[TensorEntry]:
     """Return what a manifest says of several tensors, in their order."""
     digests = TensorDigests()
-    for name, tensor in tensors:
-        digests.add(name, tensor)
+    digests.add(tensors)
     return digests.entries()
 
 

@@ -6,13 +6,19 @@ import logging
 import os
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 
 from spec_core.errors import EngineError
 from spec_core.weight_sync.digest import tensors_digest
 from spec_core.weight_sync.draft_slot import DraftSlot
-from spec_core.weight_sync.tensor_exchange import TornDraftError, owned_tensors, storage_addresses
+from spec_core.weight_sync.tensor_exchange import (
+    TornDraftError,
+    plain_tensors,
+    storage_address,
+    storage_addresses,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -41,7 +47,10 @@ class ExchangedSlot(DraftSlot):
         """
         self._device, self._layout, self._target = device, layout, target
         self._exchange: Exchange | None = None
-        self._of_target: frozenset[Address] | None = None
+        self._places: WeakKeyDictionary[nn.Module, tuple[dict[str, Address], frozenset[Address]]] = (
+            WeakKeyDictionary()
+        )
+        """Addresses of each copy's tensors when the target was looked up, and those of the target."""
 
     @property
     def device(self) -> torch.device:
@@ -69,16 +78,21 @@ class ExchangedSlot(DraftSlot):
     def own_tensors(self, model: nn.Module, lent: Collection[str] = ()) -> dict[str, Tensor]:
         """Return parameters, buffers and plain tensor attributes of a copy that are not the target's, by path.
 
-        Attributes named in ``lent`` are left out, and what has no bytes. Where the target lies is looked up once an
-        update: for a large one that takes 10 to 20 ms of Python, for which the engine would wait.
+        Attributes named in ``lent`` are left out, and what has no bytes. Where the target lies is looked up again
+        where a tensor of the copy has moved: for a large target it takes 10 to 20 ms of Python, for which the engine
+        would wait.
         """
-        if self._of_target is None:
-            self._of_target = storage_addresses(self._target)
-        return owned_tensors(model, self._of_target, lent)
+        tensors = plain_tensors(model, lent)
+        places = {path: storage_address(tensor) for path, tensor in tensors.items()}
+        known, of_target = self._places.get(model, (None, frozenset()))
+        if places != known:
+            of_target = storage_addresses(self._target)
+            self._places[model] = places, of_target
+        return {path: tensor for path, tensor in tensors.items() if places[path] not in of_target}
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load the spare."""
-        self._exchange = self._of_target = None
+        self._exchange = None
         with torch.no_grad():
             self._exchange = self.load_spare(weights)
 

@@ -321,7 +321,7 @@ class _Transfer:
                 raise ProtocolError(
                     f"{name} has arrived as {dtype} {list(shape)}, expected {expected.dtype} {list(expected.shape)}"
                 )
-            digests.add(name, tensor)
+            digests.add([(name, tensor)])
             yield name, tensor
         if missing:
             raise ProtocolError(f"{', '.join(sorted(missing))} did not arrive")

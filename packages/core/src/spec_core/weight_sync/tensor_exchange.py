@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Address = tuple["torch.device", int]
 """Device and address of a tensor's storage."""
+_HOLDERS = (torch.Tensor, list, tuple)
+"""A tuple is quicker to ask for than a union of types, and it is asked of every attribute of a target."""
 _SPAN_BYTES = 64 << 20
 """Most bytes that are exchanged at a time: the size of the scratch."""
 
@@ -28,22 +30,28 @@ class TornDraftError(EngineError):
     """The exchange failed, and so did undoing it: the live draft is neither the old nor the new one."""
 
 
+def storage_address(tensor: Tensor) -> Address:
+    """Return where the tensor's storage lies: two tensors with one address share memory."""
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
 def storage_addresses(model: nn.Module) -> frozenset[Address]:
     """Return where parameters, buffers and plain tensor attributes of a model lie."""
-    return frozenset(_address(tensor) for _, tensor in _tensors_of(model))
+    return frozenset(
+        storage_address(tensor) for module in model.modules() for _, tensor in _tensors_in(module)
+    )
 
 
-def owned_tensors(
-    model: nn.Module, foreign: Collection[Address], lent: Collection[str] = ()
-) -> dict[str, Tensor]:
+def plain_tensors(model: nn.Module, lent: Collection[str] = ()) -> dict[str, Tensor]:
     """Return parameters, buffers and plain tensor attributes of ``model``, by path.
 
-    Left out are attributes named in ``lent``, what lies at one of the addresses ``foreign``, and what has no bytes.
+    Left out are attributes named in ``lent``, and what has no bytes.
     """
     return {
-        path: tensor
-        for path, tensor in _tensors_of(model, lent)
-        if not tensor.is_meta and tensor.untyped_storage().nbytes() and _address(tensor) not in foreign
+        f"{path}.{name}": tensor
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name, tensor in _tensors_in(module, lent)
+        if not tensor.is_meta and tensor.untyped_storage().nbytes()
     }
 
 
@@ -145,55 +153,43 @@ def _copy(to: Tensor, source: Tensor) -> None:
     to.copy_(source, non_blocking=True)
 
 
-def _tensors_of(model: nn.Module, lent: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
-    for path, module in model.named_modules(remove_duplicate=False):
-        fields = module.__dict__
-        for name, value in {**fields, **fields["_parameters"], **fields["_buffers"]}.items():
+def _tensors_in(module: nn.Module, lent: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    fields = module.__dict__
+    # Copies, since the engine may set an attribute meanwhile.
+    for name, value in [*fields.items(), *fields["_parameters"].items(), *fields["_buffers"].items()]:
+        if isinstance(value, _HOLDERS) and name not in lent:
             if isinstance(value, torch.Tensor):
-                if name not in lent:
-                    yield f"{path}.{name}", value
-            elif isinstance(value, list | tuple) and name not in lent:
+                yield name, value
+            else:
                 for index, entry in enumerate(value):
                     if isinstance(entry, torch.Tensor):
-                        yield f"{path}.{name}.{index}", entry
-
-
-def _address(tensor: Tensor) -> Address:
-    """Return where the tensor's storage lies: two tensors with one address share memory."""
-    return tensor.device, tensor.untyped_storage().data_ptr()
+                        yield f"{name}.{index}", entry
 
 
 def _storage_pairs(live: Mapping[str, Tensor], spare: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Return the bytes of each storage on both sides, once, however many tensors of a model lie in it."""
-    counterparts: dict[object, Tensor] = {}
-    pairs: dict[object, tuple[Tensor, Tensor]] = {}
+    counterparts: dict[Address | None, Address | None] = {}
+    pairs: dict[Address | None, tuple[Tensor, Tensor]] = {}
     for path in dict.fromkeys([*live, *spare]):
         ours, theirs = live.get(path), spare.get(path)
-        if ours is not None and theirs is not None and _address(ours) == _address(theirs):
+        here, there = (None if tensor is None else storage_address(tensor) for tensor in (ours, theirs))
+        if here == there:
             continue  # such as one table for all layers with the same rotary embedding
-        if ours is None or theirs is None or not _fits(ours, theirs):
+        if ours is None or theirs is None or _outline(ours) != _outline(theirs):
             raise EngineError(
                 f"the loaded draft does not match the serving one: {path} is {_named(theirs)}, "
                 f"expected {_named(ours)}"
             )
-        for one, other in ((ours, theirs), (theirs, ours)):
-            if _address(counterparts.setdefault(_address(one), other)) != _address(other):
-                raise EngineError(
-                    f"the loaded draft does not match the serving one: {path} shares other memory"
-                )
-        pairs[_address(ours)] = _bytes(ours), _bytes(theirs)
+        if (counterparts.setdefault(here, there), counterparts.setdefault(there, here)) != (there, here):
+            raise EngineError(f"the loaded draft does not match the serving one: {path} shares other memory")
+        if here not in pairs:
+            pairs[here] = _bytes(ours), _bytes(theirs)
     return list(pairs.values())
 
 
-def _fits(ours: Tensor, theirs: Tensor) -> bool:
-    same = (ours.shape, ours.dtype, ours.device, ours.stride(), ours.storage_offset())
-    return same == (
-        theirs.shape,
-        theirs.dtype,
-        theirs.device,
-        theirs.stride(),
-        theirs.storage_offset(),
-    ) and len(_bytes(ours)) == len(_bytes(theirs))
+def _outline(tensor: Tensor) -> tuple[object, ...]:
+    memory = tensor.untyped_storage().nbytes()
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), tensor.storage_offset(), memory
 
 
 def _named(tensor: Tensor | None) -> str:
