@@ -34,6 +34,7 @@ log = logging.getLogger("trainer_step")
 PACKAGES = ("torch", "spec-core", "spec-draft-eagle3", "spec-draft-dflash", "spec-trainer")
 OPTIONAL_PACKAGES = ("triton", "spec-backend-cuda")
 PARTS = ("dense", "tokens", "sequences", "num_steps")
+IMPLEMENTATIONS = ("strategy", "modelopt", "modelopt-compiled")
 # Cost grows as size to the power of: attention over step 0 is quadratic, everything else linear.
 TIME_LIMITS = {"tokens": 1.3, "sequences": 1.1, "num_steps": 1.1}
 MEMORY_LIMIT = 1.1
@@ -217,9 +218,10 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     for name, default in asdict(Case()).items():
-        if name == "implementation":
-            continue
         flag = "--" + name.replace("_", "-")
+        if name == "implementation":
+            parser.add_argument(flag, choices=IMPLEMENTATIONS, help="of eagle3; default strategy")
+            continue
         if isinstance(default, bool):
             parser.add_argument(flag, action="store_true", default=None)
             continue
@@ -231,6 +233,11 @@ def _parse() -> argparse.Namespace:
     if "dense" in options.parts and not dense_runs and not options.peers:
         parser.error(
             "the dense implementation is of eagle3, in float32 on the cpu, in one pass; leave it out with --parts"
+        )
+    theirs = options.implementation not in (None, "strategy")
+    if theirs and (options.parts or options.peers or options.draft == "dflash"):
+        parser.error(
+            f"--implementation {options.implementation} is one step of eagle3: add --parts, without names"
         )
     return options
 

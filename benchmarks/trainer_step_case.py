@@ -6,6 +6,7 @@ Shapes: T tokens of all sequences end to end (packed), N captured layers, H hidd
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -253,14 +254,32 @@ def dense_step(problem: Problem, backend: Backend) -> Step:
     optimizer = torch.optim.AdamW(
         weights.values(), LR, options.betas, options.eps, options.weight_decay, fused=True
     )
+    return _plain_step(problem, dense.loss, optimizer, options.clip)
+
+
+def modelopt_step(problem: Problem, backend: Backend, is_compiled: bool = False) -> Step:
+    """Return the step of NVIDIA's Model-Optimizer on the same batch, from the same weights."""
+    from modelopt_eagle3 import ModeloptEagle3
+
+    case, options = problem.case, OptimizerConfig()
+    module = problem.build(no_kernel)
+    theirs = ModeloptEagle3(problem.target, problem.tensors, module, case.num_steps, is_compiled)
+    return _plain_step(problem, theirs.loss, theirs.optimizer(options, LR), options.clip)
+
+
+def _plain_step(
+    problem: Problem, loss_of: Callable[..., Tensor], optimizer: torch.optim.Optimizer, clip: float
+) -> Step:
+    """Return a step of torch alone. ``loss_of`` takes ids, states and mask, each with sequences first."""
     shape, batch = (problem.case.sequences, problem.case.tokens), problem.batch
-    flat = batch.input_ids_T, batch.hidden_TNH, batch.loss_mask_T
+    flat = batch.input_ids_T, batch.hidden_TNH, batch.loss_mask_T.to(batch.input_ids_T.device)
     arguments = [tensor.unflatten(0, shape) for tensor in flat]
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
 
     def step() -> float:
-        loss = dense.loss(*arguments)
+        loss = loss_of(*arguments)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights.values(), options.clip)
+        torch.nn.utils.clip_grad_norm_(weights, clip)
         optimizer.step()
         optimizer.zero_grad()
         return loss.item()
@@ -268,4 +287,9 @@ def dense_step(problem: Problem, backend: Backend) -> Step:
     return step
 
 
-IMPLEMENTATIONS = {"strategy": strategy_step, "dense": dense_step}
+IMPLEMENTATIONS = {
+    "strategy": strategy_step,
+    "dense": dense_step,
+    "modelopt": modelopt_step,
+    "modelopt-compiled": partial(modelopt_step, is_compiled=True),
+}
