@@ -12,8 +12,9 @@ from spec_core.config import dump_yaml, validate
 from spec_core.errors import ConfigError
 from spec_draft_eagle3.config import Eagle3Config
 from spec_engine_hf.engine import HfConfig
-from spec_trainer.config import AnyRunConfig, check_moved_keys, run_config_type, with_new_keys
+from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.data.config import DataConfig
+from spec_trainer.moved_keys import check_moved_keys, with_new_keys
 
 LEAST = {"target": "t", "output": "o", "data": {"path": "d"}}
 

@@ -101,6 +101,9 @@ class TrainConfig(OptimizerConfig):
     """Times that the command begins again at the newest checkpoint where a run of several processes has failed."""
     eval_every: NonNegativeInt = 0
     """Steps between held-out evaluations; 0 evaluates only at the end."""
+    serve_every: NonNegativeInt = 0
+    """Steps between measurements of the draft in the run's own engine, which serves it and answers held-out prompts
+    as section ``decode`` says; the last step is measured besides."""
     push_every: NonNegativeInt = 0
     """Steps between pushes of the draft to the running servers of ``push.to``, or to the run's own engine where that
     decodes (``decode.every``); the last step is pushed besides."""
@@ -156,12 +159,13 @@ class PushConfig(Config):
 
 
 class DecodeConfig(Config):
-    """Section ``decode``: the run's engine answers prompts of the data, and the run trains on these answers."""
+    """Section ``decode``: the run's engine answers prompts, to train on (``every``) or to measure the draft by."""
 
     every: NonNegativeInt = 0
     """Steps of a cycle; 0 trains on the data as it is. The engine gets the draft every ``train.push_every`` steps."""
     prompts: PositiveInt = 64
-    """Prompts that are answered for a cycle: those of the training data in turn, in a new order each time."""
+    """Prompts that are answered for a cycle: those of the training data in turn, in a new order each time. With
+    ``train.serve_every``, the most held-out ones that are answered for a measurement."""
     max_new_tokens: PositiveInt = 256
     """Most tokens of an answer."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
@@ -233,6 +237,11 @@ class RunConfig(Config, Generic[B, D, S, E, L]):
     track: TrackConfig = TrackConfig()
     profile: ProfileConfig = ProfileConfig()
 
+    @property
+    def decodes(self) -> bool:
+        """Whether engines of the run decode, for it to train on that or to measure its draft."""
+        return bool(self.decode.every or self.train.serve_every)
+
     @model_validator(mode="after")
     def _combinations(self) -> Self:
         problems = [
@@ -273,22 +282,6 @@ def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[
     if not isinstance(name, str):
         raise ConfigError(f"{section}.name={name!r}: expected the name of a {section} plugin")
     return plugins.load_available(interface, name)
-
-
-def check_moved_keys(values: dict[str, Any], source: str) -> None:
-    """Raise ConfigError for a key of an earlier version, with its new place."""
-    train = values.get("train")
-    if isinstance(train, dict) and "strategy" in train:
-        name = train["strategy"]
-        raise ConfigError(f"{source}: train.strategy={name} has moved; write strategy.name={name}")
-
-
-def with_new_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a ``config.yaml`` that an earlier version wrote, with keys that have moved in their new places."""
-    train = dict(values.get("train", {}))
-    if "strategy" in train:
-        return {**values, "strategy": {"name": train.pop("strategy")}, "train": train}
-    return values
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:

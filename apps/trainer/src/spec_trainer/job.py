@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,14 @@ from spec_trainer.wiring import RankLinks, inline_engine, inline_source, train_a
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import torch
 
+    from spec_core import Engine
     from spec_trainer.controller.run_controller import RunController
     from spec_trainer.loop import TrainState
+    from spec_trainer.push.live_measurements import Measure
     from spec_trainer.run_spec import RunSpec
     from spec_trainer.timer import Timer
     from spec_trainer.wiring import InlineSource
@@ -81,9 +85,21 @@ def _train_by_workers(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
     """Train with each engine replica and trainer rank in a process of its own."""
     from spec_trainer.controller.run_controller import run_workers
 
-    work = functools.partial(_cycles_by_workers, spec) if spec.config.decode.every else None
+    work = None
+    if spec.config.decodes:
+        work = functools.partial(
+            _cycles_by_workers if spec.config.decode.every else _measured_by_workers, spec
+        )
     run_workers(spec, stop, StepProgress(spec.schedule.total_steps), work=work)
     return _summary(spec)
+
+
+def _measured_by_workers(spec: RunSpec, controller: RunController) -> None:
+    """Train while decoders measure the draft of now."""
+    from spec_trainer.decode.measurement import Measurement
+
+    with Measurement(spec, controller.decoder, _done_steps(spec)) as measurement:
+        controller.train_measuring(measurement.measure)
 
 
 def _cycles_by_workers(spec: RunSpec, controller: RunController) -> None:
@@ -118,9 +134,33 @@ def _train_inline(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
         return _cycles_inline(spec, stop)
     device = spec.backend.device(0)
     with ExitStack() as stack:
-        source = stack.enter_context(inline_source(spec, device))
+        own = measure = None
+        if spec.config.train.serve_every:
+            own = stack.enter_context(inline_engine(spec))
+            measure = stack.enter_context(_measured_inline(spec, own.engine, stop))
+        source = stack.enter_context(inline_source(spec, device, own))
         progress = stack.enter_context(StepProgress(spec.schedule.total_steps))
-        return train_and_finish(stack.enter_context(_inline_rank(spec, device, source, stop, progress)))
+        rank = _inline_rank(spec, device, source, stop, progress, measure)
+        return train_and_finish(stack.enter_context(rank))
+
+
+@contextmanager
+def _measured_inline(spec: RunSpec, engine: Engine, stop: StopRequest) -> Iterator[Measure]:
+    """Yield what has ``engine`` measure a draft, while the trainer waits."""
+    from spec_trainer.decode.decoder import EngineDecoder, InlineDecoder
+    from spec_trainer.decode.measurement import Measurement
+
+    with (
+        EngineDecoder(spec, engine) as decoder,
+        Measurement(spec, InlineDecoder(decoder, stop), _done_steps(spec)) as measurement,
+    ):
+
+        def measure(version: int, folder: Path) -> Future[dict[str, Any]]:
+            done: Future[dict[str, Any]] = Future()
+            done.set_result(measurement.measure(version, folder))
+            return done
+
+        yield measure
 
 
 def _cycles_inline(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
@@ -147,13 +187,21 @@ def _cycles_inline(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
 
 @contextmanager
 def _inline_rank(
-    spec: RunSpec, device: torch.device, source: InlineSource, stop: StopRequest, progress: StepProgress
+    spec: RunSpec,
+    device: torch.device,
+    source: InlineSource,
+    stop: StopRequest,
+    progress: StepProgress,
+    measure: Measure | None = None,
 ) -> Iterator[TrainState]:
     """Yield the state of the one rank, for which the capture of its batches has begun."""
     import torch.distributed as dist
 
     links = RankLinks(
-        store=dist.HashStore(), should_stop=lambda done_steps: stop.requested, show=progress.show
+        store=dist.HashStore(),
+        should_stop=lambda done_steps: stop.requested,
+        show=progress.show,
+        measure=measure,
     )
     with train_state(spec, 0, device, source.stream, links) as state:
         source.begin(state.done_steps)

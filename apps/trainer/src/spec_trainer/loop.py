@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spec_trainer.draft_trainer import DraftTrainer
     from spec_trainer.feature_stream import BatchSource
     from spec_trainer.profiling import StepProfiler
+    from spec_trainer.push.live_measurements import LiveMeasurements
     from spec_trainer.push.live_pushes import LivePushes
     from spec_trainer.run_log import RunLog
     from spec_trainer.run_spec import RunSpec
@@ -43,6 +44,7 @@ class TrainState:
     """Answers after every step, given the steps done; the same on every process."""
     profiler: StepProfiler
     pushes: LivePushes
+    measurements: LiveMeasurements
     done_steps: int
     best: float
     """Best held-out acceptance length so far."""
@@ -80,7 +82,8 @@ def train(state: TrainState) -> dict[str, Any]:
         state.log.trained(state.done_steps, share)
         if schedule.evaluates_after(state.done_steps):
             record |= {f"eval_{name}": value for name, value in _evaluate(state).items()}
-        state.log.step(record | _push(state))
+        record |= _hand_over(state, state.measurements, "serve")
+        state.log.step(record | _hand_over(state, state.pushes, "push"))
         _checkpoint(state, record)
         if state.should_stop(state.done_steps) and state.done_steps < schedule.total_steps:
             raise Interrupted(f"interrupted; saved {_save(state, record)}; the same command continues there")
@@ -95,14 +98,14 @@ def _prepare_next(state: TrainState) -> None:
             state.spec.schedule.denominators((following,), state.spec.draft)
 
 
-def _push(state: TrainState) -> dict[str, Any]:
-    """Begin to push the draft to running servers if it is time; return fields of the step's record."""
+def _hand_over(state: TrainState, to: LivePushes | LiveMeasurements, name: str) -> dict[str, Any]:
+    """Hand the draft of now to who pushes or measures it if it is time; return fields of the step's record."""
     fields: dict[str, Any] = {}
-    if state.pushes.is_due(state.done_steps):
-        with state.timer("push"):
-            state.pushes.begin(state.done_steps, state.trainer)
-        fields["push_wait_s"] = state.timer.last_s["push"]
-    return fields | state.pushes.news()
+    if to.is_due(state.done_steps):
+        with state.timer(name):
+            to.begin(state.done_steps, state.trainer)
+        fields[f"{name}_wait_s"] = state.timer.last_s[name]
+    return fields | to.news()
 
 
 def _evaluate(state: TrainState) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "window_bytes": run.window_bytes,
         **_device_memory(run),
         **({"push": _pushes(run)} if config.train.push_every else {}),
+        **({"serve": _measuring(run)} if config.train.serve_every else {}),
         **({"decode": _decoding(run)} if config.decode.every else {}),
         "frozen_tensor_bytes": tensors * itemsize * (1 if run.target.tied else 2),
         "output": str(config.output),
@@ -50,7 +51,7 @@ def _processes(run: RunSpec) -> list[str]:
         engine = f"engine {config.engine.name} and " if replicas else ""
         return [f"this process: {engine}trainer rank 0 ({config.strategy.name}), {where}"]
     engines = [f"engine {config.engine.name} replica {index}, {where}" for index in replicas]
-    if config.decode.every:
+    if config.decodes:
         decoders = range(config.decode.replicas)
         engines += [f"engine {config.engine.name} that decodes {index}, {where}" for index in decoders]
     shares = run.schedule.settings.data_parallel_ranks
@@ -69,10 +70,17 @@ def _pushes(run: RunSpec) -> str:
 
 def _decoding(run: RunSpec) -> str:
     decode = run.config.decode
-    return (
-        f"every {decode.every} steps, {decode.prompts} prompts with {run.num_draft_tokens} draft tokens, "
-        f"{decode.max_new_tokens} new tokens at most"
-    )
+    return f"every {decode.every} steps, {decode.prompts} prompts{_answers(run)}"
+
+
+def _measuring(run: RunSpec) -> str:
+    every, number = run.config.train.serve_every, len(run.serving_prompts)
+    return f"every {every} steps in the run's own engine, {number} held-out prompts{_answers(run)}"
+
+
+def _answers(run: RunSpec) -> str:
+    most = run.config.decode.max_new_tokens
+    return f" with {run.num_draft_tokens} draft tokens, {most} new tokens at most"
 
 
 def _parallel(run: RunSpec, share: int) -> str:

@@ -57,6 +57,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         topics(summary),
         _curves(records),
         _pushes(records, summary),
+        _measurements(read_metrics(directory.measurements), records),
         _cycles(summary),
         _replacements(read_metrics(directory.replacements)),
         _time(summary),
@@ -177,6 +178,37 @@ def _pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
     return (
         "<h2>Pushes to running servers</h2><table><tr><th>version<th>outcome<th>seconds<th>τ before<th>τ after"
         f"{rows}</table>{waited}"
+    )
+
+
+def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
+    """Return what the run's engine has measured of its drafts, and how long training waited for that."""
+    if not measured:
+        return ""
+    columns = {
+        "step": "{:,}",
+        "serving_acceptance_length": "{:.2f}",
+        "serving_acceptance_length_per_request": "{:.2f}",
+        "serving_tokens_per_s": "{:,.0f}",
+        "serving_tokens": "{:,}",
+        "serving_s": "{:.1f} s",
+    }
+    rows = "".join(
+        "<tr>" + "".join(f"<td class=n>{_number(one, key, form)}" for key, form in columns.items())
+        for one in measured
+    )
+    waited = sum(record.get("serve_wait_s", 0.0) for record in records)
+
+    def draw(axes: Sequence[Axes]) -> None:
+        steps = [one["step"] for one in measured]
+        axes[0].plot(steps, [one["serving_acceptance_length"] for one in measured], "o-", ms=4, lw=1.2)
+        axes[0].set(title="acceptance length in the engine", xlabel="step")
+
+    return (
+        "<h2>The draft in the run's engine</h2>"
+        + svg(draw, panels=1)
+        + "<table><tr><th>step<th>τ<th>τ, mean of the answers<th>tokens/s of an engine<th>tokens<th>seconds"
+        f"{rows}</table><p>Training waited {waited:.1f} s for it.</p>"
     )
 
 

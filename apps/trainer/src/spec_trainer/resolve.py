@@ -14,12 +14,12 @@ from spec_core.errors import ConfigError, TargetError
 from spec_trainer.config import (
     SECTIONS,
     AnyRunConfig,
-    check_moved_keys,
+    DecodeConfig,
     named_plugin,
     run_config_type,
-    with_new_keys,
 )
 from spec_trainer.dispatch import check_sizes, sample_bytes
+from spec_trainer.moved_keys import check_moved_keys, with_new_keys
 from spec_trainer.offline.store import open_features
 from spec_trainer.run_spec import RunParts, RunSpec
 from spec_trainer.trackers import check_trackers
@@ -61,7 +61,9 @@ def read_inputs(
 
     with _one_line():
         parts = _load_parts(*resolve_config(config_file, flags, overrides))
-        longest_prompt = _longest_prompt(parts) if parts.config.decode.every else None
+        if parts.config.decodes:
+            _check_decoder(parts)
+        longest_prompt = parts.longest_prompt if parts.config.decode.every else None
         dataset = load_dataset(
             parts.config.data, parts.target.folder, parts.target.vocab_size, longest_prompt
         )
@@ -89,8 +91,8 @@ def _check(run: RunSpec) -> None:
     run.directory.check_owner(run.identity)
 
 
-def _longest_prompt(parts: RunParts) -> int:
-    """Return the most tokens of a prompt beside its answer. Raise ConfigError for a run that cannot decode."""
+def _check_decoder(parts: RunParts) -> None:
+    """Raise ConfigError for a run that is to decode and cannot."""
     config, most = parts.config, parts.draft.max_draft_tokens
     decode, wanted = config.decode, parts.num_draft_tokens
     if most is not None and wanted > most:
@@ -105,20 +107,18 @@ def _longest_prompt(parts: RunParts) -> int:
         raise ConfigError(
             f"decode.on_policy=true: engine {config.engine.name!r} does not say which guesses it judged; remove it"
         )
-    if config.train.push_every and parts.engine_type.draft_replica is Engine.draft_replica:
+    key = "serve_every" if config.train.serve_every else "push_every"
+    if (steps := getattr(config.train, key)) and parts.engine_type.draft_replica is Engine.draft_replica:
         raise ConfigError(
-            f"train.push_every={config.train.push_every}: engine {config.engine.name!r} takes no fresh weights while "
-            "it serves; set train.push_every=0"
+            f"train.{key}={steps}: engine {config.engine.name!r} takes no fresh weights while it serves; set "
+            f"train.{key}=0"
         )
-    positions = parts.target.max_positions - wanted - 1
-    room = min(positions, config.engine.batch_tokens) - decode.max_new_tokens
-    if room < 1:
+    if parts.longest_prompt < 1:
         raise ConfigError(
             f"decode.max_new_tokens={decode.max_new_tokens} leaves no room for a prompt: target "
             f"{parts.target.folder} has {parts.target.max_positions} positions, "
             f"engine.batch_tokens={config.engine.batch_tokens}; lower it"
         )
-    return min(room, config.data.max_length)
 
 
 def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
@@ -143,10 +143,17 @@ def _check_window(run: RunSpec) -> None:
 
 
 def _check_held_out(run: RunSpec) -> None:
-    if run.config.train.eval_every and not run.dataset.held_out:
+    for key in ("eval_every", "serve_every"):
+        steps = getattr(run.config.train, key)
+        if steps and not run.dataset.held_out:
+            raise ConfigError(
+                f"train.{key}={steps}, but nothing is held out of {len(run.dataset.train)} samples; set "
+                "data.eval_path or data.eval_samples, or remove it"
+            )
+    if run.config.train.serve_every and not run.serving_prompts:
         raise ConfigError(
-            f"train.eval_every={run.config.train.eval_every}, but nothing is held out of {len(run.dataset.train)} "
-            "samples; set data.eval_path or data.eval_samples, or remove it"
+            f"train.serve_every={run.config.train.serve_every}, but none of {len(run.dataset.held_out)} held-out "
+            f"samples has a prompt of {run.longest_prompt} tokens or less; lower decode.max_new_tokens or remove it"
         )
 
 
@@ -242,13 +249,21 @@ def _check_decoding(config: AnyRunConfig) -> None:
     """Refuse settings that do not go with a run that decodes, or that only such a run has."""
     decode, push, push_every = config.decode, config.push, config.train.push_every
     if not decode.every:
-        for key, value in decode.model_dump(exclude_defaults=True).items():
+        unused = {"on_policy"} if config.decodes else set(DecodeConfig.model_fields)
+        for key, value in decode.model_dump(exclude_defaults=True, include=unused).items():
+            what = "its answers are not trained on" if config.decodes else "nothing is decoded"
             raise ConfigError(
-                f"decode.{key}={value} without decode.every: nothing is decoded; set decode.every or remove it"
+                f"decode.{key}={value} without decode.every: {what}; set decode.every or remove it"
             )
+    if not config.decodes:
         return
-    subject = f"decode.every={decode.every} with"
+    serve_every = config.train.serve_every
+    subject = f"train.serve_every={serve_every} with" if serve_every else f"decode.every={decode.every} with"
     checks = [
+        (
+            serve_every > 0 and decode.every > 0,
+            f"{subject} decode.every={decode.every}: its cycles measure the draft; remove one of them",
+        ),
         (
             config.data.features is not None,
             f"{subject} data.features: features are read from {config.data.features}, no engine starts; remove one "
@@ -269,7 +284,7 @@ def _check_decoding(config: AnyRunConfig) -> None:
             "remove it",
         ),
         (
-            push_every % decode.every != 0,
+            decode.every > 0 and push_every % decode.every != 0,
             f"train.push_every={push_every} with decode.every={decode.every}: the engine decodes between cycles "
             f"only; set train.push_every={decode.every} or a multiple of it, or 0 for no push",
         ),

@@ -62,12 +62,18 @@ class RunDirectory:
         self.draft = root / "draft"
         """Folder of the exported draft."""
         self.decoded = root / "decoded"
-        """Folder of what the run's engine has decoded (``decode.every``)."""
+        """Folder of what the run's engine has decoded (``decode.every``, ``train.serve_every``)."""
+        self.measurements = self.decoded / "measurements.jsonl"
+        """One JSON object for each draft that the run's engine has measured (``train.serve_every``)."""
         self.report = root / "report.html"
         """Page with curves and numbers."""
         self.logs = root / "logs"
         """Folder of each process's log."""
         self._owner = root / ".identity"
+
+    def served_draft(self, version: int) -> Path:
+        """Return the folder of the draft after so many steps, for the run's engine to serve; it may not exist."""
+        return self.decoded / f"draft-{version}"
 
     def check_folder(self) -> None:
         """Raise ArtifactError if the directory is no run directory, or cannot be made or written to."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from spec_core.errors import ConfigError
 from spec_core.launcher import LaunchContext
 from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
+from spec_trainer.data.prompts import serving_prompts
 from spec_trainer.dispatch import sample_bytes
 from spec_trainer.draft_folder import CHAIN_TOKENS
 from spec_trainer.placement.members import members, most_on_a_device, on_hosts, with_fewer_ranks
@@ -53,6 +54,13 @@ class RunParts:
         """Tokens that the draft proposes per round where the run decodes."""
         return self.config.decode.num_draft_tokens or self.draft.max_draft_tokens or CHAIN_TOKENS
 
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of a prompt of a run that decodes, beside its answer; less than 1 where there is no room."""
+        positions = self.target.max_positions - self.num_draft_tokens - 1
+        room = min(positions, self.config.engine.batch_tokens) - self.config.decode.max_new_tokens
+        return min(room, self.config.data.max_length)
+
     def with_dataset(self, dataset: Dataset) -> RunSpec:
         """Return the run that trains on ``dataset``."""
         settings = BatchSettings.from_config(self.config, self.strategy_type)
@@ -83,6 +91,11 @@ class RunSpec(RunParts):
     def source(self) -> Dataset:
         """The data that the user has given."""
         return self.prompts or self.dataset
+
+    @cached_property
+    def serving_prompts(self) -> list[list[int]]:
+        """The held-out prompts by which the draft is measured (``train.serve_every``)."""
+        return serving_prompts(self.dataset, self.longest_prompt, self.config.decode.prompts)
 
     def cycle(self, answers: Dataset, steps: range) -> RunSpec:
         """Return the run in one of its cycles: it trains ``steps`` on ``answers``."""

@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     from spec_core import Engine, FeatureReceiver, Strategy, TargetSpec, TargetTensors, Transport
     from spec_trainer.engine_options import EngineOptions
     from spec_trainer.feature_stream import BatchSource, FeatureStream
+    from spec_trainer.push.live_measurements import Measure
     from spec_trainer.run_spec import RunParts, RunSpec
+
+
+_MEASURED = (
+    "serving_acceptance_length",
+    "serving_acceptance_length_per_request",
+    "serving_acceptance_per_position",
+    "serving_tokens_per_s",
+)
+"""Fields of a step's record whose last values the summary has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +52,8 @@ class RankLinks:
     """Called after every step with the steps done; returns the same on every rank."""
     show: Callable[[dict[str, Any]], None]
     """Called with rank 0's record of each step, for the progress display."""
+    measure: Measure | None = None
+    """Has the run's engine measure a draft; rank 0's, with ``train.serve_every``."""
     trained: Callable[[dict[str, Any]], None] | None = None
     """Called with the samples of each step of a rank that does not see the run directory; None where it does."""
 
@@ -155,6 +167,7 @@ def train_state(
     """Yield the state of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
     import torch.distributed as dist
 
+    from spec_trainer.push.live_measurements import LiveMeasurements
     from spec_trainer.push.live_pushes import LivePushes
 
     with ExitStack() as stack:
@@ -179,6 +192,7 @@ def train_state(
             should_stop=links.should_stop,
             profiler=StepProfiler(spec.config.profile.steps if rank == 0 else (), spec.directory.root),
             pushes=stack.enter_context(LivePushes(spec, rank, device, dist.group.WORLD)),
+            measurements=LiveMeasurements(spec, links.measure),
             done_steps=done_steps,
             best=checkpoints.best_score(),
         )
@@ -271,11 +285,19 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
         "tokens": _trained_tokens(state),
         **{key: value for key, value in last.items() if key == "loss" or key.startswith("eval_")},
         "simulated_acceptance_length": last.get("acceptance_length"),
+        **_measured(state, last),
         "wall_s": state.timer.wall_s,
         "time_s": state.timer.breakdown(),
         "draft": str(directory.draft),
         "data": str(state.spec.source.report),
     }
+
+
+def _measured(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
+    """Return what the run's engine has measured of the last draft (``train.serve_every``)."""
+    if not state.spec.config.train.serve_every:
+        return {}
+    return {key.removeprefix("serving_"): value for key, value in last.items() if key in _MEASURED}
 
 
 def _trained_tokens(state: TrainState) -> int:

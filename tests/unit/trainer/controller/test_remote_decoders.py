@@ -32,11 +32,11 @@ class Run:
             if message["kind"] == "Serve":
                 self.decoders.serving(name)
             else:
-                answers = [(prompt, [1]) for prompt in message["prompts"]]
+                answers = [(prompt, [1], [0, 1]) for prompt in message["prompts"]]
                 rounds = len(answers)
                 counters = {"rounds": rounds, "drafted": 2 * rounds, "accepted": rounds}
                 self.decoders.generated(
-                    name, Generated(answers, {**counters, "accepted_per_position": [rounds, 0]})
+                    name, Generated(answers, {**counters, "accepted_per_position": [rounds, 0]}, 0.5)
                 )
 
 
@@ -54,6 +54,7 @@ def test_answers_are_in_the_order_of_the_prompts_whoever_gives_them():
     decoded = run.decoders.answer(PROMPTS, seed=5)
     assert [list(answer.token_ids) for answer in decoded.answers] == PROMPTS
     assert all(answer.guess_places == (1,) for answer in decoded.answers)
+    assert (decoded.seconds, decoded.acceptance_length_per_request) == (1.5, 2)
     assert (decoded.counters.rounds, decoded.counters.accepted_per_position) == (40, (40, 0))
     assert [(name, message["prompts"], message["seed"]) for name, message in run.sent] == [
         (name, portion.prompts, portion.seed)

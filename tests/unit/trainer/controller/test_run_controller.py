@@ -11,8 +11,9 @@ import pytest
 
 from spec_core import WorkerEnded, WorkerMessage
 from spec_core.errors import DeadlineExceeded, NoDevices, PeerLost, RunError
-from spec_trainer.controller.protocol import Captured, Failed, Finished, Ready
-from spec_trainer.controller.run_controller import RunController, worker_specs
+from spec_trainer.controller.protocol import Captured, Exported, Failed, Finished, Ready
+from spec_trainer.controller.run_controller import RunController
+from spec_trainer.controller.worker_specs import worker_specs
 from spec_trainer.progress import StepProgress
 from spec_trainer.stop_request import StopRequest
 
@@ -88,10 +89,10 @@ def the_end(launcher):
         yield WorkerEnded(worker, "ended with exit code 0")
 
 
-def run(resolved, tmp_path, launcher, *keys, work=None):
+def run(resolved, tmp_path, launcher, *keys, work=None, stop=None):
     spec = resolved("placement.kind=disaggregated", *keys)
     spec.directory.logs.mkdir(parents=True, exist_ok=True)
-    controller = RunController(spec, launcher, StopRequest(), StepProgress(1))
+    controller = RunController(spec, launcher, stop or StopRequest(), StepProgress(1))
     controller.run(list(worker_specs(spec, tmp_path)), work and functools.partial(work, spec))
     file = spec.directory.replacements
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -117,6 +118,31 @@ def test_what_a_lost_engine_was_given_is_captured_anew_by_the_one_in_its_place(
     (entry,) = run(resolved, tmp_path, Launcher(script, worker_type))
     assert (entry["worker"], entry["step"]) == ("engine-0", 0)
     assert entry["cause"] == "engine-0 was killed by signal 9; see LOG"
+
+
+def test_a_rank_hears_of_every_draft_that_it_has_exported_also_when_the_run_is_to_stop(resolved, tmp_path):
+    stop, versions = StopRequest(), []
+
+    def script(launcher):
+        rank = launcher.workers["trainer-0"]
+        for version in (1, 2):
+            yield said(rank, Exported(version, "draft"))
+            assert rank.kinds.count("Measured") == version
+        yield from the_end(launcher)
+
+    def measure(version, folder):
+        versions.append(version)
+        stop.requested = True
+        return {"serving_version": version}
+
+    run(
+        resolved,
+        tmp_path,
+        Launcher(script),
+        work=lambda spec, controller: controller.train_measuring(measure),
+        stop=stop,
+    )
+    assert versions == [1]
 
 
 def test_in_a_run_that_decodes_an_engine_that_comes_later_is_told_its_cycle(resolved, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from spec_core.records import Generation
 from spec_trainer.evaluation.latency import break_even, describe_load
-from spec_trainer.evaluation.measure import Pass
+from spec_trainer.passes import Pass
 
 
 def answer(*times: float) -> Generation:

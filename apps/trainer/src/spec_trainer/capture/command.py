@@ -104,7 +104,7 @@ def _for_capture(config: AnyRunConfig) -> AnyRunConfig:
     placement = config.placement
     if placement.kind == "colocated" and placement.engine_fraction is placement.trainer_fraction is None:
         placement = placement.model_copy(update={"trainer_fraction": _WRITER_FRACTION})
-    train = config.train.model_copy(update={"ranks": 1})
+    train = config.train.model_copy(update={"ranks": 1, "serve_every": 0})
     return config.model_copy(update={"train": train, "placement": placement})
 
 

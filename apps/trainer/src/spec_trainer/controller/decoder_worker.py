@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from spec_trainer.controller.protocol import WorkerOrder
     from spec_trainer.controller.worker_main import ControllerLink
-    from spec_trainer.decode.decoder import Decoded
+    from spec_trainer.passes import Pass
 
 
 def run_decoder(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
@@ -40,6 +40,9 @@ def run_decoder(stack: ExitStack, controller: ControllerLink, order: WorkerOrder
                 return
 
 
-def _generated(decoded: Decoded) -> Generated:
-    answers = [(list(answer.token_ids), list(answer.guess_places)) for answer in decoded.answers]
-    return Generated(answers, asdict(decoded.counters))
+def _generated(decoded: Pass) -> Generated:
+    answers = [
+        (list(answer.token_ids), list(answer.guess_places), list(answer.verifications))
+        for answer in decoded.answers
+    ]
+    return Generated(answers, asdict(decoded.counters), decoded.seconds)

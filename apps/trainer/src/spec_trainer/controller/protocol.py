@@ -18,6 +18,11 @@
       ◄──────────────────── Stop      to everyone, once every rank has finished
     Failed ───────────────────►       from anyone, at any time
 
+A run that measures its draft (``train.serve_every``)::
+
+    Exported ─────────────────►       from trainer rank 0; decoders get Serve and Generate as below
+      ◄──────────────────── Measured  to trainer rank 0
+
 A run that decodes goes through cycles. For each one::
 
       ◄──────────────────── Serve       to decoders; answered by Serving
@@ -218,10 +223,28 @@ class Generate(ControlMessage):
 class Generated(ControlMessage):
     """The answers to a portion, in order."""
 
-    answers: list[tuple[list[int], list[int]]]
-    """New tokens of each, and the guess places of these or nothing."""
+    answers: list[tuple[list[int], list[int], list[int]]]
+    """New tokens of each, the guess places of these or nothing, and its verifications or nothing."""
     counters: dict[str, Any]
     """Fields of the AcceptanceCounters of this portion."""
+    seconds: float
+    """Duration of this portion in the engine."""
+
+
+@dataclass(frozen=True)
+class Exported(ControlMessage):
+    """Rank 0 has exported the draft as it is after ``version`` steps, to be measured by the decoders."""
+
+    version: int
+    folder: str
+
+
+@dataclass(frozen=True)
+class Measured(ControlMessage):
+    """Answer to Exported."""
+
+    figures: dict[str, Any]
+    """Fields of the records of steps; none where the run was asked to stop meanwhile."""
 
 
 @dataclass(frozen=True)

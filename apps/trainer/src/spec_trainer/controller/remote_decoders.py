@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from spec_core.records import AcceptanceCounters, Generation
 from spec_trainer.controller.protocol import Generate, Generated, Serve
-from spec_trainer.decode.decoder import Decoded, interrupted_decoding, portions, together
+from spec_trainer.decode.decoder import interrupted_decoding, portions
+from spec_trainer.passes import Pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ class RemoteDecoders:
         self._workers, self._until, self._stop = workers, until, stop
         self._portion_of: dict[str, int] = {}
         """Workers that have not answered, and the number of the portion that each one has."""
-        self._decoded: dict[int, Decoded] = {}
+        self._decoded: dict[int, Pass] = {}
         """Answers to each portion, by its number."""
 
     def serve(self, version: int, folder: Path) -> None:
@@ -39,7 +40,7 @@ class RemoteDecoders:
             self._send(name, 0, Serve(version, str(folder)))
         self._until(lambda: not self._portion_of)
 
-    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Decoded:
+    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
         """Answer prompts, each portion by whoever is free; raise Interrupted once no portion is under way."""
         self._decoded = {}
         left = deque(enumerate(portions(prompts, seed)))
@@ -53,7 +54,7 @@ class RemoteDecoders:
         self._until(lambda: not self._portion_of)
         if left:
             raise interrupted_decoding()
-        return together([self._decoded[number] for number in sorted(self._decoded)])
+        return Pass.of([self._decoded[number] for number in sorted(self._decoded)])
 
     def serving(self, worker: str) -> None:
         """Note that a worker serves what it was to serve."""
@@ -61,11 +62,14 @@ class RemoteDecoders:
 
     def generated(self, worker: str, message: Generated) -> None:
         """Keep the answers of a worker."""
-        self._decoded[self._portion_of.pop(worker)] = Decoded(
+        self._decoded[self._portion_of.pop(worker)] = Pass(
             answers=[
-                Generation(token_ids=tuple(token_ids), guess_places=tuple(places))
-                for token_ids, places in message.answers
+                Generation(
+                    token_ids=tuple(token_ids), guess_places=tuple(places), verifications=tuple(accepted)
+                )
+                for token_ids, places, accepted in message.answers
             ],
+            seconds=message.seconds,
             counters=_counters(message),
         )
 

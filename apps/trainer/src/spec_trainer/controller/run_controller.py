@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +20,14 @@ from spec_trainer.controller.failures import Failure, FailureReports
 from spec_trainer.controller.remote_decoders import RemoteDecoders
 from spec_trainer.controller.remote_engine import RemoteEngine
 from spec_trainer.controller.replacements import Replacements
+from spec_trainer.controller.worker_specs import DECODER, TRAINER, worker_specs
 from spec_trainer.data.store import saved_dataset
 from spec_trainer.dispatch import Dispatcher
 from spec_trainer.run_log import RemoteRankFiles
 from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from spec_core.launcher import Launcher, WorkerHandle, WorkerSpec
     from spec_trainer.progress import StepProgress
@@ -37,10 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ENTRY = "spec_trainer.controller.worker_main:run_worker"
-_ENGINE = "spec_trainer.controller.engine_worker:run_engine"
-_DECODER = "spec_trainer.controller.decoder_worker:run_decoder"
-_TRAINER = ("trainer", "spec_trainer.controller.trainer_worker:run_trainer")
 _LEAVING_S = 30.0
 """Least time for workers without work to end; an engine ends processes of its own first."""
 _HOST_CHECK_S = 0.5
@@ -81,6 +76,8 @@ class RunController:
         self._replacements = Replacements(
             self._engines, spec.config.engine.replacements, spec.directory.replacements
         )
+        self._exported: tuple[WorkerHandle, protocol.Exported] | None = None
+        """A draft that waits to be measured, and the rank that has exported it."""
         self._cycle: protocol.TrainCycle | None = None
         """The newest cycle of a run that decodes."""
         self._working: set[str] = set()
@@ -115,6 +112,13 @@ class RunController:
         if interrupted is not None:
             raise interrupted
 
+    def train_measuring(self, measure: Callable[[int, Path], dict[str, Any]]) -> None:
+        """Train the whole schedule; meanwhile ``measure`` each draft that rank 0 exports. Raise Interrupted.
+
+        ``measure`` gets the number of steps and the folder, and returns fields of a step's record.
+        """
+        self._train(self._spec, measure)
+
     def train_cycle(self, part: RunSpec, number: int, notes: dict[str, Any]) -> float:
         """Train a cycle of a run that decodes; return the seconds that engines have captured for.
 
@@ -140,7 +144,7 @@ class RunController:
             self._dataset = Path(spec.order["dataset"])
             worker = self._workers[spec.name]
             self._loading.setdefault(spec.order["init_order"], set()).add(spec.name)
-            if spec.order["program"] == _DECODER:
+            if spec.order["program"] == DECODER:
                 self._decoders[spec.name] = worker
             elif spec.role == "engine":
                 self._engines[spec.name] = RemoteEngine(worker)
@@ -159,11 +163,16 @@ class RunController:
             missing = ", ".join(sorted(set[str]().union(*self._loading.values())))
             raise DeadlineExceeded(f"{missing} not ready within timeouts.start_s={start_s} s")
 
-    def _train(self, spec: RunSpec) -> float:
+    def _train(self, spec: RunSpec, measure: Callable[[int, Path], dict[str, Any]] | None = None) -> float:
         """Train the schedule of ``spec``, for which every rank is ready; return the seconds of captures."""
         self._working = set(self._ranks)
         dispatcher = self._dispatch(spec)
-        self._until(lambda: not self._working)
+        while self._working:
+            self._until(lambda: not self._working or self._exported is not None)
+            if self._exported is not None and measure is not None:
+                (rank, draft), self._exported = self._exported, None
+                figures = {} if self._stop.requested else measure(draft.version, Path(draft.folder))
+                rank.send(protocol.Measured(figures).to_json())
         if self._interrupted is not None:
             raise Interrupted(self._interrupted)
         return dispatcher.busy_s
@@ -303,8 +312,10 @@ class RunController:
             case protocol.Finished(interrupted):
                 self._interrupted = self._interrupted or interrupted
                 self._working.discard(worker.name)
-                if not self._decoders:  # else there may be more cycles
+                if not self._decoders:  # else there may be more cycles, or a measurement
                     self._failures.expect_end(worker.name)
+            case protocol.Exported():
+                self._exported = worker, message
             case protocol.Serving():
                 self.decoder.serving(worker.name)
             case protocol.Generated():
@@ -358,33 +369,11 @@ class RunController:
         return proceed
 
 
-def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = _TRAINER) -> Iterator[WorkerSpec]:
-    """Yield every worker of a run. ``consumer`` is the name and the program of those that receive features."""
-    token, config = secrets.token_hex(16), spec.config.model_dump(mode="json")
-    if spec.config.decode.every:  # a worker does not know how long prompts are
-        config["placement"]["window_bytes"] = spec.window_bytes
-    for member in spec.members():
-        engine = ("decoder", _DECODER) if member.decodes else ("engine", _ENGINE)
-        role, program = engine if member.role == "engine" else consumer
-        name = f"{role}-{member.index}"
-        order = protocol.WorkerOrder(
-            name=name,
-            program=program,
-            index=member.index,
-            memory_fraction=member.memory_fraction,
-            init_order=member.init_order,
-            config=config,
-            token=token,
-            dataset=str(dataset),
-        )
-        yield replace(member.worker, name=name, entry=_ENTRY, order=vars(order))
-
-
 def run_workers(
     spec: RunSpec,
     stop: StopRequest,
     progress: StepProgress,
-    consumer: tuple[str, str] = _TRAINER,
+    consumer: tuple[str, str] = TRAINER,
     work: Callable[[RunController], object] | None = None,
 ) -> None:
     """Run every worker of a run, as ``worker_specs`` has them, until all have ended (``RunController.run``)."""

@@ -6,6 +6,7 @@ import functools
 import os
 import queue
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +23,9 @@ from spec_trainer.controller.protocol import (
     ControlMessage,
     DatasetPart,
     DatasetWanted,
+    Exported,
     Finished,
+    Measured,
     Proceed,
     Ready,
     Released,
@@ -67,6 +70,8 @@ class RankLink:
         self._arrived: dict[type[ControlMessage], queue.SimpleQueue[Any]] = {
             kind: queue.SimpleQueue() for kind in (DatasetPart, RendezvousAddress, Start, Proceed, Stop)
         }
+        self._measured: Future[dict[str, Any]] = Future()
+        """Figures of the draft that was exported last."""
         self._arrived[TrainCycle] = self._arrived[Stop]  # either may come once the work is done
         threading.Thread(target=self._read, name="controller", daemon=True).start()
 
@@ -129,6 +134,12 @@ class RankLink:
         """Send the record of a step to the progress display."""
         self._controller.send(StepShown(record))
 
+    def measure(self, version: int, folder: Path) -> Future[dict[str, Any]]:
+        """Have the run's engine measure an exported draft."""
+        self._measured = Future()
+        self._controller.send(Exported(version, str(folder)))
+        return self._measured
+
     def trained(self, spec: RunSpec, rank: int, row: dict[str, Any]) -> None:
         """Send the samples of a step, for the file of the data-parallel rank."""
         share = spec.schedule.settings.data_parallel_ranks[rank]
@@ -140,7 +151,10 @@ class RankLink:
 
     def _read(self) -> None:
         while (message := self._controller.receive()) is not None:
-            self._arrived[type(message)].put(message)
+            if isinstance(message, Measured):
+                self._measured.set_result(message.figures)
+            else:
+                self._arrived[type(message)].put(message)
         # The run has ended. The main thread may wait in a collective for a rank that will never come; a checkpoint
         # that it is writing is whole or not there.
         os._exit(1)
@@ -176,7 +190,11 @@ def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder
         _train_cycles(link, spec, order.index, device, receiver, rendezvous)
         return
     links = RankLinks(
-        store=rendezvous.store("trainer"), should_stop=link.should_stop, show=link.show, trained=trained
+        store=rendezvous.store("trainer"),
+        should_stop=link.should_stop,
+        show=link.show,
+        measure=link.measure if order.index == 0 else None,
+        trained=trained,
     )
     stream, address = stack.enter_context(
         batch_source(spec, order.index, device, link.released, controller.address_elsewhere)

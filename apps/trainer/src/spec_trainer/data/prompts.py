@@ -9,10 +9,12 @@ from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import parse_row
 from spec_trainer.data.sources import check_answers, read_rows
-from spec_trainer.data.tokens import Encoder
+from spec_trainer.data.tokens import Encoder, last_run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from spec_trainer.data.dataset import Dataset
 
 
 def load_prompts(
@@ -38,3 +40,16 @@ def load_prompts(
     if not prompts:
         raise DataError(f"{path} holds no prompt")
     return prompts
+
+
+def serving_prompts(dataset: Dataset, longest: int, most: int) -> list[list[int]]:
+    """Return the prompts of the first ``most`` held-out samples that have one of at most ``longest`` tokens.
+
+    It is what comes before a sample's last supervised run (``Encoder.prompt``); a text is cut.
+    """
+    prompts: list[list[int]] = []
+    for sample in dataset.held_out:
+        start = int(last_run(sample.loss_mask).argmax())
+        if start <= longest:
+            prompts.append(sample.input_ids[: start or longest].tolist())
+    return prompts[:most]

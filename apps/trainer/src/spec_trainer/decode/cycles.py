@@ -22,7 +22,8 @@ from spec_trainer.wiring import new_module
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_trainer.decode.decoder import Decoded, RunDecoder
+    from spec_trainer.decode.decoder import RunDecoder
+    from spec_trainer.passes import Pass
     from spec_trainer.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ def train_with_decode(
 class _Run:
     def __init__(self, spec: RunSpec, decoder: RunDecoder, train_part: TrainPart) -> None:
         self._spec, self._decoder, self._train_part = spec, decoder, train_part
-        self._folder = DecodedFolder(spec.directory.decoded)
+        self._folder = DecodedFolder(spec.directory)
         self._timer = Timer()
 
     def from_step(self, done_steps: int) -> dict[str, Any]:
@@ -148,11 +149,11 @@ class _Run:
             self._folder.write_answers(HELD_OUT, prompts, decoded.answers)
         return figures | self._figures(HELD_OUT, decoded)
 
-    def _answer(self, prompts: list[list[int]], what: str) -> Decoded:
+    def _answer(self, prompts: list[list[int]], what: str) -> Pass:
         with self._timer("decode"):
             return self._decoder.answer(prompts, _seed(self._spec.config.seed, what))
 
-    def _figures(self, what: str, decoded: Decoded) -> dict[str, Any]:
+    def _figures(self, what: str, decoded: Pass) -> dict[str, Any]:
         """Return the figures of the prompts that were answered last."""
         return {
             f"{what}_acceptance_length": decoded.counters.acceptance_length,

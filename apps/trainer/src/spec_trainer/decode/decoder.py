@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from spec_core.errors import RunError
-from spec_core.records import AcceptanceCounters, SamplingParams
+from spec_core.records import SamplingParams
 from spec_core.resource import Resource
+from spec_trainer.passes import Pass, decode_warm, warm_up
 from spec_trainer.push.servers import open_publisher
 from spec_trainer.stop_request import Interrupted
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Engine
-    from spec_core.records import Generation
     from spec_core.weight_sync import Publisher
     from spec_trainer.run_spec import RunParts
     from spec_trainer.stop_request import StopRequest
@@ -31,19 +29,6 @@ _AT_ONCE = 16
 _NAME = "engine"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decoded:
-    """Answers to some prompts, and what the engine has counted."""
-
-    answers: list[Generation]
-    counters: AcceptanceCounters
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of generated tokens."""
-        return sum(len(answer.token_ids) for answer in self.answers)
-
-
 class RunDecoder(Protocol):
     """The decoding part of a run: its engine in this process, or engines in processes of their own."""
 
@@ -51,7 +36,7 @@ class RunDecoder(Protocol):
         """Serve the draft in ``folder``: the first one is loaded, later ones are pushed. Raise RunError."""
         ...
 
-    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Decoded:
+    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
         """Answer prompts as section ``decode`` says; raise Interrupted between two portions of them."""
         ...
 
@@ -70,14 +55,6 @@ def portions(prompts: Sequence[Sequence[int]], seed: int) -> Iterator[Portion]:
         yield Portion(
             prompts=[list(prompt) for prompt in prompts[start : start + _AT_ONCE]], seed=seed + start
         )
-
-
-def together(parts: Sequence[Decoded]) -> Decoded:
-    """Return the answers to all portions, in order."""
-    return Decoded(
-        answers=[answer for part in parts for answer in part.answers],
-        counters=functools.reduce(operator.add, (part.counters for part in parts), AcceptanceCounters()),
-    )
 
 
 def interrupted_decoding() -> Interrupted:
@@ -106,9 +83,9 @@ class EngineDecoder(Resource):
             self._engine.load_draft(folder)
         self._version = version
 
-    def generate(self, portion: Portion) -> Decoded:
-        """Answer a portion of prompts as section ``decode`` says."""
-        decode, before = self._parts.config.decode, self._engine.acceptance()
+    def generate(self, portion: Portion) -> Pass:
+        """Answer a portion of prompts as section ``decode`` says; timed once the engine has a running draft."""
+        decode = self._parts.config.decode
         sampling = SamplingParams(
             max_new_tokens=decode.max_new_tokens,
             temperature=decode.temperature,
@@ -117,9 +94,10 @@ class EngineDecoder(Resource):
             num_draft_tokens=self._parts.num_draft_tokens,
             with_margins=False,
         )
-        answers = self._engine.generate(portion.prompts, sampling)
-        self._has_drafted = True
-        return Decoded(answers=answers, counters=self._engine.acceptance() - before)
+        if not self._has_drafted:
+            warm_up(self._engine, portion.prompts, sampling)
+            self._has_drafted = True
+        return decode_warm(self._engine, portion.prompts, sampling)
 
     def close(self) -> None:
         """End the connection by which weights are pushed; the engine stays."""
@@ -158,11 +136,11 @@ class InlineDecoder:
         """Serve the draft in ``folder``. Raise RunError where it cannot be pushed."""
         self._decoder.serve(version, folder)
 
-    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Decoded:
+    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
         """Answer prompts in turn; raise Interrupted between two portions of them."""
-        answered: list[Decoded] = []
+        answered: list[Pass] = []
         for portion in portions(prompts, seed):
             if self._stop.requested:
                 raise interrupted_decoding()
             answered.append(self._decoder.generate(portion))
-        return together(answered)
+        return Pass.of(answered)

@@ -32,14 +32,14 @@ HELD_OUT = "held_out"
 class DecodedFolder:
     """The files below ``decoded/`` of a run directory."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, directory: RunDirectory) -> None:
         """Name the folder, and make it."""
-        self._root = root
-        root.mkdir(exist_ok=True)
+        self._directory, self._root = directory, directory.decoded
+        self._root.mkdir(exist_ok=True)
 
     def draft(self, version: int) -> Path:
         """Return the folder of the draft of that version, which may not exist."""
-        return self._root / f"draft-{version}"
+        return self._directory.served_draft(version)
 
     def keep_only(self, version: int) -> None:
         """Remove the drafts of other versions."""
@@ -115,7 +115,7 @@ class DecodedFolder:
 
 def cycle_dataset(config: AnyRunConfig, cycle: int) -> Dataset:
     """Return the answers that a cycle of the run trains on, in any process of it."""
-    return DecodedFolder(RunDirectory(config.output).decoded).dataset(cycle, config.decode.on_policy)
+    return DecodedFolder(RunDirectory(config.output)).dataset(cycle, config.decode.on_policy)
 
 
 def _row(prompt: Sequence[int], answer: Generation) -> dict[str, list[int]]:

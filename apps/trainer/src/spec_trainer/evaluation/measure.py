@@ -7,70 +7,20 @@ then the untrained draft.
 from __future__ import annotations
 
 import logging
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from spec_core.records import AcceptanceCounters
+from spec_trainer.passes import Pass, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from spec_core import Engine
-    from spec_core.records import Generation, SamplingParams
+    from spec_core.records import SamplingParams
     from spec_trainer.evaluation.benchmarks import Questions
     from spec_trainer.evaluation.workload import Prompts, Workload
 
 log = logging.getLogger(__name__)
-
-_WARM_UP_ROUNDS = 2
-"""Rounds that are decoded before the clock starts: kernels are compiled, and an engine starts, at the first use."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """Answers of one pass over prompts, its duration, and the engine's counters."""
-
-    answers: list[Generation]
-    seconds: float
-    counters: AcceptanceCounters = field(default_factory=AcceptanceCounters)
-    benchmarks: Mapping[str, Pass] = field(default_factory=dict[str, "Pass"])
-    """The passes that this one is made of, where its prompts are of benchmarks."""
-
-    @classmethod
-    def joined(cls, benchmarks: Mapping[str, Pass]) -> Pass:
-        """Return the passes over several benchmarks as one."""
-        passes = benchmarks.values()
-        return cls(
-            answers=[answer for one in passes for answer in one.answers],
-            seconds=sum(one.seconds for one in passes),
-            counters=sum((one.counters for one in passes), AcceptanceCounters()),
-            benchmarks=benchmarks,
-        )
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of generated tokens."""
-        return sum(len(answer.token_ids) for answer in self.answers)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Generated tokens per second."""
-        return self.num_tokens / self.seconds
-
-    @property
-    def acceptance_length_per_request(self) -> float | None:
-        """Mean over the answers of each one's acceptance length; None where the engine does not count these."""
-        lengths = [
-            answer.acceptance.acceptance_length for answer in self.answers if any(answer.verifications)
-        ]
-        return sum(lengths) / len(lengths) if lengths else None
-
-    @property
-    def cached_tokens(self) -> int:
-        """Number of tokens of prompts that came from a prefix cache."""
-        return sum(answer.cached_tokens for answer in self.answers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +77,6 @@ def acceptance_length(engine: Engine, draft_model: Path, work: Workload, what: s
     return decode(engine, work.prompts, work.timed).counters.acceptance_length
 
 
-def decode(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> Pass:
-    """Decode all prompts at once, timed after a warm-up."""
-    _warm_up(engine, prompts, sampling)
-    before = engine.acceptance() if sampling.num_draft_tokens else AcceptanceCounters()
-    start = time.perf_counter()
-    answers = engine.generate(prompts, sampling)
-    seconds = time.perf_counter() - start
-    after = engine.acceptance() if sampling.num_draft_tokens else before
-    return Pass(answers=answers, seconds=seconds, counters=after - before)
-
-
 def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:
     number = len(work.prompts)
     log.info("decoding %d prompts greedily %s", number, how)
@@ -159,8 +98,3 @@ def _decode_once(engine: Engine, work: Workload, sampling: SamplingParams) -> Pa
     return Pass.joined(
         {name: decode(engine, prompts, sampling) for name, prompts in work.by_benchmark().items()}
     )
-
-
-def _warm_up(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> None:
-    few = min(sampling.max_new_tokens, _WARM_UP_ROUNDS * (1 + sampling.num_draft_tokens))
-    engine.generate(prompts, replace(sampling, max_new_tokens=few))

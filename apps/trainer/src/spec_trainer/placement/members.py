@@ -139,7 +139,7 @@ def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
             f"{config.backend.name}; set engine.tensor_parallel={num_devices} or less"
         )
     engines = config.engine.replicas if config.data.features is None else 0
-    if config.decode.every:
+    if config.decodes:
         engines += config.decode.replicas
     for index in range(engines):
         first = index % (num_devices // width) * width

@@ -68,7 +68,7 @@ def open_publisher(
 def check_pushes(parts: RunParts) -> None:
     """Raise UsageError for pushes that cannot work whatever the servers say; nothing is connected or opened."""
     push = parts.config.push
-    if parts.config.train.push_every:
+    if parts.config.train.push_every or parts.config.train.serve_every:
         _parsed(push.address)
         open_transports(parts.backend, push)
     if push.to:
@@ -81,7 +81,8 @@ def check_servers(spec: RunSpec) -> None:
     Where workers may be on other hosts, whoever pushes finds out whether it can listen there.
     """
     check_pushes(spec)
-    if spec.config.train.push_every and not any(member.host for member in spec.members()):
+    pushes = spec.config.train.push_every or spec.config.train.serve_every
+    if pushes and not any(member.host for member in spec.members()):
         _check_listening(spec.config.push.address)
     if spec.config.push.to:
         connect_servers(spec.config.push.to)

@@ -20,9 +20,9 @@ from spec_trainer.disk import cache_folder, write_atomically
 from spec_trainer.engine_options import EngineOptions, EngineSections
 from spec_trainer.engine_output import engine_output_kept
 from spec_trainer.evaluation.command import export_untrained, measure
-from spec_trainer.evaluation.measure import decode
 from spec_trainer.evaluation.workload import Workload
 from spec_trainer.job import run_training
+from spec_trainer.passes import decode
 from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by_file
 from spec_trainer.quickstart.showcase import speeds, texts_and_topics
 from spec_trainer.quickstart.stages import DRAFT, MEASURE, READ, REPORT, TARGET, Stages

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core.records import AcceptanceCounters
-from spec_trainer.evaluation.measure import decode
+from spec_trainer.passes import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,0 +1,45 @@
+"""The workers of a run, as a launcher starts them."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spec_trainer.controller import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from spec_core.launcher import WorkerSpec
+    from spec_trainer.run_spec import RunSpec
+
+DECODER = "spec_trainer.controller.decoder_worker:run_decoder"
+"""Program of the engines that decode."""
+TRAINER = ("trainer", "spec_trainer.controller.trainer_worker:run_trainer")
+"""Name and program of the ranks."""
+_ENTRY = "spec_trainer.controller.worker_main:run_worker"
+_ENGINE = "spec_trainer.controller.engine_worker:run_engine"
+
+
+def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = TRAINER) -> Iterator[WorkerSpec]:
+    """Yield every worker of a run. ``consumer`` is the name and the program of those that receive features."""
+    token, config = secrets.token_hex(16), spec.config.model_dump(mode="json")
+    if spec.config.decode.every:  # a worker does not know how long prompts are
+        config["placement"]["window_bytes"] = spec.window_bytes
+    for member in spec.members():
+        engine = ("decoder", DECODER) if member.decodes else ("engine", _ENGINE)
+        role, program = engine if member.role == "engine" else consumer
+        name = f"{role}-{member.index}"
+        order = protocol.WorkerOrder(
+            name=name,
+            program=program,
+            index=member.index,
+            memory_fraction=member.memory_fraction,
+            init_order=member.init_order,
+            config=config,
+            token=token,
+            dataset=str(dataset),
+        )
+        yield replace(member.worker, name=name, entry=_ENTRY, order=vars(order))

@@ -1,0 +1,67 @@
+"""Measurement: the run's own engine serves the draft of now, and answers the held-out prompts with it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.decode.folder import DecodedFolder
+from spec_trainer.metrics import StepLines
+from spec_trainer.stop_request import Interrupted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_trainer.decode.decoder import RunDecoder
+    from spec_trainer.passes import Pass
+    from spec_trainer.run_spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+
+class Measurement(AbstractContextManager["Measurement"]):
+    """Measures one exported draft after the other, and writes a line for each."""
+
+    def __init__(self, spec: RunSpec, decoder: RunDecoder, done_steps: int) -> None:
+        """Measure by ``decoder``; of drafts after more than ``done_steps`` steps the lines are dropped."""
+        self._decoder = decoder
+        self._prompts = spec.serving_prompts
+        self._seed = spec.config.seed % 2**31  # the same for every draft
+        self._folder = DecodedFolder(spec.directory)
+        self._lines = StepLines(spec.directory.measurements, done_steps)
+
+    def measure(self, version: int, folder: Path) -> dict[str, Any]:
+        """Return fields of a step's record; none where the run is asked to stop meanwhile."""
+        start = time.perf_counter()
+        self._decoder.serve(version, folder)
+        self._folder.keep_only(version)
+        try:
+            answered = self._decoder.answer(self._prompts, self._seed)
+        except Interrupted:
+            return {}
+        figures = {**_figures(version, answered), "serving_s": time.perf_counter() - start}
+        self._lines.write({"step": version, **figures})
+        log.info(
+            "the draft after %d steps has tau %.2f in the engine, which decodes %.0f tokens/s",
+            *(version, answered.counters.acceptance_length, answered.tokens_per_s),
+        )
+        return figures
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the file."""
+        self._lines.__exit__(*exc)
+
+
+def _figures(version: int, answered: Pass) -> dict[str, Any]:
+    counters, per_request = answered.counters, answered.acceptance_length_per_request
+    return {
+        "serving_version": version,
+        "serving_acceptance_length": counters.acceptance_length,
+        **({} if per_request is None else {"serving_acceptance_length_per_request": per_request}),
+        "serving_acceptance_per_position": list(counters.acceptance_per_position),
+        "serving_rounds": counters.rounds,
+        "serving_tokens": answered.num_tokens,
+        "serving_tokens_per_s": answered.tokens_per_s,
+    }

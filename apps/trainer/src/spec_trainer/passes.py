@@ -1,0 +1,88 @@
+"""Pass: answers of an engine to some prompts, with their duration and what the engine has counted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from spec_core.records import AcceptanceCounters
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from spec_core import Engine
+    from spec_core.records import Generation, SamplingParams
+
+_WARM_UP_ROUNDS = 2
+"""Rounds that are decoded before the clock starts: kernels are compiled, and an engine starts, at the first use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Answers of one pass over prompts, its duration, and the engine's counters."""
+
+    answers: list[Generation]
+    seconds: float
+    counters: AcceptanceCounters = field(default_factory=AcceptanceCounters)
+    benchmarks: Mapping[str, Pass] = field(default_factory=dict[str, "Pass"])
+    """The passes that this one is made of, where its prompts are of benchmarks."""
+
+    @classmethod
+    def of(cls, passes: Collection[Pass]) -> Pass:
+        """Return several passes as one."""
+        return cls(
+            answers=[answer for one in passes for answer in one.answers],
+            seconds=sum(one.seconds for one in passes),
+            counters=sum((one.counters for one in passes), AcceptanceCounters()),
+        )
+
+    @classmethod
+    def joined(cls, benchmarks: Mapping[str, Pass]) -> Pass:
+        """Return the passes over several benchmarks as one."""
+        return replace(cls.of(benchmarks.values()), benchmarks=benchmarks)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of generated tokens."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens per second."""
+        return self.num_tokens / self.seconds
+
+    @property
+    def acceptance_length_per_request(self) -> float | None:
+        """Mean over the answers of each one's acceptance length; None where the engine does not count these."""
+        lengths = [
+            answer.acceptance.acceptance_length for answer in self.answers if any(answer.verifications)
+        ]
+        return sum(lengths) / len(lengths) if lengths else None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of tokens of prompts that came from a prefix cache."""
+        return sum(answer.cached_tokens for answer in self.answers)
+
+
+def decode(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Pass:
+    """Decode all prompts at once, timed after a warm-up."""
+    warm_up(engine, prompts, sampling)
+    return decode_warm(engine, prompts, sampling)
+
+
+def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> None:
+    """Decode a few tokens of each answer, before a clock starts."""
+    few = min(sampling.max_new_tokens, _WARM_UP_ROUNDS * (1 + sampling.num_draft_tokens))
+    engine.generate(prompts, replace(sampling, max_new_tokens=few))
+
+
+def decode_warm(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Pass:
+    """Decode all prompts at once, timed, by an engine that has decoded so before."""
+    before = engine.acceptance() if sampling.num_draft_tokens else AcceptanceCounters()
+    start = time.perf_counter()
+    answers = engine.generate(prompts, sampling)
+    seconds = time.perf_counter() - start
+    after = engine.acceptance() if sampling.num_draft_tokens else before
+    return Pass(answers=answers, seconds=seconds, counters=after - before)

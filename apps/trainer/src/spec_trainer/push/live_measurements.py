@@ -1,0 +1,63 @@
+"""LiveMeasurements: what a run's draft is worth in the run's own engine, while it trains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from spec_trainer.draft_trainer import DraftTrainer
+    from spec_trainer.run_spec import RunSpec
+
+_KEPT = ("serving_version", "serving_acceptance_length")
+"""Fields that every record has from the first measurement on."""
+
+
+class Measure(Protocol):
+    """Has the run's engine serve an exported draft and answer the held-out prompts."""
+
+    def __call__(self, version: int, folder: Path) -> Future[dict[str, Any]]:
+        """Begin with the draft after ``version`` steps; the result are fields of a step's record, or nothing."""
+        ...
+
+
+class LiveMeasurements:
+    """Decides when the draft is measured, and exports it for that."""
+
+    def __init__(self, spec: RunSpec, measure: Measure | None) -> None:
+        """Measure every ``train.serve_every`` steps; ``measure`` is rank 0's."""
+        self._every, self._last_step = spec.config.train.serve_every, spec.schedule.total_steps
+        self._directory, self._target, self._chat = spec.directory, spec.target, spec.config.data
+        self._measure = measure
+        self._newest: Future[dict[str, Any]] | None = None
+        self._unsaid: dict[str, Any] = {}
+        """Fields that no record has had."""
+        self._serving: dict[str, Any] = {}
+
+    def is_due(self, done_steps: int) -> bool:
+        """Return whether to measure after so many steps; the same on every rank."""
+        return bool(self._every) and (done_steps % self._every == 0 or done_steps == self._last_step)
+
+    def begin(self, done_steps: int, trainer: DraftTrainer) -> None:
+        """Export the draft of now and have it measured; every rank calls, and helps to gather the weights.
+
+        Waits until the measurement before this one is over, and the last one of the run.
+        """
+        if self._newest is not None:
+            self._unsaid = self._newest.result()
+        folder = self._directory.served_draft(done_steps)
+        trainer.export(self._target, folder, self._chat)
+        if self._measure is not None:
+            self._newest = self._measure(done_steps, folder)
+            if done_steps == self._last_step:
+                self._newest.result()
+
+    def news(self) -> dict[str, Any]:
+        """Return fields of a step's record: what was measured, where that was not said yet, and what is served."""
+        if self._newest is not None and self._newest.done():
+            self._unsaid, self._newest = self._newest.result(), None
+        fields, self._unsaid = self._unsaid, {}
+        self._serving |= {key: fields[key] for key in _KEPT if key in fields}
+        return self._serving | fields
