@@ -4,6 +4,9 @@ Each line of the file named by SPEC_TEST_DRAFTS is one call of the drafter: {req
 runs on a processor, DFlash's normalisation of context keys is put right: there ``ops.rms_norm`` takes the first
 layer's weights for every layer. (The product leaves that as it is: acceptance suffers, output does not.)
 
+Beside that file stands ``streams-PID``: the port where the frontend PID streams by HTTP what comes of its streamed
+requests: a line when one begins, and one for each part of its answer, each with the time at which it was written.
+
 Each line of the file named by SPEC_TEST_SWAPS is one exchange of a draft's weights: digests of the target before and
 after it. Beside it, ``PATH.fault`` plants faults: "[3, true]" makes the third copy or assignment raise once it is
 done, "[3, false]" before it is; all that follow raise, too, if the file says "[3, true, true]".
@@ -17,6 +20,9 @@ import hashlib
 import itertools
 import json
 import os
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
@@ -37,6 +43,7 @@ def install() -> None:
     GPUModelRunner.propose_draft_token_ids = noting
     with contextlib.suppress(ImportError):
         _watch_the_second_runner()
+    _stream_to_clients(Path(os.environ["SPEC_TEST_DRAFTS"]))
     if "SPEC_TEST_SWAPS" in os.environ:
         _watch_exchanges(Path(os.environ["SPEC_TEST_SWAPS"]))
     if current_platform.is_cpu():
@@ -59,6 +66,52 @@ def _watch_the_second_runner() -> None:
 def _note(requests, guesses) -> None:
     with open(os.environ["SPEC_TEST_DRAFTS"], "a") as notes:
         notes.write(json.dumps(dict(zip(requests, guesses, strict=False))) + "\n")
+
+
+def _stream_to_clients(notes: Path) -> None:
+    """GET / streams until another client's GET /end; lines are written before vLLM's caller gets what they tell."""
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    generate, streams = AsyncLLM.generate, []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            if self.path == "/end":
+                write("end")
+                return
+            streams.append(self.wfile)
+            self.wfile.write(b"open\n")
+            threading.Event().wait()  # the lines are written where they arise
+
+        def log_message(self, *args: object) -> None: ...
+
+    @functools.cache
+    def serve() -> None:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = notes.with_name(f"streams-{os.getpid()}")
+        port.with_suffix(".new").write_text(str(server.server_port))
+        port.with_suffix(".new").rename(port)
+
+    def write(*words: object) -> None:
+        for stream in streams:
+            stream.write(" ".join(map(str, words)).encode() + b"\n")
+
+    async def streamed(self, prompt, params, *, request_id, **kwargs):
+        serve()
+        tells = params.output_kind is RequestOutputKind.DELTA
+        if tells:
+            write(request_id, time.monotonic(), 0)
+        async for output in generate(self, prompt, params, request_id=request_id, **kwargs):
+            if tells:
+                write(request_id, time.monotonic(), len(output.outputs[0].token_ids))
+            yield output
+
+    AsyncLLM.generate = streamed
 
 
 def _normalise_each_layer_by_its_own_weights() -> None:
