@@ -251,6 +251,26 @@ def test_replica_that_does_not_answer_is_named_and_then_left_out(fleet):
     assert report.replicas["silent"].state == "quarantined"
 
 
+def test_transport_that_fails_at_a_rank_is_an_obstacle_and_the_rank_says_so_at_once():
+    """The push, which has an hour, goes by another transport, or ends."""
+
+    class Unplaced(FileTransport):
+        def place(self, device):
+            raise OSError("no such driver")
+
+    def transports():
+        return {"broken": Unplaced(FileConfig(), reference_backend()), **file_transports()}
+
+    with (
+        UpdateReceiver(ToySlot(odd_weights(0)), transports()) as receiver,
+        Publisher(transports(), TARGET) as publisher,
+    ):
+        publisher.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        outcome = publisher.publish(1, odd_weights(1), timeout_s=3600).result(LONG_S).replicas["one"]
+    reason = "rank 0 cannot use it: OSError: no such driver"
+    assert (outcome.state, outcome.not_taken) == ("committed", {"broken": reason})
+
+
 def test_obstacles_are_in_the_reason():
     class Far(FileTransport):
         def obstacle(self, place, device):

@@ -52,6 +52,8 @@ class Greeting(WireRecord):
     rank: int
     places: Mapping[str, str]
     """Name of a weight transport -> where this rank is (``WeightTransport.place``)."""
+    unplaced: Mapping[str, str] = {}
+    """Name of a weight transport that raised in place of that -> its error."""
 
 
 class Offer(WireRecord):

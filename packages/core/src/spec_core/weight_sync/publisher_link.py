@@ -16,7 +16,7 @@ from spec_core.weight_sync.messages import Greeting, UpdateChannel
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from spec_core.draft_replica import UpdateId
 
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 class RankEnd(UpdateChannel):
     """The publisher's end of the connection of one rank."""
 
-    def __init__(self, end: socket.socket, replica: str, rank: int, places: Mapping[str, str]) -> None:
-        """Own ``end``; ``places`` says where the rank is, for each of its transports."""
-        super().__init__(end, f"rank {rank} of replica {replica!r}")
-        self.rank, self.places = rank, places
+    def __init__(self, end: socket.socket, greeting: Greeting) -> None:
+        """Own ``end``, over which ``greeting`` has come."""
+        super().__init__(end, f"rank {greeting.rank} of replica {greeting.replica!r}")
+        self.rank, self.places, self.unplaced = greeting.rank, greeting.places, greeting.unplaced
 
 
 class ExpectedRanks(Resource):
@@ -64,7 +64,7 @@ class ExpectedRanks(Resource):
         with self._changed:
             if self._closed or greeting.rank in self._ends or not 0 <= greeting.rank < self._num_ranks:
                 raise ProtocolError(f"rank {greeting.rank} of replica {self.replica!r} is not expected")
-            self._ends[greeting.rank] = RankEnd(end, self.replica, greeting.rank, greeting.places)
+            self._ends[greeting.rank] = RankEnd(end, greeting)
             self._changed.notify_all()
 
     def cancel(self) -> None:

@@ -299,9 +299,20 @@ class _Transfer:
 
     def _greeting(self) -> Greeting:
         owner, order = self._owner, self.order
-        places = {name: transport.place(owner.slot.device) for name, transport in owner.transports.items()}
+        places: dict[str, str] = {}
+        unplaced: dict[str, str] = {}
+        for name, transport in owner.transports.items():
+            try:
+                places[name] = transport.place(owner.slot.device)
+            except Exception as error:  # noqa: BLE001 (the publisher waits for this rank, and may take another)
+                unplaced[name] = cause(error)
         return Greeting(
-            token=order.token, update=order.update, replica=order.replica, rank=owner.rank, places=places
+            token=order.token,
+            update=order.update,
+            replica=order.replica,
+            rank=owner.rank,
+            places=places,
+            unplaced=unplaced,
         )
 
     def _checked(self, weights: Iterator[tuple[str, Tensor]]) -> Generator[tuple[str, Tensor]]:

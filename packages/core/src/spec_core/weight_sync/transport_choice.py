@@ -59,6 +59,8 @@ class TransportChoice:
         return f"{medium}, slower than {taken}"
 
     def _obstacle(self, name: str, transport: WeightTransport, end: RankEnd) -> str:
+        if name in end.unplaced:
+            return f"rank {end.rank} cannot use it: {end.unplaced[name]}"
         if name not in end.places:
             return f"rank {end.rank} does not have it"
         return transport.obstacle(end.places[name], self._device)
