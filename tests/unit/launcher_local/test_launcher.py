@@ -50,13 +50,17 @@ def test_an_end_is_told_with_its_cause_and_its_log(launcher, tmp_path, how, word
     assert ended.how == f"{words}; see {tmp_path}/toy-0.log"
 
 
-def test_silence_is_told_with_the_setting_that_limits_it(launcher):
+def test_silence_is_told_with_the_setting_that_limits_it_and_who_is_replaced_was_not_asked_to_end(
+    launcher, caplog
+):
     worker = launcher.start([toy("echo")])["toy-0"]
     process = psutil.Process(message(launcher)["pid"])
     worker.watch()
     process.suspend()
     ended = received(launcher)
     assert ended.how == f"has been silent for timeouts.peer_s={PEER_S} s"
+    launcher.replace(worker)
+    assert caplog.text == ""
 
 
 def test_a_worker_that_has_let_go_and_does_not_end_has_ended(launcher, monkeypatch):

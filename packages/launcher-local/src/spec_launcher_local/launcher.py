@@ -85,7 +85,7 @@ class LocalLauncher(Launcher):
         if worker in self._workers:  # else an earlier try has ended it
             self._inbox.forget(worker)
             worker.channel.close()
-            _end(worker, time.monotonic())
+            _end(worker)
             self._workers.remove(worker)
             assert self._reaper is not None
             self._reaper.remove(worker.process.pid)
@@ -130,14 +130,15 @@ class LocalLauncher(Launcher):
         return worker
 
 
-def _end(worker: LocalWorker, deadline: float) -> None:
-    """Let a worker end by itself until the deadline, then kill what is left of its group."""
+def _end(worker: LocalWorker, deadline: float | None = None) -> None:
+    """Kill what is left of a worker's group; one that was asked to end may do that by itself until the deadline."""
     if worker.process.returncode is not None:
         return  # its group was killed then; the number may be another group's by now
-    try:
-        worker.process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        log.warning("%s did not end when asked and is killed", worker.name)
+    if deadline is not None:
+        try:
+            worker.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            log.warning("%s did not end when asked and is killed", worker.name)
     end_group(worker.process.pid)
     try:
         worker.process.wait(_UNKILLABLE_S)
