@@ -2,19 +2,22 @@
 
     python -m tests.integration.chaos --launcher local --steps 200 --faults 30      # make test-chaos: both launchers
 
-Every fault is named in the output of the run or in ``logs/replacements.jsonl``, every sample is trained exactly once,
-and the final weights are those of a run that nothing disturbed, bit for bit. Exit code 1 if not.
+Under ``ray`` the run is on a cluster of several nodes. Their raylets are killed, too, but for that of the run's own
+node; each node comes back before the next fault. Every fault is named in the output of the run or in
+``logs/replacements.jsonl``, every sample is trained exactly once, and the final weights are those of a run that
+nothing disturbed, bit for bit. Exit code 1 if not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,9 +29,11 @@ from .launching import (
     assert_bitwise_equal,
     assert_trained_exactly_once,
     last_step,
+    losses,
     write_rows,
     write_stranger,
 )
+from .ray_nodes import RayNodes, ray_nodes
 
 PEER_S = 5
 KEPT_S = 30
@@ -38,6 +43,9 @@ LAST_STEPS = 20
 """Steps at the end without a fault: the last ones may come late."""
 KINDS = {"kill engine": 16, "stop engine": 8, "kill trainer": 4, "stop trainer": 1, "kill run": 1}
 """Kind of fault -> how often it comes, relative to the others. One that stops costs PEER_S."""
+ON_NODES = {**KINDS, "kill raylet": 6}
+NUM_NODES = 5
+"""One for each worker, and one to move to."""
 
 
 @dataclass
@@ -48,8 +56,12 @@ class Chaos:
     output: Path
     keys: dict[str, object]
     draw: random.Random
+    nodes: RayNodes | None = None
+    """The cluster that it runs on; None for the launcher local."""
     faults: list[str] = field(default_factory=list)
     endings: list[str] = field(default_factory=list)
+    _gone: str | None = None
+    """Address of the node whose raylet was killed last, until it is back."""
 
     def run(self, num_faults: int, steps: int) -> None:
         """Train to the end, with so many faults."""
@@ -70,15 +82,25 @@ class Chaos:
         return self.lab.start(self.output, **self.keys)
 
     def _fault(self, run: Run) -> None:
-        (kind,) = self.draw.choices(list(KINDS), list(KINDS.values()))
+        self._bring_back()
+        kinds = KINDS if self.nodes is None else ON_NODES
+        (kind,) = self.draw.choices(list(kinds), list(kinds.values()))
         what, whom = kind.split()
+        workers = ready_workers(run, self._processes(run), "" if whom == "raylet" else whom)
         if whom == "run":
             run.until_ready()
             self.endings.append(run.errors.read_text())
             run.process.kill()
             run.process.wait()
+        elif whom == "raylet":
+            hosts = sorted({host for worker in workers.values() if (host := self._host_of(worker))})
+            if not hosts:
+                return
+            assert self.nodes is not None
+            self._gone = self.draw.choice(hosts)
+            self.nodes.kill_raylet(self._gone)
+            kind = f"{what} {self._gone}"
         else:
-            workers = ready_workers(run, whom)
             if not workers:
                 return
             victim = self.draw.choice(sorted(workers))
@@ -88,15 +110,33 @@ class Chaos:
         self.faults.append(kind)
         print(f"{len(self.faults):3} {kind}", flush=True)
 
+    def _bring_back(self) -> None:
+        """Have the node serve again whose raylet was killed: nothing of the run has stayed there."""
+        if self.nodes is not None and self._gone is not None:
+            self.nodes.clear(self._gone)
+            self.nodes.start(self._gone)
+            self._gone = None
+
+    def _host_of(self, worker: psutil.Process) -> str | None:
+        assert self.nodes is not None
+        with suppress(psutil.Error):
+            return self.nodes.node_of(worker)
+        return None
+
+    def _processes(self, run: Run) -> list[psutil.Process]:
+        return [*run.processes(), *(self.nodes.processes() if self.nodes else ())]
+
     def _check_nothing_left(self, run: Run) -> None:
         deadline = time.monotonic() + KEPT_S
-        while run.processes():
-            assert time.monotonic() < deadline, f"left {KEPT_S} s after kill -9: {run.processes()}"
+        while left := self._processes(run):
+            assert time.monotonic() < deadline, f"left {KEPT_S} s after kill -9: {left}"
             time.sleep(0.1)
 
     def check(self, quiet: Path, steps: int) -> None:
         """Compare with the quiet run, and look for the name and the cause of every fault."""
         assert_trained_exactly_once(self.output, range(40))
+        for step, (found, expected) in enumerate(zip(losses(self.output), losses(quiet), strict=True), 1):
+            assert found == expected, f"loss {found} of step {step}, {expected} in the quiet run"
         assert_bitwise_equal(self.output, quiet, steps)
         lines = (self.output / "logs" / "replacements.jsonl").read_text().splitlines()
         causes = [json.loads(line)["cause"] for line in lines]
@@ -112,19 +152,19 @@ class Chaos:
             ), fault
 
 
-def ready_workers(run: Run, role: str) -> dict[str, psutil.Process]:
+def ready_workers(run: Run, processes: list[psutil.Process], role: str) -> dict[str, psutil.Process]:
     """Return the workers of a role, by name, of a run that is ready, and that are ready themselves."""
     text = run.errors.read_text()
     last = text.rpartition("the run begins again")[2]
     if "every process is ready" not in last:
         return {}
     found: dict[str, psutil.Process] = {}
-    for process in run.processes():
+    for process in processes:
         with suppress(psutil.Error):
             words = process.cmdline()
             name = words[words.index(WORKER) + 1] if WORKER in words else ""
             ready = last.count(f"{name} is ready") > last.count(f"{name} is replaced")
-            if name.startswith(role) and ready and process.status() != psutil.STATUS_STOPPED:
+            if name and name.startswith(role) and ready and process.status() != psutil.STATUS_STOPPED:
                 found[name] = process
     return found
 
@@ -153,6 +193,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # else Ray's nodes and this host have different ones
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder = Path(name)
         keys = {
@@ -162,12 +203,16 @@ def main() -> None:
             "placement.kind": "disaggregated", "engine.replicas": 2, "train.ranks": 2,
             "launcher.name": given.launcher,
         }  # fmt: skip
-        with Lab(folder, keys, write_stranger(folder / "stranger")) as lab:
+        with ExitStack() as stack:
+            lab = stack.enter_context(Lab(folder, keys, write_stranger(folder / "stranger")))
             start = time.monotonic()
             lab.train(folder / "quiet", timeout_s=600, launcher__name="local")
             quiet_s = time.monotonic() - start
             tries = {"engine__replacements": 1000, "train__restarts": 1000, "timeouts__peer_s": PEER_S}
             chaos = Chaos(lab, folder / "chaos", tries, random.Random(given.seed))
+            if given.launcher == "ray":
+                chaos.nodes = stack.enter_context(ray_nodes(NUM_NODES))
+                tries |= {"launcher__address": chaos.nodes.address, "launcher__env": {"OMP_NUM_THREADS": "1"}}
             start = time.monotonic()
             chaos.run(given.faults, given.steps)
             print(f"quiet run {quiet_s:.0f} s, with faults {time.monotonic() - start:.0f} s")

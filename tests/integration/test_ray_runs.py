@@ -14,6 +14,7 @@ from spec_core.testing.launcher_suite import assert_soon, construct, is_running,
 
 from .launching import losses
 from .leftovers import assert_fails, belongings
+from .ray_nodes import ray_nodes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,6 +76,29 @@ def test_the_same_command_colocated_on_a_cluster_of_its_own_goes_on_bitwise_as_u
     assert workers(output) == {}
     assert len(losses(output)) == STEPS
     assert losses(output) == losses(uninterrupted)[:STEPS]
+
+
+@pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="a minute: make test-ray")
+def test_an_engine_ends_with_rays_node_of_its_host_and_starts_again_where_one_comes_back(
+    lab: Lab, uninterrupted: Path
+) -> None:
+    output = lab.folder / "raylet"
+    keys = {**BY_RAY, "engine__replicas": 1, "train__steps": 40, "launcher__env": {"OMP_NUM_THREADS": "1"}}
+    with ray_nodes(3) as nodes:
+        run = lab.start(output, placement__kind="disaggregated", launcher__address=nodes.address, **keys)
+        run.save_on()
+        host = nodes.node_of(workers(output)["engine-0"])
+        assert host is not None
+        nodes.kill_raylet(host)
+        words = f"engine-0 has lost its host {host}, and no other has 1 free CPU"
+        run.until(lambda: words in run.errors.read_text())
+        nodes.clear(host)
+        nodes.start(host)
+        assert run.wait(200) == 0, run.story()
+        assert_soon(lambda: not nodes.processes())
+    cause = f"engine-0 was lost: Ray's node of its host {host} does not answer"
+    assert cause in (output / "logs" / "replacements.jsonl").read_text()
+    assert losses(output) == losses(uninterrupted)[:40]
 
 
 def test_devices_that_others_use_are_named(ray_cluster: str, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 The worker itself is a child process of its actor, as it is one of the launcher's process under ``local``: its exit
 code is known exactly, its environment is the backend's before it starts, and nothing of Ray runs in it.
+
+Actors end with the raylet that has started them. Ray lets them live, out of its reach: they would outlive the run,
+and a node that comes back gives their devices to others.
 """
 
 from __future__ import annotations
@@ -19,7 +22,14 @@ import psutil
 import ray
 
 from spec_core.errors import RunError
-from spec_core.processes import WORKER_MODULE, connect_channel, connect_output, end_group, spawn_on
+from spec_core.processes import (
+    WORKER_MODULE,
+    connect_channel,
+    connect_output,
+    die_with_parent,
+    end_group,
+    spawn_on,
+)
 from spec_core.records import Availability
 
 if TYPE_CHECKING:
@@ -63,6 +73,7 @@ class HostActor:
         self._needs = needs
         self._stack = ExitStack()
         self._left = threading.Event()
+        self._raylet = os.getppid()
 
     def objection(self) -> str:
         """Return why the host cannot run workers of this run; empty if it can."""
@@ -83,7 +94,8 @@ class HostActor:
     def env(self, workers: Sequence[tuple[WorkerSpec, int]], address: str) -> dict[str, dict[str, str]]:
         """Return the environment of each worker, by name, given its first device on this host."""
         node = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        node = {"GLOO_SOCKET_IFNAME": _interface(address), **node}
+        if "GLOO_SOCKET_IFNAME" not in node:
+            node["GLOO_SOCKET_IFNAME"] = _interface(address)
         return {spec.name: {**node, **spec.env(self._backend, first)} for spec, first in workers}
 
     def local_ranks(self, devices: Sequence[str]) -> list[int]:
@@ -91,8 +103,11 @@ class HostActor:
         return sorted(local_rank(device, os.environ) for device in devices)
 
     def watch(self) -> None:
-        """Return once the host is left; raise what ``check_host`` raises before."""
+        """Return once the host is left; raise what ``check_host`` raises before. End this process with its raylet."""
         while not self._left.wait(_CHECK_S):
+            if os.getppid() != self._raylet:
+                self.leave()
+                os._exit(1)
             self._backend.check_host()
 
     def leave(self) -> None:
@@ -106,6 +121,7 @@ class WorkerActor:
 
     def __init__(self) -> None:
         """Start nothing."""
+        die_with_parent()
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, name: str, env: Mapping[str, str], log: Path, address: str, token: str) -> int:

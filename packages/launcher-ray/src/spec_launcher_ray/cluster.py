@@ -78,7 +78,9 @@ class Cluster:
     def hosts(self, resource: str) -> list[Host]:
         """Return the hosts that the configuration allows and that have devices. Raise ConfigError for none."""
         own = self.own_address
-        nodes = sorted(self._living_nodes(), key=lambda node: (_address_of(node) != own, _address_of(node)))
+        nodes = sorted(
+            self._living(ray.nodes()), key=lambda node: (_address_of(node) != own, _address_of(node))
+        )
         chosen = [
             node for node in self._named(nodes) if self._config.labels.items() <= node["Labels"].items()
         ]
@@ -92,11 +94,11 @@ class Cluster:
 
     def lives(self, host: Host) -> bool:
         """Return whether a host is there."""
-        return any(node["NodeID"] == host.node for node in self._living_nodes())
+        return bool(self._living([node for node in ray.nodes() if node["NodeID"] == host.node]))
 
-    def _living_nodes(self) -> list[dict[str, Any]]:
+    def _living(self, nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the nodes whose raylets take connections: Ray may notice only after a minute that one is lost."""
-        alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in self._lost]
+        alive = [node for node in nodes if node["Alive"] and node["NodeID"] not in self._lost]
         with ThreadPoolExecutor(max_workers=64) as pool:
             answers = list(pool.map(_answers, alive))
         self._lost |= {node["NodeID"] for node, lives in zip(alive, answers, strict=True) if not lives}

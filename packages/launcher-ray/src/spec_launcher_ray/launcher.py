@@ -59,11 +59,16 @@ class RayWorker(ChannelWorker):
 
     actor: Any
     code: Any
+    host: Host
+    cluster: Cluster
     log: Path
 
     def ending(self) -> WorkerEnded:
-        """Return how the worker or its actor has ended."""
-        how, killed = ending_of(self.code)
+        """Return how the worker or its actor has ended: with Ray's node of its host, which Ray notices late."""
+        if self.cluster.lives(self.host):
+            how, killed = ending_of(self.code)
+        else:
+            how, killed = f"was lost: Ray's node of its host {self.host.address} does not answer", True
         return WorkerEnded(self, f"{how}; see {self.log}", killed)
 
 
@@ -283,6 +288,7 @@ class RayLauncher(Launcher):
 
     def _connect(self, names: Iterable[str]) -> None:
         """Wait until these workers have connected, and send them what they are to do."""
+        assert self._cluster is not None
         assert self._listener is not None
         missing = set(names)
         deadline = time.monotonic() + _START_S
@@ -304,9 +310,17 @@ class RayLauncher(Launcher):
             missing.remove(name)
             actor, code = self._actors[name]
             channel = ControlChannel(end, self.context.peer_s)
-            worker = RayWorker(name, channel, actor=actor, code=code, log=self._log(name))
-            self._workers[name] = worker
             place = self._places[name]
+            worker = RayWorker(
+                name,
+                channel,
+                actor=actor,
+                code=code,
+                host=place.host,
+                cluster=self._cluster,
+                log=self._log(name),
+            )
+            self._workers[name] = worker
             worker.begin(place.spec, self.context.peer_s, place.address, reap=True)
             self._inbox.add(worker)
 

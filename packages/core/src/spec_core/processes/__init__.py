@@ -10,7 +10,7 @@ from spec_core.processes.channel_listener import ChannelListener, connect_channe
 from spec_core.processes.collector import collect_rarely
 from spec_core.processes.control import BEATS_PER_TIMEOUT, ControlChannel
 from spec_core.processes.reaper import Reaper, end_group, ending
-from spec_core.processes.spawn import channel_to_parent, spawn, spawn_on
+from spec_core.processes.spawn import channel_to_parent, die_with_parent, spawn, spawn_on
 from spec_core.processes.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
 from spec_core.processes.worker_inbox import WORKER_MODULE, ChannelWorker, WorkerInbox
 
@@ -26,6 +26,7 @@ __all__ = [
     "collect_rarely",
     "connect_channel",
     "connect_output",
+    "die_with_parent",
     "end_group",
     "ending",
     "hide_broken_extensions",

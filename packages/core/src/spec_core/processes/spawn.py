@@ -58,14 +58,14 @@ def spawn_on(
 
 def channel_to_parent(descriptor: str, parent: str) -> ControlChannel:
     """Return the child's end of the channel; FD and PARENT are the last two words of its command line."""
-    _die_with(int(parent))
+    die_with_parent()
+    if os.getppid() != int(parent):  # it died before the line above
+        os._exit(1)
     collect_rarely()
     os.set_inheritable(int(descriptor), False)
     return ControlChannel(socket.socket(fileno=int(descriptor)))
 
 
-def _die_with(parent: int) -> None:
+def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)

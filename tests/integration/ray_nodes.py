@@ -1,0 +1,104 @@
+"""A Ray cluster of several nodes on this machine, each with an address of its own, that die and come back."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MARKER = "SPEC_TEST_CLUSTER"
+"""Environment variable of everything that the nodes start."""
+_STARTED = ("spec_core", "ray::WorkerActor", "ray::HostActor")
+"""Words of the command lines of what a run has started on a node: a worker, its reaper, an actor."""
+_NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+
+
+@dataclass
+class RayNodes:
+    """The own node, at the address of this host, and further ones at loopback addresses: one device each."""
+
+    cluster: Any
+    marker: str
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """Address -> a node of ``ray.cluster_utils`` that is there, but for the own one."""
+
+    @property
+    def address(self) -> str:
+        """Where the cluster is, for ``launcher.address``."""
+        return self.cluster.address
+
+    def start(self, address: str) -> None:
+        """Run the node at an address."""
+        self.nodes[address] = self.cluster.add_node(node_ip_address=address, **_NODE)
+
+    def kill_raylet(self, address: str) -> None:
+        """Kill the raylet of a node, and nothing else."""
+        raylet = psutil.Process(self.raylet(address))
+        raylet.kill()
+        raylet.wait()
+
+    def clear(self, address: str) -> None:
+        """Take away what is left of a node whose raylet was killed: nothing of a run."""
+        self.nodes.pop(address).kill_all_processes(check_alive=False, allow_graceful=False)
+
+    def raylet(self, address: str) -> int:
+        """The raylet's process id."""
+        return self.nodes[address].all_processes["raylet"][0].process.pid
+
+    def node_of(self, worker: psutil.Process) -> str | None:
+        """Address of the node that a worker is on; None for the own one."""
+        parents = {parent.pid for parent in worker.parents()}
+        return next((address for address in self.nodes if self.raylet(address) in parents), None)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything of a run on any node."""
+        found = []
+        for process in self.everything():
+            with suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+                if any(word in words for word in _STARTED):
+                    found.append(process)
+        return found
+
+    def everything(self) -> Iterator[psutil.Process]:
+        """Yield every process that a node has started, and theirs."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(_MARKER) == self.marker:
+                    yield process
+
+
+@contextmanager
+def ray_nodes(num_nodes: int) -> Iterator[RayNodes]:
+    """Yield a running cluster of that many nodes; the own one is never killed."""
+    marker = uuid.uuid4().hex
+    # Most of the addresses are no interface's.
+    changed = {_MARKER: marker, "RAY_AUTH_MODE": "disabled", "GLOO_SOCKET_IFNAME": "lo"}
+    with patch.dict(os.environ, changed):
+        yield from _running(num_nodes, marker)
+
+
+def _running(num_nodes: int, marker: str) -> Iterator[RayNodes]:
+    from ray.cluster_utils import Cluster
+
+    nodes = RayNodes(
+        Cluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False}), marker
+    )
+    try:
+        for number in range(2, num_nodes + 1):
+            nodes.start(f"127.0.0.{number}")
+        yield nodes
+    finally:
+        for node in [*nodes.nodes.values(), nodes.cluster.head_node]:
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+        for process in nodes.everything():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
