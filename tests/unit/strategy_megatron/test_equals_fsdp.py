@@ -11,7 +11,7 @@ import torch
 
 from spec_strategy_fsdp.strategy import FsdpStrategy
 
-from .training import DRAFTS, LIMIT_S, OPTIMIZER, Run, train
+from .training import DRAFTS, LIMIT_S, OPTIMIZER, STRANGERS, Run, train
 
 if TYPE_CHECKING:
     from .training import Result
@@ -58,6 +58,12 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
         for draft in DRAFTS
         for options in (SEQUENCE, DISTRIBUTED)
     ]
+    divided += [Run(MegatronStrategy, "eagle3", DIVIDED, steps=2 * SHORT, is_forced=True)]
+    strangers = [Run(FsdpStrategy, draft) for draft in STRANGERS] if ALL else []
+    whole += strangers
+    divided += [
+        Run(MegatronStrategy, run.draft, way) for run in strangers for way in ({}, DISTRIBUTED, DIVIDED)
+    ]
     halves = {
         "fsdp": (FsdpStrategy, {}),
         "data": (MegatronStrategy, {}),
@@ -102,9 +108,29 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
     both = SEQUENCE | DISTRIBUTED
     ways = [DIVIDED, SEQUENCE, DIVIDED | DISTRIBUTED, both] if ALL else [both]
     four = [Run(MegatronStrategy, draft, options, steps=2 * SHORT) for draft in DRAFTS for options in ways]
+    four += [Run(MegatronStrategy, draft, both) for draft in DRAFTS] if ALL else []
+    four += [Run(MegatronStrategy, run.draft, DIVIDED) for run in strangers]
     four += [Run(MegatronStrategy, "eagle3 whole", DIVIDED, steps=2 * SHORT)]
     four += [
         Run(MegatronStrategy, "eagle3", both, steps=SHORT, resume_from=tmp_path / name) for name in halves
     ]
+    four += [Run(MegatronStrategy, "eagle3", both, steps=SHORT, save_to=tmp_path / "both")] if ALL else []
     for run, result in zip(four, train(4, tmp_path / "four", *four), strict=True):
-        assert_same(result, references[run.draft, 2 * SHORT])
+        if run.save_to is None:
+            steps = run.steps if run.resume_from is None else 2 * SHORT
+            assert_same(result, references[run.draft, steps])
+    if ALL:
+        back = [(FsdpStrategy, {}), *((MegatronStrategy, way) for way in EVERY)]
+        goes_on_from(tmp_path, ("both",), back, references["eagle3", 2 * SHORT], ranks=2)
+        alone = [(FsdpStrategy, {}), (MegatronStrategy, {}), (MegatronStrategy, DISTRIBUTED)]
+        goes_on_from(tmp_path, (*halves, "both"), alone, references["eagle3", 2 * SHORT], ranks=1)
+
+
+def goes_on_from(folder, states, ways, expected, ranks):
+    """On so many ranks, each way goes on from each state."""
+    runs = [
+        Run(strategy, "eagle3", options, steps=SHORT, resume_from=folder / state)
+        for state, (strategy, options) in product(states, ways)
+    ]
+    for result in train(ranks, folder / f"again-{ranks}", *runs):
+        assert_same(result, expected)

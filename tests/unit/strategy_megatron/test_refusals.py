@@ -26,7 +26,8 @@ def check(tmp_path, parts, draft=Eagle3Draft, target=None, sequence_parallel=Fal
 @pytest.mark.parametrize(
     ("parts", "options", "message"),
     [
-        (4, {}, r"4 does not divide the 2 pieces .* midlayer.self_attn.k_proj; set it to a divisor of 2"),
+        (8, {}, r"8 does not divide the 4 pieces .* midlayer.self_attn.q_proj; set it to a divisor of 4"),
+        (4, {"num_kv_heads": 3, "num_heads": 12}, "4 does not divide the 3 pieces .*self_attn.k_proj"),
         (3, {}, "3 does not divide the 4 pieces .* midlayer.self_attn.q_proj"),
         (2, {"vocab_size": 31}, "2 does not divide the 31 pieces .* lm_head"),
         (2, {"intermediate_size": 33}, "2 does not divide the 33 pieces .*mlp.gate_proj"),
@@ -46,6 +47,7 @@ def test_what_does_not_split_is_refused(tmp_path, parts, options, message):
 def test_what_splits_is_not(tmp_path):
     check(tmp_path, 2)
     check(tmp_path, 2, DFlashDraft)
+    check(tmp_path, 4)  # two ranks have the same key-value head
     check(tmp_path, 2, DFlashDraft, block_size=6, sequence_parallel=True)
     check(tmp_path, 2, vocab_size=30, target={"vocab_size": 97})  # cut where the draft's rows are
     check(tmp_path, 1, vocab_size=31, intermediate_size=33)

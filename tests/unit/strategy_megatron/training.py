@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -21,7 +26,7 @@ from spec_draft_eagle3.draft import Eagle3Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+    from contextlib import AbstractContextManager
 
     from spec_core import Strategy
     from spec_core.testing.processes import Rank
@@ -32,13 +37,16 @@ LIMIT_S = 600.0
 LENGTHS = (11, 1, 7, 19, 5, 2, 13, 9)
 SIZES = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 DRAFTS = {
-    "eagle3": (Eagle3Draft, {"num_steps": 3, "vocab_size": 30}),
+    "eagle3": (Eagle3Draft, {"num_steps": 3, "vocab_size": 30, "num_kv_heads": 1}),  # replicated
     "eagle3 whole": (
         Eagle3Draft,
         {"num_steps": 3, "fc_norm": True, "norm_output": True, "loss": "lk_lambda"},
     ),
     "dflash": (DFlashDraft, {"block_size": 4, "num_layers": 2, "num_features": 3}),
 }
+sys.path.append(str(Path(__file__).parents[2] / "plugins/spec-draft-medusa/src"))
+STRANGERS = {"medusa": ("spec_draft_medusa.draft", "MedusaDraft", {"num_heads": 2})}
+"""Drafts of third parties, without hints: ranks of a tensor-parallel group compute the same."""
 OPTIMIZER = {"eps": 1e-4, "clip": 0.5, "weight_decay": 0.01}
 """A large eps: next to a zero gradient AdamW would turn rounding into whole steps. A small clip: it acts."""
 
@@ -55,6 +63,8 @@ class Run:
     resume_from: Path | None = None
     save_to: Path | None = None
     """Where the state at the end is saved."""
+    is_forced: bool = False
+    """Whether Megatron's configuration is made to say that tokens are divided, whatever it was asked for."""
 
 
 @dataclass
@@ -93,9 +103,10 @@ def _rank(me: Rank, runs: Sequence[Run], folder: Path) -> list[Result]:
 
 
 def _train(run: Run, folder: Path, me: Rank) -> Result:
-    plugin, options = DRAFTS[run.draft]
+    plugin, options = _draft(run.draft)
     draft = plugin(plugin.Config.model_validate({"name": plugin.name, **options}))
-    bench = build(draft, toy_target(folder, **SIZES))
+    target = toy_target(folder, **SIZES)
+    bench = build(draft, target, others={target.norm_name: torch.ones(target.hidden_size)})
     optimizer = OptimizerConfig.model_validate(run.optimizer)
     config = run.strategy.Config.model_validate({"name": run.strategy.name, **run.options})
     hints = draft.shard_hints(bench.target)
@@ -107,7 +118,8 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
     batches = [toy_batch(part, bench.schema) for part in (mine[::2], mine[1::2])]
     losses, norms = [], []
     with run.strategy(config, optimizer, torch.device("cpu")) as strategy:
-        strategy.attach(bench.module, hints)
+        with _forced() if run.is_forced else nullcontext():
+            strategy.attach(bench.module, hints)
         ops = strategy.vocabulary_ops(bench.target, bench.tensors)
         if run.resume_from is not None:
             strategy.load(StateFolder(run.resume_from))
@@ -131,3 +143,23 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
     return Result(
         losses, norms, evaluated.loss.item(), evaluated.metrics(), weights, file_bytes(exported), pushed
     )
+
+
+def _draft(name: str) -> tuple[Any, dict[str, object]]:
+    if name in DRAFTS:
+        return DRAFTS[name]
+    module, plugin, options = STRANGERS[name]
+    return getattr(import_module(module), plugin), options
+
+
+def _forced() -> AbstractContextManager[object]:
+    """Return the context in which a configuration of Megatron says ``sequence_parallel``."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    made = TransformerConfig.__post_init__
+
+    def forced(config: TransformerConfig) -> None:
+        made(config)
+        config.sequence_parallel = True
+
+    return patch.object(TransformerConfig, "__post_init__", forced)

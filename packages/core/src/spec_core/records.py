@@ -286,6 +286,9 @@ class TensorParallelHints:
 
     columns: Mapping[str, int] = field(default_factory=dict[str, int])
     """Linear layers whose outputs are divided, and with them the rows of the weight, and the bias."""
+    replicated: tuple[str, ...] = ()
+    """Those of ``columns`` whose pieces several ranks may have, such as key-value heads. Where these are fewer than
+    ranks, neighbours have the same one, and what they know of its gradient is summed."""
     rows: Mapping[str, int] = field(default_factory=dict[str, int])
     """Linear layers without a bias whose inputs are divided, and with them the columns of the weight."""
     whole_inputs: tuple[str, ...] = ()
@@ -315,6 +318,7 @@ class TensorParallelHints:
         """Return the hints of both."""
         return TensorParallelHints(
             columns={**self.columns, **other.columns},
+            replicated=self.replicated + other.replicated,
             rows={**self.rows, **other.rows},
             whole_inputs=self.whole_inputs + other.whole_inputs,
             enters=self.enters + other.enters,

@@ -7,6 +7,7 @@ them, it is summed. Layers that a draft never calls, because a kernel takes thei
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,16 +33,34 @@ if TYPE_CHECKING:
     from spec_core.records import TensorParallelHints
 
 
+@dataclass(frozen=True)
+class Division:
+    """How a parameter is divided over a tensor-parallel group."""
+
+    dimension: int
+    """The dimension that it is cut along."""
+    copies: int = 1
+    """Neighbouring ranks that have the same part."""
+
+
 def divide(
     module: nn.Module, hints: TensorParallelHints, group: dist.ProcessGroup, sequence_parallel: bool
-) -> dict[str, int]:
-    """Cut the weights and hang in the sums; return the dimension that each divided parameter is cut along."""
-    dimensions = {f"{name}.weight": 0 for name in hints.columns} | {
-        f"{name}.weight": 1 for name in hints.rows
+) -> dict[str, Division]:
+    """Cut the weights and hang in the sums; return how each divided parameter is divided."""
+    size = dist.get_world_size(group)
+    columns = {
+        name: Division(0, max(1, size // pieces) if name in hints.replicated else 1)
+        for name, pieces in hints.columns.items()
     }
-    biases = {f"{name}.bias": 0 for name in hints.columns if module.get_submodule(name).bias is not None}
-    for name, dimension in (dimensions | biases).items():
-        _cut(module, name, dimension, group)
+    divisions = {f"{name}.weight": division for name, division in columns.items()}
+    divisions |= {f"{name}.weight": Division(1) for name in hints.rows}
+    divisions |= {
+        f"{name}.bias": division
+        for name, division in columns.items()
+        if module.get_submodule(name).bias is not None
+    }
+    for name, division in divisions.items():
+        _cut(module, name, division, group)
     for name in hints.whole_inputs:
         module.get_submodule(name).register_forward_pre_hook(partial(_cut_input, group))
     parts = set(hints.each_token) if sequence_parallel else set[str]()
@@ -55,17 +74,19 @@ def divide(
         module.get_submodule(name).register_forward_pre_hook(partial(split_input, group))
     for name in hints.all_tokens_out if sequence_parallel else ():
         module.get_submodule(name).register_forward_hook(partial(gather_output, group))
-    return dimensions | biases
+    return divisions
 
 
-def _cut(module: nn.Module, name: str, dimension: int, group: dist.ProcessGroup) -> None:
+def _cut(module: nn.Module, name: str, division: Division, group: dist.ProcessGroup) -> None:
     """Replace a parameter by this rank's part of it."""
     layer_name, _, attribute = name.rpartition(".")
     layer = module.get_submodule(layer_name)
     whole: Tensor = getattr(layer, attribute)
-    part = whole.detach().chunk(dist.get_world_size(group), dimension)[dist.get_rank(group)]
+    place, copy = divmod(dist.get_rank(group), division.copies)
+    part = whole.detach().chunk(dist.get_world_size(group) // division.copies, division.dimension)[place]
     parameter = nn.Parameter(part.clone(memory_format=torch.contiguous_format))
-    set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=dimension, stride=1)
+    # A further copy is not counted in the norm of gradients.
+    set_tensor_model_parallel_attributes(parameter, is_parallel=copy == 0, dim=division.dimension, stride=1)
     setattr(layer, attribute, parameter)
     if attribute == "weight":
         layer.out_features, layer.in_features = part.shape

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput, TensorParallelHints
     from spec_core.sharding import FlatShard
+    from spec_strategy_megatron.divided_module import Division
     from spec_strategy_megatron.megatron_parts import Master
 
 logger = logging.getLogger(__name__)
@@ -70,8 +71,8 @@ class MegatronStrategy(Strategy):
     _hints: TensorParallelHints | None
     _trained: dict[str, nn.Parameter]
     _masters: dict[str, Master]
-    _dimensions: dict[str, int]
-    """The dimension that each divided parameter is cut along."""
+    _divisions: dict[str, Division]
+    """How each divided parameter is divided."""
     _kept_V: Tensor | None
 
     @classmethod
@@ -108,9 +109,11 @@ class MegatronStrategy(Strategy):
             )
         if divided is None:
             return
-        layers = {**divided.columns, **divided.rows}
+        replicated = {name for name in divided.replicated if parts % divided.columns[name] == 0}
         pieces = {
-            f"pieces (heads, channels or tokens) of the draft's {name}": layers[name] for name in layers
+            f"pieces (heads, channels or tokens) of the draft's {name}": number
+            for name, number in {**divided.columns, **divided.rows}.items()
+            if name not in replicated
         }
         if not divided.kept_ids:
             pieces["tokens of the target's vocabulary"] = target.vocab_size
@@ -142,7 +145,7 @@ class MegatronStrategy(Strategy):
         if parts > 1 and self._hints is None and dist.get_rank() == 0:
             logger.warning("the draft does not say how it may be divided: %d ranks compute the same", parts)
         tensor = self._mesh.get_group("tensor")
-        self._dimensions = (
+        self._divisions = (
             {} if self._hints is None else divide(module, self._hints, tensor, self.config.sequence_parallel)
         )
         self._module = module.to(self.device)
@@ -217,13 +220,18 @@ class MegatronStrategy(Strategy):
 
     def gather_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Gather one tensor after the other on every process's device (S9)."""
+        import torch
         from torch.distributed.tensor import DTensor, Replicate, Shard
 
         for name, value in self._module.state_dict().items():
             part = self._part(name) if name in self._masters else value.detach()
-            if name in self._dimensions:
-                placements = [Replicate(), Shard(self._dimensions[name])]
+            if division := self._divisions.get(name):
+                placements = [Replicate(), Shard(division.dimension)]
                 part = DTensor.from_local(part, self._mesh, placements, run_check=False).full_tensor()
+                parts = part.chunk(self.config.tensor_parallel, division.dimension)
+                part = (
+                    torch.cat(parts[:: division.copies], division.dimension) if division.copies > 1 else part
+                )
             yield name, part
 
     def save(self, folder: StateFolder) -> None:
@@ -289,13 +297,24 @@ class MegatronStrategy(Strategy):
         hints = self._hints
         names = (*hints.partial, *(hints.each_token if self._divides_tokens else ())) if hints else ()
         modules = [self._module.get_submodule(name) for name in names]
-        if not modules:
+        shared = [(parameter, 1, 0) for module in modules for parameter in module.parameters()]
+        parts, rank = self.config.tensor_parallel, self._mesh.get_local_rank("tensor")
+        shared += [
+            (self._trained[name], parts // division.copies, rank // division.copies)
+            for name, division in self._divisions.items()
+            if division.copies > 1
+        ]
+        if not shared:
             return
-        gradients = [parameter.main_grad for module in modules for parameter in module.parameters()]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        # Of a replicated weight each rank adds to the part that it has: all parts, one after the other.
+        sums = [parameter.main_grad.new_zeros(number, parameter.numel()) for parameter, number, _ in shared]
+        for (parameter, _, place), total in zip(shared, sums, strict=True):
+            total[place] = parameter.main_grad.flatten()
+        flat = torch.cat([total.flatten() for total in sums])
         dist.all_reduce(flat, group=self._mesh.get_group("tensor"))
-        for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(summed.view_as(gradient))
+        totals = flat.split([total.numel() for total in sums])
+        for (parameter, number, place), total in zip(shared, totals, strict=True):
+            parameter.main_grad.copy_(total.view(number, *parameter.shape)[place])
 
     def _part(self, name: str) -> Tensor:
         """Return this tensor-parallel rank's part of a trained weight, in float32."""
@@ -334,22 +353,21 @@ class MegatronStrategy(Strategy):
         """
         from spec_core.sharding import FlatShard
 
-        first, dimension = self._masters[name].first, self._dimensions.get(name)
+        first, division = self._masters[name].first, self._divisions.get(name)
         data, tensor = self._mesh.get_local_rank("data"), self._mesh.get_local_rank("tensor")
+        place, copy = divmod(tensor, division.copies if division else self.config.tensor_parallel)
         part = () if scalar else tuple(self._trained[name].shape)
         shape, offset = list(part), [0] * len(part)
-        if part and dimension is not None:
-            offset[dimension] = tensor * part[dimension]
-            shape[dimension] *= self.config.tensor_parallel
+        if part and division:
+            offset[division.dimension] = place * part[division.dimension]
+            shape[division.dimension] *= self.config.tensor_parallel // division.copies
         return FlatShard(
             shape=tuple(shape),
             offset=tuple(offset),
             part=part,
             first=0 if scalar else first,
             values=values.view(-1),
-            saves=(tensor == 0 or dimension is not None)
-            and (data == 0 or self.config.distributed_optimizer)
-            and not (scalar and first),
+            saves=copy == 0 and (data == 0 or self.config.distributed_optimizer) and not (scalar and first),
         )
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:

@@ -107,6 +107,7 @@ class DecoderShape(DraftShape):
                 f"{mlp}.gate_proj": inner,
                 f"{mlp}.up_proj": inner,
             },
+            replicated=(f"{attention}.k_proj", f"{attention}.v_proj"),
             rows={f"{attention}.o_proj": self.num_heads, f"{mlp}.down_proj": inner},
             enters=norms,
             leaves=(f"{attention}.o_proj", mlp),
