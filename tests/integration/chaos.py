@@ -60,6 +60,8 @@ class Chaos:
     """The cluster that it runs on; None for the launcher local."""
     faults: list[str] = field(default_factory=list)
     endings: list[str] = field(default_factory=list)
+    _end: tuple[str, int] = ("", -1)
+    """What the run says once the last fault that ends its workers has done that, and how often it had before."""
     _gone: str | None = None
     """Address of the node whose raylet was killed last, until it is back."""
 
@@ -71,7 +73,8 @@ class Chaos:
             if code is not None:
                 self._check_nothing_left(run)
                 run = self._start()
-            if moments[len(self.faults) :] and last_step(self.output) >= moments[len(self.faults)]:
+            due = moments[len(self.faults) :] and last_step(self.output) >= moments[len(self.faults)]
+            if due and not self._ending(run):
                 self._fault(run)
             time.sleep(0.05)
         self.endings.append(run.errors.read_text())
@@ -79,10 +82,14 @@ class Chaos:
         assert len(self.faults) >= num_faults, f"the run was done after {len(self.faults)} faults"
 
     def _start(self) -> Run:
+        self._end = ("", -1)
         return self.lab.start(self.output, **self.keys)
 
     def _fault(self, run: Run) -> None:
+        """Cause a fault of a kind that is drawn, once somebody is ready: then there is a victim for most kinds."""
         self._bring_back()
+        if not ready_workers(run, self._processes(run), ""):
+            return
         kinds = KINDS if self.nodes is None else ON_NODES
         (kind,) = self.draw.choices(list(kinds), list(kinds.values()))
         what, whom = kind.split()
@@ -98,17 +105,28 @@ class Chaos:
                 return
             assert self.nodes is not None
             self._gone = self.draw.choice(hosts)
+            self._expect(run, f"its host {self._gone} does not answer")
             self.nodes.kill_raylet(self._gone)
             kind = f"{what} {self._gone}"
         else:
             if not workers:
                 return
             victim = self.draw.choice(sorted(workers))
+            if whom == "trainer":
+                self._expect(run, "the run begins again")
             with suppress(psutil.NoSuchProcess):
                 workers[victim].send_signal(signal.SIGKILL if what == "kill" else signal.SIGSTOP)
             kind = f"{what} {victim}"
         self.faults.append(kind)
         print(f"{len(self.faults):3} {kind}", flush=True)
+
+    def _expect(self, run: Run, words: str) -> None:
+        self._end = (words, run.errors.read_text().count(words))
+
+    def _ending(self, run: Run) -> bool:
+        """Whether workers still end for the last fault: another one would have no part in that."""
+        words, times = self._end
+        return run.errors.read_text().count(words) <= times
 
     def _bring_back(self) -> None:
         """Have the node serve again whose raylet was killed: nothing of the run has stayed there."""

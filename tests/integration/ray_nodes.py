@@ -39,6 +39,10 @@ class RayNodes:
         """Run the node at an address."""
         self.nodes[address] = self.cluster.add_node(node_ip_address=address, **_NODE)
 
+    def stop_raylet(self, address: str) -> None:
+        """Stop the raylet of a node: connections to it succeed, and it starts nothing."""
+        psutil.Process(self.raylet(address)).suspend()
+
     def kill_raylet(self, address: str) -> None:
         """Kill the raylet of a node, and nothing else."""
         raylet = psutil.Process(self.raylet(address))

@@ -78,27 +78,43 @@ def test_the_same_command_colocated_on_a_cluster_of_its_own_goes_on_bitwise_as_u
     assert losses(output) == losses(uninterrupted)[:STEPS]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="a minute: make test-ray")
-def test_an_engine_ends_with_rays_node_of_its_host_and_starts_again_where_one_comes_back(
+def test_workers_end_with_rays_node_of_their_host_and_an_engine_starts_again_once_one_comes_back(
     lab: Lab, uninterrupted: Path
 ) -> None:
+    """That of the engine is lost while it starts one in its place; that of a trainer ends the run."""
     output = lab.folder / "raylet"
-    keys = {**BY_RAY, "engine__replicas": 1, "train__steps": 40, "launcher__env": {"OMP_NUM_THREADS": "1"}}
+    keys = {
+        **BY_RAY,
+        "engine__replicas": 1,
+        "train__steps": 10_000,
+        "launcher__env": {"OMP_NUM_THREADS": "1"},
+    }
     with ray_nodes(3) as nodes:
         run = lab.start(output, placement__kind="disaggregated", launcher__address=nodes.address, **keys)
         run.save_on()
-        host = nodes.node_of(workers(output)["engine-0"])
-        assert host is not None
-        nodes.kill_raylet(host)
-        words = f"engine-0 has lost its host {host}, and no other has 1 free CPU"
-        run.until(lambda: words in run.errors.read_text())
-        nodes.clear(host)
-        nodes.start(host)
-        assert run.wait(200) == 0, run.story()
+        started = workers(output)
+        hosts = {name: nodes.node_of(started[name]) or "own" for name in ("engine-0", "trainer-1")}
+        nodes.stop_raylet(hosts["engine-0"])
+        started["engine-0"].kill()
+        run.until(lambda: "engine-0 is replaced (1 of" in run.errors.read_text())
+        nodes.kill_raylet(hosts["engine-0"])
+        words = f"engine-0 has lost its host {hosts['engine-0']}, and no other has 1 free CPU"
+        run.until(lambda: words in run.errors.read_text(), 60)
+        nodes.clear(hosts["engine-0"])
+        nodes.start(hosts["engine-0"])
+        run.until_ready("engine-0", times=2)
+        run.train_on()
+        nodes.kill_raylet(hosts["trainer-1"])
+        assert run.wait(60) == 1, run.story()
         assert_soon(lambda: not nodes.processes())
-    cause = f"engine-0 was lost: Ray's node of its host {host} does not answer"
-    assert cause in (output / "logs" / "replacements.jsonl").read_text()
-    assert losses(output) == losses(uninterrupted)[:40]
+    gone = {name: f"Ray's node of its host {host} does not answer" for name, host in hosts.items()}
+    assert f"error: trainer-1 was lost: {gone['trainer-1']}; see " in run.last_line()
+    causes = (output / "logs" / "replacements.jsonl").read_text()
+    assert f"engine-0 cannot be started: {gone['engine-0']}" in causes
+    found, expected = losses(output), losses(uninterrupted)
+    assert all(one == other for one, other in zip(found, expected, strict=False))
 
 
 def test_devices_that_others_use_are_named(ray_cluster: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from spec_core.errors import ConfigError, RunError
 from spec_launcher_ray.placement import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from spec_launcher_ray.config import RayConfig
     from spec_launcher_ray.placement import Bundle
@@ -94,7 +94,14 @@ class Cluster:
 
     def lives(self, host: Host) -> bool:
         """Return whether a host is there."""
-        return bool(self._living([node for node in ray.nodes() if node["NodeID"] == host.node]))
+        return not self.lost([host])
+
+    def lost(self, hosts: Collection[Host]) -> list[Host]:
+        """Return those of the hosts that are not there."""
+        wanted = {host.node for host in hosts}
+        living = self._living([node for node in ray.nodes() if node["NodeID"] in wanted])
+        there = {node["NodeID"] for node in living}
+        return [host for host in hosts if host.node not in there]
 
     def _living(self, nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the nodes whose raylets take connections: Ray may notice only after a minute that one is lost."""

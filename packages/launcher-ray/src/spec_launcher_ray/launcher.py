@@ -39,6 +39,8 @@ _MOVE_S = 20.0
 """Longest wait for the devices of a worker that is moved: nobody else had them a moment before."""
 _LOOK_S = 0.2
 """Seconds between looks at the actors while workers start."""
+_HOSTS_LOOK_S = 2.0
+"""Seconds between looks at their hosts: for Ray, a worker of one that is lost has still to start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +66,10 @@ class RayWorker(ChannelWorker):
     log: Path
 
     def ending(self) -> WorkerEnded:
-        """Return how the worker or its actor has ended: with Ray's node of its host, which Ray notices late."""
-        if self.cluster.lives(self.host):
-            how, killed = ending_of(self.code)
-        else:
-            how, killed = f"was lost: Ray's node of its host {self.host.address} does not answer", True
+        """Return how the worker or its actor has ended, or Ray's node of its host, which ends both."""
+        how, killed = ending_of(self.code) if self.cluster.lives(self.host) else ("", True)
+        if not self.cluster.lives(self.host):  # while it died it may have answered
+            how, killed = f"was lost: {_gone(self.host)}", True
         return WorkerEnded(self, f"{how}; see {self.log}", killed)
 
 
@@ -177,7 +178,12 @@ class RayLauncher(Launcher):
             reservation = cluster.Reservation(f"{self._run_name} {shown}", self._resource, [bundle], _MOVE_S)
         except SpecError as error:
             raise NoDevices(f"{name} cannot be moved to another host: {error}") from error
-        self._place(reservation, [bundle], bundle.host.address)
+        try:
+            self._place(reservation, [bundle], bundle.host.address)
+        except RunError:
+            self._reservations.remove(reservation)
+            reservation.close()  # else nothing would be free for the next try
+            raise
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
         """Return what comes next from any worker (L3)."""
@@ -292,8 +298,12 @@ class RayLauncher(Launcher):
         assert self._listener is not None
         missing = set(names)
         deadline = time.monotonic() + _START_S
+        next_look = time.monotonic() + _HOSTS_LOOK_S
         while missing:
             caller = self._listener.accept(_LOOK_S)
+            if caller is None and time.monotonic() >= next_look:
+                self._check_hosts_of(missing)
+                next_look = time.monotonic() + _HOSTS_LOOK_S
             if caller is None and (failed := self._ended_before(missing)) is not None:
                 caller = self._listener.accept(_START_S / 10)  # it may have connected before it ended
                 if caller is None:
@@ -323,6 +333,13 @@ class RayLauncher(Launcher):
             self._workers[name] = worker
             worker.begin(place.spec, self.context.peer_s, place.address, reap=True)
             self._inbox.add(worker)
+
+    def _check_hosts_of(self, missing: Iterable[str]) -> None:
+        """Raise RunError for a worker that cannot start any more, since its host is lost."""
+        assert self._cluster is not None
+        hosts = {self._places[name].host: name for name in sorted(missing)}
+        for host in self._cluster.lost(hosts):
+            raise RunError(f"{hosts[host]} cannot be started: {_gone(host)}")
 
     def _ended_before(self, missing: Iterable[str]) -> str | None:
         """Return a worker that has ended and is still missing."""
@@ -358,3 +375,7 @@ class RayLauncher(Launcher):
 
     def _log(self, name: str) -> Path:
         return self.context.logs.absolute() / f"{name}.log"
+
+
+def _gone(host: Host) -> str:
+    return f"Ray's node of its host {host.address} does not answer"
