@@ -86,33 +86,45 @@ class Decoder:
         return sum(counted, AcceptanceCounters())
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, first_index: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        *,
+        first_index: int,
+        at_once: int,
+        go_on: Callable[[], bool],
     ) -> list[Generation]:
-        """Return the answers to prompts that are decoded side by side; the first has the index ``first_index``.
+        """Return the answers to prompts, ``at_once`` of them decoded side by side; the first has that index.
 
-        An answer depends on ``sampling.seed`` and its prompt's index among others, not on what is decoded beside it.
+        The next prompt begins when an answer ends, unless ``go_on`` says no: then there are answers to the prompts
+        that had begun, one at least. An answer depends on ``sampling.seed`` and its prompt's index among others, not
+        on what is decoded beside it.
         """
         drafting = self._drafting_for(sampling)
         for prompt in prompts:
             self._check_prompt(prompt, sampling)
-        sequences = [
-            self._sequence(prompt, sampling, first_index + index, drafting)
-            for index, prompt in enumerate(prompts)
-        ]
-        session, live = self._model.session(drafting.layers if drafting else ()), sequences
-        logits_BRV, hidden = session.prefill(prompts)
-        self._verify(live, logits_BRV, sampling)
-        while not all(sequence.complete for sequence in live):
-            session.keep([0 if sequence.complete else len(sequence.new_ids) for sequence in live])
-            states = [h for h, sequence in zip(hidden, live, strict=True) if not sequence.complete]
-            live = [sequence for sequence in live if not sequence.complete]
-            if drafting is not None:
-                self._propose(live, states, sampling)
-            logits_BRV, hidden = session.forward([[s.text[-1], *s.proposal.token_ids] for s in live])
-            self._verify(live, logits_BRV, sampling)
-            if drafting is not None:
-                self._count(live)
-        return [sequence.generation() for sequence in sequences]
+        begun: list[_Sequence] = []
+        batch = _Batch(self._model, drafting.layers if drafting else ())
+        while True:
+            waiting = prompts[len(begun) : len(begun) + at_once - batch.num_running]
+            if waiting and (not begun or go_on()):
+                new = [
+                    self._sequence(prompt, sampling, first_index + len(begun) + place, drafting)
+                    for place, prompt in enumerate(waiting)
+                ]
+                self._verify(new, batch.begin(new), sampling)
+                begun += new
+            if batch.settle():
+                self._decode_round(batch, drafting, sampling)
+            elif len(begun) == len(prompts) or not go_on():
+                return [sequence.generation() for sequence in begun]
+
+    def _decode_round(self, batch: _Batch, drafting: DraftSource | None, sampling: SamplingParams) -> None:
+        if drafting is not None:
+            self._propose(batch.live, batch.states, sampling)
+        self._verify(batch.live, batch.forward(), sampling)
+        if drafting is not None:
+            self._count(batch.live)
 
     def _sequence(
         self, prompt: Sequence[int], sampling: SamplingParams, index: int, drafting: DraftSource | None
@@ -205,6 +217,49 @@ class Decoder:
                 f"{sampling.num_draft_tokens} draft tokens does not fit target {target.folder} "
                 f"(1 to {target.max_positions} positions)"
             )
+
+
+class _Batch:
+    """Sequences side by side in one session, and the target's states of what each has appended last."""
+
+    def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
+        self._model, self._layers = model, layers
+        self._empty()
+
+    def _empty(self) -> None:
+        self._session = self._model.session(self._layers)
+        self.live: list[_Sequence] = []
+        self.states: list[Tensor] = []
+
+    @property
+    def num_running(self) -> int:
+        return sum(not sequence.complete for sequence in self.live)
+
+    def begin(self, sequences: Sequence[_Sequence]) -> Tensor:
+        """Put the texts of more sequences through the target; return the logits behind each, [B, 1, V]."""
+        if not self.num_running:
+            self._empty()
+        logits_B1V, states = self._session.prefill([sequence.text for sequence in sequences])
+        self.live += sequences
+        self.states += states
+        return logits_B1V
+
+    def settle(self) -> bool:
+        """Drop what was refused, and sequences that are complete; return whether any is left."""
+        if not self.num_running:
+            self._empty()
+            return False
+        self._session.keep([0 if s.complete else len(s.new_ids) for s in self.live])
+        self.states = [h for h, s in zip(self.states, self.live, strict=True) if not s.complete]
+        self.live = [sequence for sequence in self.live if not sequence.complete]
+        return True
+
+    def forward(self) -> Tensor:
+        """Put each one's last token and guesses through the target; return their logits [B, R, V]."""
+        rows = [[sequence.text[-1], *sequence.proposal.token_ids] for sequence in self.live]
+        logits_BRV, states_BTNH = self._session.forward(rows)
+        self.states = list(states_BTNH)
+        return logits_BRV
 
 
 class _Sequence:

@@ -47,7 +47,8 @@ class HfConfig(EngineConfig):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Compute dtype of the target; None: as its weights are stored."""
     max_num_seqs: int = Field(8, ge=1)
-    """Sequences that are decoded side by side, with a draft and without: they share forward passes."""
+    """Sequences that are decoded side by side, with a draft and without: they share forward passes, and the next one
+    begins when one ends."""
 
 
 class HfEngine(Engine):
@@ -90,7 +91,7 @@ class HfEngine(Engine):
         return self._submit(lambda: self._capture(list(requests), schema))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Decode on the engine's thread, each batch with the draft that is served when its turn comes (E4, E10)."""
+        """Decode on the engine's thread, each prompt with the draft that is served when it begins (E4, E10)."""
         return self._submit(lambda: self._answers(prompts, sampling)).result()
 
     def load_draft(self, folder: Path) -> None:
@@ -152,21 +153,30 @@ class HfEngine(Engine):
         self._senders.clear()
 
     def _answers(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        # A cache that cannot forget cannot be aligned either.
-        size = 1 if self._model.unrewindable_layers() else self._config.max_num_seqs
-        size = min(size, sampling.concurrency or size)
-        starts = range(0, len(prompts), size)
-        return [a for i in starts for a in self._answer_batch(prompts[i : i + size], sampling, i)]
+        answers: list[Generation] = []
+        while len(answers) < len(prompts):
+            answers += self._answers_of_one_draft(prompts[len(answers) :], sampling, len(answers))
+        return answers
 
-    def _answer_batch(
+    def _answers_of_one_draft(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, first_index: int
     ) -> list[Generation]:
-        updates = self._updates  # another thread may load another draft
-        if updates is None or sampling.num_draft_tokens == 0:
-            return self._decoder.generate(prompts, sampling, first_index)
-        with updates.unchanged() as served:
-            decoder = self._decoder
-        answers = decoder.generate(prompts, sampling, first_index)
+        """Answer prompts, the first of that index, until all are answered or another draft is served."""
+        updates, decoder, served = self._updates, self._decoder, None  # another thread may load another draft
+        if updates is not None and sampling.num_draft_tokens:
+            with updates.unchanged() as served:
+                decoder = self._decoder
+        # A cache that cannot forget cannot be aligned either.
+        most = 1 if self._model.unrewindable_layers() else self._config.max_num_seqs
+        answers = decoder.generate(
+            prompts,
+            sampling,
+            first_index=first_index,
+            at_once=min(most, sampling.concurrency or most),
+            go_on=lambda: decoder is self._decoder,
+        )
+        if served is None:
+            return answers
         return [replace(a, draft_version=served.version, draft_digest=served.digest) for a in answers]
 
     def _serve(self, source: DraftSource) -> None:

@@ -161,19 +161,25 @@ class Session:
         config = model.causal_lm.config if model.unrewindable_layers() else None
         self._cache = DynamicCache(config=config)
         self._lengths: list[int] = []
-        self._num_new = 0
+        self._num_new: list[int] = []
+        """How many tokens each sequence has got since ``keep``."""
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
-        """Begin with the prompts; return the logits behind each, float32 [B, 1, V], and their states [T, N, H].
+        """Begin with prompts, behind those that are under way; return their logits, [B, 1, V], and states [T, N, H].
 
         Of each prompt the last token counts as appended.
         """
+        if self._lengths:
+            begun = Session(self._model, self._layers)
+            found = begun.prefill(prompts)
+            self._join(begun)
+            return found
         longest = max(map(len, prompts))
         rows = [[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts]
         self._lengths = [len(prompt) - longest for prompt in prompts]
         logits_B1V, hidden_BTNH = self._forward(rows, last_only=True)
         hidden = [states[longest - len(p) :] for states, p in zip(hidden_BTNH, prompts, strict=True)]
-        self._lengths, self._num_new = [len(prompt) - 1 for prompt in prompts], 1
+        self._lengths, self._num_new = [len(prompt) - 1 for prompt in prompts], [1] * len(prompts)
         return logits_B1V, hidden
 
     def forward(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -181,21 +187,31 @@ class Session:
 
         A shorter row is filled up behind its end, where nothing of it looks.
         """
-        self._num_new = max(map(len, rows))
-        return self._forward([[*row, *[0] * (self._num_new - len(row))] for row in rows], last_only=False)
+        longest = max(map(len, rows))
+        self._num_new = [longest] * len(rows)
+        return self._forward([[*row, *[0] * (longest - len(row))] for row in rows], last_only=False)
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Keep the first ``counts`` of the tokens that ``forward`` appended; a sequence that keeps none ends.
+        """Keep the first ``counts`` of the tokens that were appended; a sequence that keeps none ends.
 
         One sequence at least has to go on.
         """
         live = [row for row, count in enumerate(counts) if count]
-        dropped = [self._num_new - counts[row] for row in live]
+        dropped = [self._num_new[row] - counts[row] for row in live]
         self._lengths = [self._lengths[row] + counts[row] for row in live]
         if len(counts) > 1 and (len(live) < len(counts) or any(dropped)):
             self._move(list(zip(live, dropped, strict=True)))
         elif any(dropped):
             self._cache.crop(-dropped[0])
+
+    def _join(self, other: Session) -> None:
+        """Take over the sequences of another session."""
+        for layer, joining in zip(self._cache.layers, other._cache.layers, strict=True):
+            if layer.get_seq_length():
+                layer.keys = _stacked(layer.keys, joining.keys)
+                layer.values = _stacked(layer.values, joining.values)
+        self._lengths += other._lengths
+        self._num_new += other._num_new
 
     def _move(self, rows: Sequence[tuple[int, int]]) -> None:
         """Keep some rows, each without so many of its last columns; columns that are nobody's go, too."""
@@ -245,6 +261,12 @@ class Session:
         mask_BL = torch.arange(columns, device=device) >= columns - num_new - length_B1
         places = {"attention_mask": mask_BL.long()}
         return places | ({"position_ids": position_BT.clamp(min=0)} if self._model.takes_positions else {})
+
+
+def _stacked(*cached: Tensor) -> Tensor:
+    """Return keys or values [B, N, L, D] of all sequences, with their last columns in the same place."""
+    width = max(cached_BNLD.shape[2] for cached_BNLD in cached)
+    return torch.cat([nn.functional.pad(c_BNLD, (0, 0, width - c_BNLD.shape[2], 0)) for c_BNLD in cached])
 
 
 def _picked(cached_BNLD: Tensor, place_BNW: Tensor) -> Tensor:
