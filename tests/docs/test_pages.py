@@ -19,6 +19,7 @@ ELSEWHERE = (
     "vllm",
     "sglang",
     "ascend",
+    "cuda",
     "ray",
     "replicated",
     "copies",
