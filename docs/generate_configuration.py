@@ -8,6 +8,7 @@ from pydantic_core import PydanticUndefined
 
 from spec_core import plugins
 from spec_trainer.config import SECTIONS, run_config_type
+from spec_trainer.track_config import track_config_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +35,7 @@ COMPUTED = {"output": "`runs/NAME`"}
 
 def main() -> None:
     print(HEAD)
-    _print_table(_keys(run_config_type(), ""))
+    _print_table(_keys(run_config_type(track=track_config_type()), ""))
     for section, interface in SECTIONS.items():
         for record in sorted(plugins.installed(interface), key=lambda record: record.name):
             if record.distribution.startswith(OURS):

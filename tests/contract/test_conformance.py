@@ -17,6 +17,7 @@ from spec_core.testing import (
     LauncherSuite,
     ProcessGroupSuite,
     StrategySuite,
+    TrackerSuite,
     TransportSuite,
     WeightTransportSuite,
 )
@@ -30,6 +31,7 @@ SUITES = {
     "spec_core.launcher": [LauncherSuite],
     "spec_core.process_group": [ProcessGroupSuite],
     "spec_core.strategy": [StrategySuite],
+    "spec_core.tracker": [TrackerSuite],
     "spec_core.transport": [TransportSuite],
     "spec_core.weight_transport": [WeightTransportSuite],
 }

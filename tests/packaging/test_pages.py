@@ -23,7 +23,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_pages_are_found():
-    kinds = {"a-backend", "a-draft", "an-engine", "a-launcher", "a-strategy"}
+    kinds = {"a-backend", "a-draft", "an-engine", "a-launcher", "a-strategy", "a-tracker"}
     assert PAGES.keys() == {f"write-{kind}" for kind in kinds}
 
 
@@ -47,7 +47,7 @@ def test_every_public_method_is_shown(page):
     shown = "".join(blocks(page, "python"))
     sources = "".join(file.read_text(encoding="utf-8") for file in plugin_of(page).glob("src/**/*.py"))
     methods = re.findall(r"^    def ([a-z]\w*)\(", sources, re.MULTILINE)
-    assert len(methods) >= 7
+    assert len(methods) >= 3
     assert [name for name in methods if f"def {name}(" not in shown] == []
 
 

@@ -1,4 +1,4 @@
-"""A third party's strategy, installed from its wheel, trains a draft: its options and data-parallel ranks count."""
+"""A third party's strategy and tracker, installed from their wheels: options, data-parallel ranks and keys count."""
 
 from __future__ import annotations
 
@@ -32,12 +32,16 @@ def test_two_processes_train_the_same_samples_and_give_the_losses_of_one(
     assert cli.run(words(ours, "train.steps=4")) == 0
     command = clean_python.with_name("spec-trainer")
     two = ["placement.kind=disaggregated", "train.ranks=2", "strategy.name=replicated", "strategy.copies=2"]
+    two += [f"track.lines={tmp_path / 'lines'}"]
     for steps in (2, 4):
         run(command, *words(theirs, f"train.steps={steps}", *two), cwd=tmp_path)
     assert losses_of(theirs) == pytest.approx(losses_of(ours), rel=1e-5)
     assert [file.name for file in (theirs / "logs").glob("trained-*")] == ["trained-0.jsonl"]
     config = yaml.safe_load((theirs / "config.yaml").read_text())
     assert config["strategy"] == {"name": "replicated", "bucket_mib": 25, "copies": 2}
+    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == list(enumerate(losses_of(theirs), 1))
+    assert len({line["run"] for line in lines}) == 1
     exported = tmp_path / "exported"
     run(command, "export", "--checkpoint", theirs / "checkpoints/step-4", "--output", exported)
     weights = "model.safetensors"

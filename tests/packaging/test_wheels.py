@@ -34,6 +34,7 @@ OURS = {
     "spec-launcher-ray",
     "spec-strategy-fsdp",
     "spec-strategy-megatron",
+    "spec-trackers",
     "spec-trainer",
     "spec-weight-transports",
 }
@@ -103,6 +104,7 @@ def test_built_ins_take_the_same_road_as_third_parties(wheels):
         "spec_core.engines",
         "spec_core.launchers",
         "spec_core.strategies",
+        "spec_core.trackers",
         "spec_core.weight_transports",
     }
     for folder in THIRD_PARTIES:
@@ -118,7 +120,7 @@ def test_backend_brings_the_command(wheels, name):
 def test_command_brings_what_runs_anywhere(wheels):
     anywhere = {
         *("backend-cpu", "draft-dflash", "draft-eagle3", "engine-hf", "launcher-local", "strategy-fsdp"),
-        "weight-transports",
+        *("trackers", "weight-transports"),
     }
     required = {name for name in requirements_of(wheels["spec-trainer"]) if name in OURS}
     assert required == {"spec-core", *(f"spec-{name}" for name in anywhere)}
@@ -133,7 +135,7 @@ def test_extra_of_the_command_brings_the_plugin(wheels, extra):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(OURS - {"spec-launcher-local", "spec-launcher-ray"}))
+@pytest.mark.parametrize("name", sorted(OURS - {"spec-launcher-local", "spec-launcher-ray", "spec-trackers"}))
 def test_torch_is_required_without_a_vendor(wheels, name):
     required = metadata_of(wheels[name]).get_all("Requires-Dist")
     assert "torch>=2.11" in required

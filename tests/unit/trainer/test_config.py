@@ -15,6 +15,7 @@ from spec_engine_hf.engine import HfConfig
 from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.data.config import DataConfig
 from spec_trainer.moved_keys import check_moved_keys, with_new_keys
+from spec_trainer.track_config import track_config_type
 
 LEAST = {"target": "t", "output": "o", "data": {"path": "d"}}
 
@@ -36,7 +37,7 @@ DESIGN = {
 }
 """Keys that users rely on."""
 
-RunConfig = run_config_type(BackendConfig, Eagle3Config, StrategyConfig, HfConfig)
+RunConfig = run_config_type(BackendConfig, Eagle3Config, StrategyConfig, HfConfig, track=track_config_type())
 
 
 def test_every_promised_key_exists():

@@ -32,6 +32,7 @@ from spec_core import (
 from spec_core.config import Seconds
 from spec_core.errors import ConfigError
 from spec_trainer.data.config import DataConfig
+from spec_trainer.track_config import TrackConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +49,7 @@ D = TypeVar("D", bound=DraftConfig)
 S = TypeVar("S", bound=StrategyConfig)
 E = TypeVar("E", bound=EngineConfig)
 L = TypeVar("L", bound=LauncherConfig)
+K = TypeVar("K", bound=TrackConfig)
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
@@ -193,19 +195,6 @@ class TimeoutsConfig(Config):
     """Longest time for the features of one step to arrive."""
 
 
-class TrackConfig(Config):
-    """Section ``track``: trackers beside metrics.jsonl."""
-
-    tensorboard: bool = False
-    """Writes event files into the run directory; needs tensorboard installed."""
-    wandb: Name | None = None
-    """Weights & Biases project name."""
-    mlflow: Name | None = None
-    """MLflow experiment name; the server is that of MLFLOW_TRACKING_URI."""
-    trackio: Name | None = None
-    """Trackio project name."""
-
-
 class ProfileConfig(Config):
     """Section ``profile``: profiles of single steps."""
 
@@ -213,7 +202,7 @@ class ProfileConfig(Config):
     """Steps, counted from 0, whose torch profile of rank 0 is written into the run directory."""
 
 
-class RunConfig(Config, Generic[B, D, S, E, L]):
+class RunConfig(Config, Generic[B, D, S, E, L, K]):
     """Everything that a run is; ``config.yaml`` of the run directory holds it fully resolved."""
 
     target: Name
@@ -234,7 +223,7 @@ class RunConfig(Config, Generic[B, D, S, E, L]):
     decode: DecodeConfig = DecodeConfig()
     launcher: L = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     timeouts: TimeoutsConfig = TimeoutsConfig()
-    track: TrackConfig = TrackConfig()
+    track: K = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     profile: ProfileConfig = ProfileConfig()
 
     @property
@@ -254,7 +243,9 @@ class RunConfig(Config, Generic[B, D, S, E, L]):
         return self
 
 
-AnyRunConfig = RunConfig[BackendConfig, DraftConfig, StrategyConfig, EngineConfig, LauncherConfig]
+AnyRunConfig = RunConfig[
+    BackendConfig, DraftConfig, StrategyConfig, EngineConfig, LauncherConfig, TrackConfig
+]
 
 
 def run_config_type(
@@ -263,9 +254,10 @@ def run_config_type(
     strategy: type[StrategyConfig] = StrategyConfig,
     engine: type[EngineConfig] = EngineConfig,
     launcher: type[LauncherConfig] = LauncherConfig,
+    track: type[TrackConfig] = TrackConfig,
 ) -> type[AnyRunConfig]:
     """Return the run configuration for the plugins that a run names."""
-    return RunConfig[backend, draft, strategy, engine, launcher]  # type: ignore[valid-type,return-value]
+    return RunConfig[backend, draft, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
 
 
 def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:

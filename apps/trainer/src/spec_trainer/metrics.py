@@ -5,21 +5,12 @@ from __future__ import annotations
 import json
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from spec_trainer.disk import not_written, write_atomically
 
-
-class Tracker(Protocol):
-    """A service that takes scalars besides metrics.jsonl."""
-
-    def log(self, step: int, scalars: dict[str, float]) -> None:
-        """Take the scalars of a step."""
-        ...
-
-    def close(self) -> None:
-        """Write what is buffered and end."""
-        ...
+if TYPE_CHECKING:
+    from spec_core import Tracker
 
 
 class StepLines(AbstractContextManager["StepLines"]):

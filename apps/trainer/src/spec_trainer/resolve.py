@@ -22,6 +22,7 @@ from spec_trainer.dispatch import check_sizes, sample_bytes
 from spec_trainer.moved_keys import check_moved_keys, with_new_keys
 from spec_trainer.offline.store import open_features
 from spec_trainer.run_spec import RunParts, RunSpec
+from spec_trainer.track_config import track_config_type
 from spec_trainer.trackers import check_trackers
 
 if TYPE_CHECKING:
@@ -211,7 +212,9 @@ def _anchor(values: dict[str, Any]) -> None:
 def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[str, Any]]:
     check_moved_keys(values, source)
     types: dict[str, Any] = {kind: named_plugin(interface, values) for kind, interface in SECTIONS.items()}
-    model = run_config_type(**{kind: plugin.Config for kind, plugin in types.items()})
+    model = run_config_type(
+        **{kind: plugin.Config for kind, plugin in types.items()}, track=track_config_type()
+    )
     _place(values, types["engine"])
     config = validate(model, values, source)
     _check_decoding(config)

@@ -8,6 +8,7 @@ from spec_core.config import (
     EngineConfig,
     LauncherConfig,
     StrategyConfig,
+    TrackerConfig,
     WeightTransportConfig,
 )
 from spec_core.draft import Draft, Proposal, Proposer
@@ -35,6 +36,7 @@ from spec_core.rendezvous import Rendezvous, parse_address
 from spec_core.state_folder import StateFolder
 from spec_core.strategy import DataParallel, OptimizerConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
+from spec_core.tracker import Tracker
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 from spec_core.visible_devices import child_devices
 from spec_core.weight_manifest import Manifest
@@ -77,6 +79,8 @@ __all__ = [
     "StrategyConfig",
     "TargetSpec",
     "TargetTensors",
+    "Tracker",
+    "TrackerConfig",
     "TrainStep",
     "Transport",
     "UpdateId",

@@ -96,6 +96,10 @@ class WeightTransportConfig(Config):
     """Most bytes of weights that are sent at once."""
 
 
+class TrackerConfig(Config):
+    """Options of a tracker: none, a run's key ``track.NAME`` has all."""
+
+
 def read_configuration(
     file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from spec_core.errors import (
 )
 from spec_core.launcher import Launcher
 from spec_core.strategy import Strategy
+from spec_core.tracker import Tracker
 from spec_core.weight_transport import WeightTransport
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 API_VERSION = 2
 """Version of the interfaces; a plugin states the one that it was written for as ``api_version``."""
 
-P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy, WeightTransport)
+P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy, Tracker, WeightTransport)
 INTERFACES: tuple[Any, ...] = P.__constraints__
 """The interface of each kind of plugin."""
 

@@ -22,6 +22,7 @@ pytest.register_assert_rewrite(
     "spec_core.testing.process_group_suite",
     "spec_core.testing.strategy_suite",
     "spec_core.testing.toy_training",
+    "spec_core.testing.tracker_suite",
     "spec_core.testing.transport_endings",
     "spec_core.testing.transport_parts",
     "spec_core.testing.transport_stage",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from spec_core.testing.launcher_suite import LauncherSuite
     from spec_core.testing.process_group_suite import ProcessGroupSuite
     from spec_core.testing.strategy_suite import StrategySuite
+    from spec_core.testing.tracker_suite import TrackerSuite
     from spec_core.testing.transport_suite import TransportSuite
     from spec_core.testing.weight_transport_suite import WeightTransportSuite
 
@@ -51,6 +53,7 @@ __all__ = [
     "LauncherSuite",
     "ProcessGroupSuite",
     "StrategySuite",
+    "TrackerSuite",
     "TransportSuite",
     "WeightTransportSuite",
     "assert_kernel_agrees",
@@ -66,6 +69,7 @@ __getattr__ = lazy_names(
     launcher_suite="LauncherSuite",
     process_group_suite="ProcessGroupSuite",
     strategy_suite="StrategySuite",
+    tracker_suite="TrackerSuite",
     transport_suite="TransportSuite",
     weight_transport_suite="WeightTransportSuite",
 )

@@ -1,0 +1,34 @@
+"""Section ``track`` of the configuration: a key for each tracker that is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, create_model, model_validator
+
+from spec_core import Config, Tracker, plugins
+from spec_core.errors import PluginError
+
+
+class TrackConfig(Config):
+    """Section ``track``: trackers beside metrics.jsonl, each installed one with a key of its name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _asked_or_installed(cls, values: Any) -> Any:
+        """Leave out what nobody asks for: a run's own file has a key for each tracker that was installed."""
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if key in cls.model_fields or value}
+
+
+def track_config_type() -> type[TrackConfig]:
+    """Return section ``track`` with a key for every installed tracker; one that does not load takes any value."""
+    keys: dict[str, Any] = {}
+    for name, tracker in plugins.load_each(Tracker):
+        if isinstance(tracker, PluginError):
+            keys[name] = (Any, None)
+        else:
+            field = Field(default=tracker.default, description=tracker.description)
+            keys[name] = (tracker.Value if tracker.default is False else tracker.Value | None, field)
+    return create_model("TrackConfig", __base__=TrackConfig, **keys)

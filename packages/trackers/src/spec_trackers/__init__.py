@@ -1,0 +1,1 @@
+"""Trackers: services that get the scalars of each step of a run."""

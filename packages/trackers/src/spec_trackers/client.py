@@ -1,0 +1,29 @@
+"""Parts that the trackers share: whether a client is installed, and the id of a run there."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from spec_core.records import Availability
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def client_installed(package: str) -> Availability:
+    """Return whether ``package`` can be imported; it is not."""
+    if importlib.util.find_spec(package) is None:
+        return Availability(ok=False, reason=f"{package} is not installed; pip install {package}")
+    return Availability(ok=True)
+
+
+def kept_id(folder: Path, service: str, make: Callable[[], str]) -> str:
+    """Return the run's id at a service, kept in its directory: a resumed run goes on in it, and no other one does."""
+    file = folder / f".{service}-id"
+    if not file.exists():
+        scratch = file.with_suffix(".new")
+        scratch.write_text(make())
+        scratch.rename(file)
+    return file.read_text()

@@ -1,0 +1,55 @@
+"""MlflowTracker: a run at MLflow."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_core import Tracker
+from spec_trackers.client import client_installed, kept_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from spec_core.records import Availability
+
+
+class MlflowTracker(Tracker):
+    """Sends scalars to MLflow, where its own variables say (``MLFLOW_TRACKING_URI``)."""
+
+    name: ClassVar[str] = "mlflow"
+    api_version: ClassVar[int] = 2
+    description: ClassVar[str] = "MLflow experiment name; the server is that of MLFLOW_TRACKING_URI."
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Return whether mlflow is installed."""
+        return client_installed("mlflow")
+
+    def __init__(self, value: str, folder: Path) -> None:
+        """Log to a run of the experiment ``value``, which is made where it is not there."""
+        from mlflow import MlflowClient
+
+        super().__init__(value, folder)
+        self._client = MlflowClient()
+        self._run_id = kept_id(folder, "mlflow", lambda: self._new_run(value, folder.resolve().name))
+        self._client.update_run(self._run_id, status="RUNNING")
+
+    def _new_run(self, experiment: str, name: str) -> str:
+        there = self._client.get_experiment_by_name(experiment)
+        number = there.experiment_id if there else self._client.create_experiment(experiment)
+        return self._client.create_run(number, run_name=name).info.run_id
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Take the scalars of a step."""
+        from mlflow.entities import Metric
+
+        now_ms = time.time_ns() // 1_000_000
+        self._client.log_batch(
+            self._run_id, [Metric(name, value, now_ms, step) for name, value in scalars.items()]
+        )
+
+    def close(self) -> None:
+        """End the run there."""
+        self._client.set_terminated(self._run_id)

@@ -1,0 +1,45 @@
+"""TensorBoardTracker: event files in the run directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from spec_core import Tracker
+from spec_trackers.client import client_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from spec_core.records import Availability
+
+
+class TensorBoardTracker(Tracker):
+    """Writes scalars into a folder for TensorBoard."""
+
+    name: ClassVar[str] = "tensorboard"
+    api_version: ClassVar[int] = 2
+    Value: ClassVar[Any] = bool
+    default: ClassVar[Any] = False
+    description: ClassVar[str] = "Writes event files into the run directory; needs tensorboard installed."
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Return whether tensorboard is installed."""
+        return client_installed("tensorboard")
+
+    def __init__(self, value: bool, folder: Path) -> None:
+        """Write event files below ``folder``."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        super().__init__(value, folder)
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Take the scalars of a step."""
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._writer.close()

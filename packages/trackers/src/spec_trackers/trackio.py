@@ -1,0 +1,55 @@
+"""TrackioTracker: a run of Trackio."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_core import Tracker
+from spec_trackers.client import client_installed, kept_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from spec_core.records import Availability
+
+
+class TrackioTracker(Tracker):
+    """Writes scalars for Trackio, on this host or where its own variables say."""
+
+    name: ClassVar[str] = "trackio"
+    api_version: ClassVar[int] = 2
+    description: ClassVar[str] = "Trackio project name."
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Return whether trackio is installed."""
+        return client_installed("trackio")
+
+    def __init__(self, value: str, folder: Path) -> None:
+        """Log to the project ``value``, under the directory's name with an id."""
+        import trackio
+
+        super().__init__(value, folder)
+        number = kept_id(folder, "trackio", lambda: secrets.token_hex(4))
+        with redirect_stdout(sys.stderr):  # it says how to look at the run
+            self._run = trackio.init(
+                project=value,
+                name=f"{folder.resolve().name}-{number}",
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Take the scalars of a step."""
+        self._run.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        """End the run there."""
+        with redirect_stdout(sys.stderr):
+            self._run.finish()

@@ -1,0 +1,49 @@
+"""WandbTracker: a run at Weights & Biases."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_core import Tracker
+from spec_trackers.client import client_installed, kept_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from spec_core.records import Availability
+
+
+class WandbTracker(Tracker):
+    """Sends scalars to Weights & Biases."""
+
+    name: ClassVar[str] = "wandb"
+    api_version: ClassVar[int] = 2
+    description: ClassVar[str] = "Weights & Biases project name."
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Return whether wandb is installed."""
+        return client_installed("wandb")
+
+    def __init__(self, value: str, folder: Path) -> None:
+        """Log to the project ``value``; its files lie in ``folder``."""
+        import wandb
+
+        super().__init__(value, folder)
+        self._run = wandb.init(
+            project=value,
+            dir=str(folder),
+            name=folder.resolve().name,
+            id=kept_id(folder, "wandb", lambda: secrets.token_hex(8)),
+            resume="allow",
+        )
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Take the scalars of a step."""
+        self._run.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        """End the run there."""
+        self._run.finish()

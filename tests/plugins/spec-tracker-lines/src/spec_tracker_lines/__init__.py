@@ -1,0 +1,1 @@
+"""A tracker by somebody else."""
