@@ -3,7 +3,7 @@
     python -m tests.integration.chaos --launcher local --steps 200 --faults 30      # make test-chaos: both launchers
 
 Under ``ray`` the run is on a cluster of several nodes. Their raylets are killed, too, but for that of the run's own
-node; each node comes back before the next fault. Every fault is named in the output of the run or in
+node; each node comes back once its loss is told. Every fault is named in the output of the run or in
 ``logs/replacements.jsonl``, every sample is trained exactly once, and the final weights are those of a run that
 nothing disturbed, bit for bit. Exit code 1 if not.
 """
@@ -39,7 +39,7 @@ PEER_S = 5
 KEPT_S = 30
 """Longest time in which everything must be gone after kill -9 of the run's own process."""
 WORKER = "spec_core.processes.worker_main"
-LAST_STEPS = 20
+LAST_STEPS = 40
 """Steps at the end without a fault: the last ones may come late."""
 KINDS = {"kill engine": 16, "stop engine": 8, "kill trainer": 4, "stop trainer": 1, "kill run": 1}
 """Kind of fault -> how often it comes, relative to the others. One that stops costs PEER_S."""
@@ -74,8 +74,10 @@ class Chaos:
                 self._check_nothing_left(run)
                 run = self._start()
             due = moments[len(self.faults) :] and last_step(self.output) >= moments[len(self.faults)]
-            if due and not self._ending(run):
-                self._fault(run)
+            if not self._ending(run):
+                self._bring_back()
+                if due:
+                    self._fault(run)
             time.sleep(0.05)
         self.endings.append(run.errors.read_text())
         assert code == 0, run.story()
@@ -87,7 +89,6 @@ class Chaos:
 
     def _fault(self, run: Run) -> None:
         """Cause a fault of a kind that is drawn, once somebody is ready: then there is a victim for most kinds."""
-        self._bring_back()
         if not ready_workers(run, self._processes(run), ""):
             return
         kinds = KINDS if self.nodes is None else ON_NODES
