@@ -147,6 +147,7 @@ def _size(options: argparse.Namespace) -> QuickstartSize:
     size = QuickstartSize()
     target = TinyTargetConfig(
         vocab_size=300,
+        num_layers=8,
         hidden_size=32,
         num_heads=1,
         num_kv_heads=1,

@@ -35,6 +35,7 @@ def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("workplace")
     config = TinyTargetConfig(
         vocab_size=300,
+        num_layers=8,
         hidden_size=32,
         num_heads=1,
         num_kv_heads=1,

@@ -24,12 +24,14 @@ EVERY, STEPS = 10, 30
 SIZE = quickstart.QuickstartSize(
     target=TinyTargetConfig(
         vocab_size=400,
+        num_layers=8,
         hidden_size=64,
         num_heads=2,
         num_kv_heads=1,
         intermediate_size=128,
         seq_len=128,
         steps=60,
+        shallow_steps=0,
     ),
     library=Path(asyncio.__file__).parent,
 )

@@ -40,14 +40,11 @@ def speeds(
     sampling = replace(
         sampling, max_new_tokens=min(sampling.max_new_tokens, TIMED_TOKENS), with_margins=False
     )
-    decode(engine, timed[:1], sampling)  # warm
     plain = 0.0
     for size in (size for size in SIDE_BY_SIDE if size <= max(1, len(timed))):
-        groups = [timed[start : start + size] for start in range(0, len(timed), size)]
         for count in counts:
-            way = replace(sampling, num_draft_tokens=count)
-            passes = [decode(engine, group, way) for group in groups]
-            tokens_per_s = sum(one.num_tokens for one in passes) / sum(one.seconds for one in passes)
+            way = replace(sampling, num_draft_tokens=count, concurrency=size)
+            tokens_per_s = decode(engine, timed, way).tokens_per_s
             plain = tokens_per_s if count == 0 else plain
             rows.append(
                 {
@@ -60,11 +57,8 @@ def speeds(
     return rows
 
 
-def texts_and_topics(
-    engine: Engine, prompts: Prompts, sampling: SamplingParams, text_of: Decode
-) -> dict[str, Any]:
+def texts_and_topics(prompts: Prompts, answers: Sequence[Generation], text_of: Decode) -> dict[str, Any]:
     """Return some answers with what became of each guess, and acceptance by the kind of text that is continued."""
-    answers = engine.generate(prompts, sampling)
     topics: dict[str, AcceptanceCounters] = {}
     for prompt, answer in zip(prompts, answers, strict=True):
         topic = topic_of(text_of(prompt))
