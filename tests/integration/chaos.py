@@ -41,7 +41,7 @@ KEPT_S = 30
 WORKER = "spec_core.processes.worker_main"
 LAST_STEPS = 40
 """Steps at the end without a fault: the last ones may come late."""
-KINDS = {"kill engine": 16, "stop engine": 8, "kill trainer": 4, "stop trainer": 1, "kill run": 1}
+KINDS = {"kill engine": 16, "stop engine": 8, "kill trainer": 4, "stop trainer": 1, "kill run": 3}
 """Kind of fault -> how often it comes, relative to the others. One that stops costs PEER_S."""
 ON_NODES = {**KINDS, "kill raylet": 6}
 NUM_NODES = 5
