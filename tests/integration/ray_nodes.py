@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 _MARKER = "SPEC_TEST_CLUSTER"
 """Environment variable of everything that the nodes start."""
-_STARTED = ("spec_core", "ray::WorkerActor", "ray::HostActor")
-"""Words of the command lines of what a run has started on a node: a worker, its reaper, an actor."""
+_STARTED = "spec_core"
+"""Word of the command lines of what a run has started on a node: a worker, its reaper."""
+_ACTORS = ("ray::WorkerActor", "ray::HostActor")
+"""Titles of a run's actors; a title takes the place of the environment that a process shows."""
 _NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
@@ -29,6 +31,8 @@ class RayNodes:
     marker: str
     nodes: dict[str, Any] = field(default_factory=dict)
     """Address -> a node of ``ray.cluster_utils`` that is there, but for the own one."""
+    orphans: list[psutil.Process] = field(default_factory=list)
+    """What raylets had started that were killed since."""
 
     @property
     def address(self) -> str:
@@ -46,6 +50,7 @@ class RayNodes:
     def kill_raylet(self, address: str) -> None:
         """Kill the raylet of a node, and nothing else."""
         raylet = psutil.Process(self.raylet(address))
+        self.orphans += raylet.children()
         raylet.kill()
         raylet.wait()
 
@@ -63,21 +68,29 @@ class RayNodes:
         return next((address for address in self.nodes if self.raylet(address) in parents), None)
 
     def processes(self) -> list[psutil.Process]:
-        """Everything of a run on any node."""
-        found = []
-        for process in self.everything():
-            with suppress(psutil.Error):
-                words = " ".join(process.cmdline())
-                if any(word in words for word in _STARTED):
-                    found.append(process)
-        return found
+        """Everything of a run on any node: actors, and what they have started."""
+        return [
+            process for process, words in self._running() if _STARTED in words or words.startswith(_ACTORS)
+        ]
 
-    def everything(self) -> Iterator[psutil.Process]:
-        """Yield every process that a node has started, and theirs."""
+    def end(self) -> None:
+        """Kill the nodes and everything that they have started."""
+        running = list(self._running())
+        for node in [*self.nodes.values(), self.cluster.head_node]:
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+        for process, _ in running:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _running(self) -> Iterator[tuple[psutil.Process, str]]:
+        """Yield what raylets have started, and what is marked, with its command line."""
+        nodes = [*self.nodes.values(), self.cluster.head_node]
+        raylets = {node.all_processes["raylet"][0].process.pid for node in nodes}
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.environ().get(_MARKER) == self.marker:
-                    yield process
+                started = process.ppid() in raylets or process in self.orphans
+                if started or process.environ().get(_MARKER) == self.marker:
+                    yield process, " ".join(process.cmdline())
 
 
 @contextmanager
@@ -101,8 +114,4 @@ def _running(num_nodes: int, marker: str) -> Iterator[RayNodes]:
             nodes.start(f"127.0.0.{number}")
         yield nodes
     finally:
-        for node in [*nodes.nodes.values(), nodes.cluster.head_node]:
-            node.kill_all_processes(check_alive=False, allow_graceful=False)
-        for process in nodes.everything():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        nodes.end()
