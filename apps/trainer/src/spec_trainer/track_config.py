@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from pydantic import Field, create_model, model_validator
@@ -24,9 +25,17 @@ class TrackConfig(Config):
 
 def track_config_type() -> type[TrackConfig]:
     """Return section ``track`` with a key for every installed tracker; one that does not load takes any value."""
+    found = plugins.load_each(Tracker)
+    return _config_type(
+        tuple((name, None if isinstance(tracker, PluginError) else tracker) for name, tracker in found)
+    )
+
+
+@functools.cache  # configurations are equal where their types are
+def _config_type(trackers: tuple[tuple[str, type[Tracker] | None], ...]) -> type[TrackConfig]:
     keys: dict[str, Any] = {}
-    for name, tracker in plugins.load_each(Tracker):
-        if isinstance(tracker, PluginError):
+    for name, tracker in trackers:
+        if tracker is None:
             keys[name] = (Any, None)
         else:
             field = Field(default=tracker.default, description=tracker.description)
