@@ -101,12 +101,12 @@ def _stream_to_clients(notes: Path) -> None:
         for stream in streams:
             stream.write(" ".join(map(str, words)).encode() + b"\n")
 
-    async def streamed(self, prompt, params, *, request_id, **kwargs):
+    async def streamed(self, prompt, sampling_params, request_id, **kwargs):
         serve()
-        tells = params.output_kind is RequestOutputKind.DELTA
+        tells = sampling_params.output_kind is RequestOutputKind.DELTA
         if tells:
             write(request_id, time.monotonic(), 0)
-        async for output in generate(self, prompt, params, request_id=request_id, **kwargs):
+        async for output in generate(self, prompt, sampling_params, request_id, **kwargs):
             if tells:
                 write(request_id, time.monotonic(), len(output.outputs[0].token_ids))
             yield output
