@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from .launching import STEPS, Lab, Run, assert_bitwise_equal, losses
-from .leftovers import assert_nothing_left, belongings
+from .leftovers import Belongings, assert_nothing_left, belongings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +44,12 @@ def largest(seen: dict[str, list[object]]) -> int:
     return max(sizes)
 
 
-def test_a_run_ends_as_if_no_other_user_were_there(lab: Lab, uninterrupted: Path) -> None:
-    been_there = lab.folder / "intruder-at-the-controller"
+def troubled(lab: Lab, name: str) -> tuple[Run, dict[str, int], int, Belongings]:
+    """A run that he troubled until it ended, what came of it for him, its largest process, and what it held."""
+    been_there = lab.folder / f"{name}-was-at-the-controller"
     keys = {"engine__name": "exporting", "engine__worker_comes_with": been_there}
-    run = lab.start(lab.folder / "with-intruder", **lab.one_and_two, **keys)
+    run = lab.start(lab.folder / name, **lab.one_and_two, **keys)
+    held = belongings(run)
     words = [sys.executable, "-I", str(Path(__file__).with_name("intruder.py")), str(NOBODY)]
     peak = 0
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as intruder:
@@ -60,8 +62,16 @@ def test_a_run_ends_as_if_no_other_user_were_there(lab: Lab, uninterrupted: Path
             peak = max(peak, largest(seen))
             held = belongings(run)
         told, _ = intruder.communicate()
+    return run, json.loads(told), peak, held
+
+
+def test_a_run_ends_as_if_no_other_user_were_there(lab: Lab, uninterrupted: Path) -> None:
+    for attempt in range(5):
+        run, done, peak, held = troubled(lab, f"intruder-{attempt}")
+        # He may take a rank's place in the milliseconds in which gloo connects (docs/security.md): one line says so.
+        if run.wait(60) == 0 or "run it again" not in run.last_line():
+            break
     assert run.wait(60) == 0, run.story()
-    done = json.loads(told)
     assert done["uid"] == NOBODY
     assert done["connected"] > 100, done
     assert (done["files_opened"], done["answered_bytes"]) == (0, 0)

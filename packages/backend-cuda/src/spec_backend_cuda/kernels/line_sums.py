@@ -21,10 +21,14 @@ CHUNK = 2048
 
 
 def takes_tensors(tensors: Sequence[Tensor], factors: Tensor, word_factor: int) -> bool:
-    """Return whether the tensors' bytes lie one behind the other, and words where they can be read."""
-    return all(
-        tensor.is_contiguous() and tensor.device == factors.device and tensor.data_ptr() % 8 == 0
-        for tensor in tensors
+    """Return whether lines are whole chunks, and bytes lie one behind the other, where they can be read as words."""
+    return (
+        factors.is_contiguous()
+        and factors.shape[1] % CHUNK == 0
+        and all(
+            tensor.is_contiguous() and tensor.device == factors.device and tensor.data_ptr() % 8 == 0
+            for tensor in tensors
+        )
     )
 
 

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import AllToAllOptions, ProcessGroupGloo
 
-from spec_core.errors import ProtocolError
+from spec_core.errors import PeerLost, ProtocolError
+from spec_core.foreign import foreign_errors
 from spec_core.rendezvous import opening
 
 if TYPE_CHECKING:
@@ -87,13 +88,21 @@ def prove_membership(gloo: Any, store: Store, timeout_s: float) -> None:
 
 
 def prove_default_group(store: Store, timeout_s: float) -> None:
-    """Run ``prove_membership`` for torch's default group, where gloo carries it."""
+    """Run ``prove_membership`` for torch's default group, where gloo carries it.
+
+    Raises PeerLost where a rank's proof does not come, ProtocolError where it is wrong.
+    """
     group = torch.distributed.group.WORLD
     assert group is not None
     # One backend may serve several types of device.
     for backend in dict.fromkeys(map(group._get_backend, sorted(group._device_types, key=str))):
         if isinstance(backend, ProcessGroupGloo):
-            prove_membership(backend, store, timeout_s)
+            with foreign_errors(
+                PeerLost,
+                "a rank has not proved its membership: it has ended, or another user took its place while ranks "
+                "connected; run it again",
+            ):
+                prove_membership(backend, store, timeout_s)
 
 
 def _proof(secret: bytes, speaker: int, listener: int) -> bytes:

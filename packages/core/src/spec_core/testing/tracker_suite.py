@@ -35,7 +35,7 @@ class TrackerSuite(ConformanceSuite):
     @pytest.fixture
     def tracker(self) -> type[Tracker]:
         """Return the plugin's class, for a service that is there."""
-        raise NotImplementedError
+        raise pytest.UsageError("a TrackerSuite needs a fixture 'tracker' that returns the plugin's class")
 
     @pytest.fixture
     def value(self) -> Any:

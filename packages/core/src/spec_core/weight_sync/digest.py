@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 1 << 14
 """Words of a line."""
-LINE_BYTES = 8 * COLUMNS
+_LINE_BYTES = 8 * COLUMNS
 _BLOCK_BYTES = 4 << 20
 """Bytes that plain torch works on at a time, a multiple of a line's; three times as much memory is needed."""
 _DEVICE_BLOCK_BYTES = 64 << 20
@@ -72,11 +72,12 @@ def _blocks(tensor: Tensor, device: torch.device) -> Iterator[Tensor]:
     """Yield the lines of a tensor on ``device``, int64 [lines, COLUMNS], some at a time."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     for part in raw.split(_BLOCK_BYTES if raw.is_cpu else _DEVICE_BLOCK_BYTES):
-        count = -(-len(part) // LINE_BYTES)
-        is_whole = len(part) == count * LINE_BYTES and part.storage_offset() % 8 == part.data_ptr() % 8 == 0
-        block = part.to(device)
-        if not is_whole:
-            block = torch.zeros(count * LINE_BYTES, dtype=torch.uint8, device=device)
+        count = -(-len(part) // _LINE_BYTES)
+        is_whole = len(part) == count * _LINE_BYTES and part.storage_offset() % 8 == part.data_ptr() % 8 == 0
+        if is_whole:
+            block = part.to(device)
+        else:
+            block = torch.zeros(count * _LINE_BYTES, dtype=torch.uint8, device=device)
             block[: len(part)].copy_(part)
         yield block.view(torch.int64).view(count, COLUMNS)
 
@@ -150,7 +151,7 @@ class TensorDigests:
 
 def _totals(sums: Sequence[Tensor], sizes: Sequence[int]) -> list[list[int]]:
     """Return the sums of each tensor, one for each seed, from those of its lines; ``sizes`` are their bytes."""
-    counts = torch.tensor([-(-size // LINE_BYTES) for size in sizes])
+    counts = torch.tensor([-(-size // _LINE_BYTES) for size in sizes])
     tensor_of_line = torch.arange(len(sizes)).repeat_interleave(counts)
     rows = torch.arange(len(tensor_of_line)) - (counts.cumsum(0) - counts)[tensor_of_line]
     host = torch.device("cpu")
