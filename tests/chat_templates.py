@@ -26,6 +26,20 @@ THINKING = """\
   {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
 {%- endif %}"""
 
+READS_PARTS = """\
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+  {%- if m.content is string %}{{ m.content }}
+  {%- else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}
+  {%- for call in m.tool_calls or [] %}{{ call | tojson }}{% endfor %}{{ '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def in_parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
 CLOCK = {
     "type": "function",
     "function": {
@@ -54,6 +68,24 @@ CONVERSATIONS = [
             {"role": "tool", "content": "12:00", "tool_call_id": "1"},
         ],
         "tools": [CLOCK],
+    },
+    {"messages": [{"role": "user", "content": in_parts("What is two", "", "and two?")}]},
+    {"messages": [{"role": "developer", "content": in_parts("Be brief.", "Be kind.")}, QUESTION]},
+    {
+        "messages": [
+            QUESTION,
+            {"role": "assistant", "content": "Four."},
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": "Sure?"},
+        ]
+    },
+    {
+        "messages": [
+            QUESTION,
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "content": in_parts("12:00", "UTC"), "tool_call_id": "1"},
+        ],
+        "tools": [{"type": "function", "function": {"strict": True, "name": "clock"}}],
     },
 ]
 """Each ends where an answer is due."""

@@ -13,7 +13,7 @@ import transformers
 from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.prompts import load_prompts
 
-from ..chat_templates import CONVERSATIONS, THINKING, thinking_tokenizer
+from ..chat_templates import CONVERSATIONS, READS_PARTS, THINKING, thinking_tokenizer
 from .vllm_here import needs_vllm
 
 pytestmark = needs_vllm
@@ -54,6 +54,7 @@ def test_prompts_are_what_the_chat_endpoint_makes_of_them(target: Path, tmp_path
         {"chat_template_kwargs": {"enable_thinking": True}},
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"chat_template_kwargs": {"enable_thinking": False}, "chat_template": OWN},
+        {"chat_template": READS_PARTS},
     ]
     requests = [row | chat for chat in formats for row in CONVERSATIONS]
     ours = [

@@ -13,7 +13,7 @@ from spec_trainer.data import rendering_limits, turns
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 
-from ....chat_templates import CONVERSATIONS, THINKING
+from ....chat_templates import CONVERSATIONS, READS_PARTS, THINKING, in_parts
 
 TURNS = ["Hi there", "The quick fox.", "And then?", " Four,  I think\n"]
 
@@ -352,6 +352,29 @@ def test_calls_of_tools_reach_the_template_as_a_server_passes_them(load, supervi
     dataset = load(*rows, template=THINKING, chat_template_kwargs=kwargs)
     call = '<call>clock zone="UTC"<|im_end|>'
     assert [supervised(sample) for sample in dataset.train] == [call, f"{call} | Noon.<|im_end|>"]
+
+
+@pytest.mark.parametrize(("template", "between"), [(CHATML, "\n"), (READS_PARTS, "")], ids=["text", "parts"])
+def test_parts_of_a_content_are_what_the_template_makes_of_them(load, supervised, template, between):
+    rows = [conversation(in_parts("a", "b"), in_parts("Four", "", " it is.")), conversation("a", "b")]
+    dataset = load(*rows, template=template)
+    assert supervised(dataset.sample(0)) == f"Four{between} it is.<|im_end|>"
+    joined = load(conversation(f"a{between}b", f"Four{between} it is."), rows[1], template=template)
+    assert dataset.digest == joined.digest
+
+
+def test_a_call_is_found_where_history_shows_no_empty_thought_and_the_prompt_does(load, supervised):
+    spaced = THINKING.replace("'<call>'", "('\n' if m.content else '') + '<call>'")
+    messages = [*CONVERSATIONS[3]["messages"], {"role": "assistant", "content": "Noon."}]
+    dataset = load({"messages": messages}, template=spaced, chat_template_kwargs={"enable_thinking": False})
+    assert supervised(dataset.sample(0)) == '<call>clock zone="UTC"<|im_end|> | Noon.<|im_end|>'
+
+
+def test_reasoning_within_an_answer_is_context_where_the_prompt_says_there_is_none(load, supervised):
+    thought = "<think>\nhm\n</think>\n\nFour."
+    without_thinking = forgets_reasoning("<think>\n\n</think>\n\n")
+    dataset = load(conversation("a", thought, "b", thought), template=without_thinking)
+    assert supervised(dataset.sample(0)) == "Four.<|im_end|> | Four.<|im_end|>"
 
 
 def test_a_system_prompt_beside_the_conversation_comes_first(load):

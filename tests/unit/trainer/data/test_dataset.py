@@ -30,7 +30,7 @@ def numbers(count, start=0):
 
 
 def test_openai_and_sharegpt_rows_give_the_same_samples(load):
-    parts = [{"type": "text", "text": "The "}, {"type": "text", "text": "fox"}]
+    parts = [{"type": "text", "text": "The fox"}, {"type": "text", "text": ""}]
     in_parts = {"messages": [CHAT["messages"][0], {"role": "assistant", "content": parts}]}
     swapped = {"conversations": CHAT["messages"]}
     samples = load(CHAT, SHARED, in_parts, swapped).train

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from spec_core.wording import shown
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rendering_limits import rendering_limits
 from spec_trainer.data.rows import Chat
+from spec_trainer.data.served_messages import served_messages, served_tool
 from spec_trainer.data.turns import EndTokens, Render, TurnFinder
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class ChatRenderer:
         Raise BadRow where the template refuses it, or the span of a wanted turn is not certain.
         """
         template = self._template(chat)
+        chat = replace(chat, messages=self._served(chat.messages, template))
         marked = _MARKS.search(template) is not None
         text, marks = self._render(chat, chat.messages, marked=marked)
         turns = chat.answers[-1:] if last_turn_only else chat.answers
@@ -73,7 +75,24 @@ class ChatRenderer:
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> str:
         """Return ``messages`` of a conversation like ``chat``, and the header of the answer to come. Raise BadRow."""
-        return self._render(chat, messages, prompt=True)[0]
+        return self._render(chat, self._served(messages, self._template(chat)), prompt=True)[0]
+
+    def _served(self, messages: Sequence[dict[str, Any]], template: str) -> list[dict[str, Any]]:
+        in_parts = any(isinstance(message.get("content"), list) for message in messages)
+        return served_messages(messages, template, self._between_parts if in_parts else "")
+
+    @cached_property
+    def _between_parts(self) -> str:
+        """The template writes this between two texts of one content; a line break, where it takes one text only."""
+        first, second = "QFIRSTPARTQ", "QSECONDPARTQ"
+
+        def render(content: object) -> str | None:
+            probe = Chat([{"role": "user", "content": content}])
+            return self._try_render(probe)(probe.messages, True)
+
+        text = render([{"type": "text", "text": part} for part in (first, second)]) or ""
+        between = text.partition(first)[2].partition(second)[0]
+        return between if text and text == render(first + between + second) else "\n"
 
     def _marks_before(self, chat: Chat, index: int) -> int:
         """Return how many marks the template sets before message ``index``."""
@@ -117,8 +136,8 @@ class ChatRenderer:
         # A template's raise_exception, its operations on odd values and the limits raise errors of any type.
         with foreign_errors(BadRow, "refused by the chat template"), rendering_limits():
             texts, marks = render_jinja_template(
-                conversations=[list(messages)],
-                tools=chat.tools,
+                conversations=[[{"content": "", **message} for message in messages]],
+                tools=[served_tool(tool) for tool in chat.tools] if chat.tools else None,
                 chat_template=template,
                 return_assistant_tokens_mask=marked,
                 add_generation_prompt=prompt,

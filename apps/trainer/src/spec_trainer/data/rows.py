@@ -26,6 +26,7 @@ _ROLES = {
 
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _TEXT_ONLY = "drafts are trained on text; remove what is not text from the row, or the row"
+_TEXT_PARTS = ("text", "input_text", "output_text")
 _SHAPES = "messages, conversations, text, or input_ids with loss_mask"
 
 
@@ -187,21 +188,25 @@ def _parsed(what: str, text: str) -> Any:
         raise BadRow("bad conversation", f"{what} are not JSON: {shown(text)}") from None
 
 
-def _content(name: str, content: object) -> str:
+def _content(name: str, content: object) -> str | list[dict[str, str]]:
+    """Return a content as text; one of several parts as these, because templates differ in what is between them."""
     if isinstance(content, list):
-        return "".join(_part(name, part) for part in content)
+        texts = [text for part in content if (text := _part(name, part))]
+        return [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else "".join(texts)
     if not isinstance(content, str):
         raise BadRow("bad conversation", f"the content of {name} is neither text nor a list of text parts")
     return content
 
 
 def _part(name: str, part: object) -> str:
+    if isinstance(part, str):
+        return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(kind, str) and kind != "text":
+    if isinstance(kind, str) and kind not in _TEXT_PARTS:
         raise BadRow(
             "not text alone", f"the content of {name} has a part of type {shown(kind)}; {_TEXT_ONLY}"
         )
-    if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+    if not isinstance(part, Mapping) or kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
         raise BadRow("bad conversation", f"the content of {name} has a part that is not text")
     return part["text"]
 

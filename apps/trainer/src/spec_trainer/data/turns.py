@@ -29,6 +29,8 @@ Render = Callable[["Sequence[Message]", bool], "str | None"]
 # Plain ASCII letters: no template trims or escapes them, no text contains them by accident.
 _PLACEHOLDER = "QPLACEHOLDERQXJZKVWQ"
 _NUMBERED = re.compile(rf"{_PLACEHOLDER}(\d+)Q")
+_EMPTY_THOUGHT_AT_END = re.compile(r"<think>\s*</think>\s*\Z")
+_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 _FEW = 4
 """Up to so many turns, each is found by itself, with two renderings of all that is before it."""
@@ -115,7 +117,14 @@ class TurnFinder:
 
     def _start(self, index: int) -> int | None:
         before = self.render(self.messages[:index], True) if self.has_prompt and index > 0 else None
-        return len(before) if before is not None and self.text.startswith(before) else None
+        if before is None or self.text.startswith(before):
+            return None if before is None else len(before)
+        # Thinking off, the prompt holds an empty thought. The text has none there, or the row's own.
+        header = _EMPTY_THOUGHT_AT_END.sub("", before)
+        if header == before or not self.text.startswith(header):
+            return None
+        thought = _THOUGHT.match(self.text, len(header))
+        return thought.end() if thought else len(header)
 
     def _stop(self, index: int) -> int | None:
         if not self.has_prompt:
