@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,11 @@ def test_what_is_trained_regenerated_and_evaluated_is_rendered_alike(target, pla
     )
     assert not Path("run").exists()
     assert "off.jsonl' was made with data.chat_template=" in refused(capsys, *train, OFF)
+    shutil.copy("off.jsonl", "alone.jsonl")  # without what says how it was made
+    alone = [word.replace("off.jsonl", "alone.jsonl") for word in train]
+    assert "alone.jsonl:1: other variables of the template: the row's are {'enable" in refused(
+        capsys, *alone, own
+    )
     assert run([*train, OFF, own, "train.save_every=1"]) == 0
 
     recorded = {

@@ -392,6 +392,9 @@ def test_a_row_that_asks_for_another_rendering_is_refused(load):
     row = conversation("a", "b", chat_template_kwargs={"enable_thinking": False})
     load(row, template=THINKING, chat_template_kwargs={"enable_thinking": False})
     with pytest.raises(
-        DataError, match=r"asks for \{'enable_thinking': False\}, data.chat_template_kwargs is \{\}"
+        DataError, match=r"row's are \{'enable_thinking': False\}, data.chat_template_kwargs is \{\}"
     ):
         load(row, template=THINKING)
+    rendered = {"input_ids": [1, 2], "loss_mask": [0, 1], "chat_template_kwargs": row["chat_template_kwargs"]}
+    with pytest.raises(DataError, match="other variables of the template: the row's are"):
+        load(rendered, template=THINKING)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
 from spec_core.foreign import foreign_errors
-from spec_core.wording import shown
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rendering_limits import rendering_limits
 from spec_trainer.data.rows import Chat
@@ -128,11 +127,6 @@ class ChatRenderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         template, kwargs = self._template(chat), self._config.chat_template_kwargs
-        if chat.chat_template_kwargs and chat.chat_template_kwargs != kwargs:
-            raise BadRow(
-                "other variables of the template",
-                f"the row asks for {shown(chat.chat_template_kwargs)}, data.chat_template_kwargs is {shown(kwargs)}",
-            )
         # A template's raise_exception, its operations on odd values and the limits raise errors of any type.
         with foreign_errors(BadRow, "refused by the chat template"), rendering_limits():
             texts, marks = render_jinja_template(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,8 @@ class Tokens:
     loss_mask: np.ndarray
     """bool [T]"""
     last_turn_only: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the template that it was rendered with, where the row says so."""
 
 
 def parse_row(row: object) -> Chat | Text | Tokens:
@@ -75,17 +77,15 @@ def parse_row(row: object) -> Chat | Text | Tokens:
     flag = fields.get("last_turn_only")
     if not isinstance(flag, bool | None):
         raise BadRow("bad last_turn_only", f"expected true or false, got {shown(flag)}")
+    kwargs = fields.get("chat_template_kwargs")
+    if not isinstance(kwargs, dict | None):
+        raise BadRow("bad conversation", f"chat_template_kwargs is {shown(kwargs)}, expected an object")
     if "input_ids" in fields:
-        return _tokens(fields, flag)
+        return replace(_tokens(fields, flag), chat_template_kwargs=kwargs)
     for key in ("messages", "conversations"):
         if key in fields:
             _check_text_only(fields)
             messages = _messages(key, fields[key], fields.get("system"))
-            kwargs = fields.get("chat_template_kwargs")
-            if not isinstance(kwargs, dict | None):
-                raise BadRow(
-                    "bad conversation", f"chat_template_kwargs is {shown(kwargs)}, expected an object"
-                )
             return Chat(messages, _tools(fields.get("tools")), flag, kwargs)
     if "text" in fields:
         return Text(_text(fields["text"]))

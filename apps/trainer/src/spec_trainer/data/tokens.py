@@ -12,6 +12,7 @@ import numpy as np
 
 from spec_core.errors import DataError
 from spec_core.foreign import foreign_errors
+from spec_core.wording import shown
 from spec_trainer.data.chat import ChatRenderer
 from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.errors import BadRow
@@ -53,8 +54,14 @@ class Encoder:
         self._vocab_size = vocab_size
         self._chat_config = chat or ChatConfig()
 
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        return self._chat_config.chat_template_kwargs
+
     def encode(self, row: Chat | Text | Tokens, last_turn_only: bool) -> Encoded:
         """Return a row's tokens; ``last_turn_only`` is for rows without a flag of their own. Raise BadRow."""
+        self._check_variables(row)
         if isinstance(row, Text):
             ids, mask = self._text(row)
         else:
@@ -68,6 +75,7 @@ class Encoder:
         In a conversation these are all before the last answer, with that answer's header; in tokens all before the
         last supervised run, or all where that leaves nothing; in a text all.
         """
+        self._check_variables(row)
         if isinstance(row, Text):
             ids, _ = self._text(row)
         elif isinstance(row, Chat):
@@ -80,6 +88,7 @@ class Encoder:
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
         """Return ``messages`` of a conversation like ``chat`` with the header of the next answer. Raise BadRow."""
+        self._check_variables(chat)
         text = self._renderer.opening(chat, messages)
         ids, offsets = self._rendered(text)
         return Opening(text, self._checked(ids).tolist(), offsets)
@@ -87,6 +96,15 @@ class Encoder:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
         return self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+
+    def _check_variables(self, row: Chat | Text | Tokens) -> None:
+        """Raise BadRow where the row names other variables of the template than the configured ones."""
+        named = None if isinstance(row, Text) else row.chat_template_kwargs
+        if named and named != self.chat_template_kwargs:
+            raise BadRow(
+                "other variables of the template",
+                f"the row's are {shown(named)}, data.chat_template_kwargs is {shown(self.chat_template_kwargs)}",
+            )
 
     def _tokenize(self, text: str, **options: bool) -> Any:
         tokenizer = self._tokenizer

@@ -138,9 +138,12 @@ class Dialogue(Conversation):
         self.prompt = prompt
 
     def text_form(self) -> dict[str, Any]:
-        """Return the messages up to the last answer, and the tools."""
-        tools = {} if self._chat.tools is None else {"tools": self._chat.tools}
-        return {"messages": self._messages[: self._answers], **tools}
+        """Return the messages up to the last answer, the tools, and the template's variables where there are any."""
+        beside = {"tools": self._chat.tools, "chat_template_kwargs": self.encoder.chat_template_kwargs}
+        return {
+            "messages": self._messages[: self._answers],
+            **{key: value for key, value in beside.items() if value},
+        }
 
     def _next_prompt(self) -> list[int]:
         """Take over messages up to the next answer, and return its prompt. Raise BadRow."""
