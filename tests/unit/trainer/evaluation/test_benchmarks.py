@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from types import SimpleNamespace
 
 import datasets
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from spec_core.errors import ConfigError, DataError
 from spec_core.records import Generation, SamplingParams
@@ -82,13 +85,55 @@ def test_rows_are_the_first_of_the_hubs_data_set(monkeypatch):
     assert asked == [("openai/gsm8k", "main", {"split": "test"})]
 
 
-def test_the_authors_own_questions_of_mt_bench_are_read_too(tmp_path):
-    (tmp_path / "mt_bench").mkdir()
-    (tmp_path / "mt_bench" / "question.jsonl").write_text(
-        json.dumps({"question_id": 81, "turns": ["a", "b"]})
-    )
-    (row,) = read_benchmarks({"mt_bench": None}, tmp_path)
+@pytest.mark.parametrize("name", ["mt_bench", "humaneval"])
+def test_the_turns_of_question_files_are_asked_as_they_stand(tmp_path, name):
+    folder = tmp_path / name
+    (folder / "reference_answer").mkdir(parents=True)
+    (folder / "reference_answer" / "gpt-4.jsonl").write_text(json.dumps({"question_id": 81, "choices": []}))
+    (folder / "question.jsonl").write_text(json.dumps({"question_id": 81, "turns": ["a", "b"]}))
+    (row,) = read_benchmarks({name: None}, tmp_path)
     assert row.questions == ["a", "b"]
+
+
+def test_of_a_data_sets_copy_only_the_benchmarks_configuration_and_split_are_read(tmp_path):
+    for config in ("main", "socratic"):
+        (tmp_path / "gsm8k" / config).mkdir(parents=True)
+        for split in ("test", "train"):
+            rows = pa.Table.from_pylist([{"question": f"{config} {split}", "answer": "#### 1"}])
+            parquet.write_table(rows, tmp_path / "gsm8k" / config / f"{split}-00000-of-00001.parquet")
+    (tmp_path / "gsm8k" / "dataset_infos.json").write_text("{}")
+    (row,) = read_benchmarks({"gsm8k": None}, tmp_path)
+    assert row.questions == ["main test" + BOXED]
+
+
+@pytest.mark.parametrize("file", ["train", "test_socratic"])
+def test_of_the_authors_files_only_those_of_the_split_are_read(tmp_path, file):
+    (tmp_path / "gsm8k").mkdir()
+    for name in ("test", file):
+        (tmp_path / "gsm8k" / f"{name}.jsonl").write_text(json.dumps({"question": name}))
+    (row,) = read_benchmarks({"gsm8k": None}, tmp_path)
+    assert row.questions == ["test" + BOXED]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("humaneval", "HumanEval.jsonl.gz"),
+        ("math500", "MATH-500.jsonl"),
+        ("humaneval", "openai_humaneval.jsonl.gz"),
+    ],
+)
+def test_files_may_have_the_authors_names_and_be_compressed(tmp_path, name, file):
+    text = json.dumps(ROWS[name]).encode()
+    (tmp_path / file).write_bytes(gzip.compress(text) if file.endswith(".gz") else text)
+    (row,) = read_benchmarks({name: None}, tmp_path)
+    assert row.questions == QUESTIONS[name]
+
+
+def test_a_damaged_compressed_file_is_refused(tmp_path):
+    (tmp_path / "humaneval.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS["humaneval"]).encode())[:-12])
+    with pytest.raises(DataError, match=r"humaneval\.jsonl\.gz' cannot be read"):
+        read_benchmarks({"humaneval": None}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +162,7 @@ def test_a_folder_without_the_benchmark_is_refused(tmp_path):
 
 def test_benchmarks_are_named_with_numbers_of_rows():
     assert parse_benchmarks("mt-bench, gsm8k:20") == {"mt_bench": None, "gsm8k": 20}
+    assert parse_benchmarks("MATH-500,HumanEval") == {"math500": None, "humaneval": None}
     for wrong in ("mmlu", "gsm8k:0", "gsm8k:", "gsm8k:x", "gsm8k,gsm8k:3", "gsm8k,,mbpp"):
         with pytest.raises(ConfigError, match="expected some of mt_bench, gsm8k"):
             parse_benchmarks(wrong)

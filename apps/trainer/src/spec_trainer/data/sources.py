@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ from spec_trainer.data.chat_config import chat_of_answers, meta_of_answers
 from spec_trainer.data.errors import BadRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from spec_trainer.data.chat_config import ChatConfig
@@ -48,26 +49,31 @@ def read_rows(path: str) -> Iterator[DataRow]:
         raise DataError(f"data is empty: expected {_EXPECTED}, or a hub id owner/name[:split]")
     file = Path(path)
     if file.is_dir():
-        for member in _data_files(file):
-            yield from _file_rows(member)
+        yield from read_files(data_files(file))
     elif file.exists():
         yield from _file_rows(file)
-    elif file.suffix not in _READERS and (hub := _HUB_ID.fullmatch(path)):
+    elif _kind(file) is None and (hub := _HUB_ID.fullmatch(path)):
         yield from read_hub(hub[1], hub[2] or "train")
     else:
         raise DataError(f"data {path!r} does not exist: expected {_EXPECTED}, or a hub id owner/name[:split]")
 
 
+def read_files(files: Iterable[Path]) -> Iterator[DataRow]:
+    """Yield the rows of several files."""
+    for file in files:
+        yield from _file_rows(file)
+
+
 def check_answers(path: str, chat: ChatConfig) -> None:
     """Raise ConfigError where ``regenerate`` has rendered a file of ``path`` with other values than ``chat``."""
     place = Path(path)
-    for file in _data_files(place) if path and place.is_dir() else [place]:
+    for file in data_files(place) if path and place.is_dir() else [place]:
         made = chat_of_answers(file)
         if made is not None:
             chat.check_same(made, f"data '{file}'")
 
 
-def _data_files(folder: Path) -> list[Path]:
+def data_files(folder: Path) -> list[Path]:
     """Return the data files below ``folder`` by name."""
     names = (Path(place) / name for place, _, names in os.walk(folder, onerror=_raise) for name in names)
     with _readable(str(folder)):
@@ -80,7 +86,12 @@ def _data_files(folder: Path) -> list[Path]:
 def _is_data(file: Path) -> bool:
     answers = file.with_name(file.name.removesuffix(".meta.json"))
     describes_another = answers != file and meta_of_answers(answers) == file and answers.exists()
-    return file.suffix in _READERS and file.is_file() and not describes_another
+    return _kind(file) is not None and file.is_file() and not describes_another
+
+
+def _kind(file: Path) -> str | None:
+    """Return the suffix by which a data file is read; None for other files."""
+    return next((suffix for suffix in _READERS if file.name.endswith(suffix)), None)
 
 
 def _raise(error: OSError) -> None:
@@ -88,16 +99,16 @@ def _raise(error: OSError) -> None:
 
 
 def _file_rows(file: Path) -> Iterator[DataRow]:
-    reader = _READERS.get(file.suffix)
-    if reader is None:
+    kind = _kind(file)
+    if kind is None:
         raise DataError(f"data file '{file}' is of no known kind: expected {_EXPECTED}")
     check_regular(file, DataError)
     with _readable(str(file)):
-        yield from reader(file)
+        yield from _READERS[kind](file)
 
 
 def _jsonl_rows(file: Path) -> Iterator[DataRow]:
-    with file.open("rb") as lines:
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
         for number in itertools.count(1):
             line = lines.readline(_LINE_BYTES + 1)
             if len(line) > _LINE_BYTES:
@@ -160,7 +171,7 @@ def _readable(source: str) -> AbstractContextManager[None]:
     return foreign_errors(DataError, f"data '{source}' cannot be read")
 
 
-_READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
+_READERS = {".jsonl": _jsonl_rows, ".jsonl.gz": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
 READABLE = tuple(_READERS)
 """Suffixes of the files that ``read_rows`` reads."""
-_EXPECTED = f"a {', '.join(_READERS)} file, a folder of them"
+_EXPECTED = "a .jsonl, .json, .parquet file (or .jsonl.gz), a folder of them"

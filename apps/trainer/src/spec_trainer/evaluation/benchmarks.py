@@ -7,15 +7,17 @@ be laid beside them. Nothing is graded: an evaluation measures how a target's an
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError, DataError
+from spec_core.foreign import foreign_errors
 from spec_core.wording import shortened
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat
-from spec_trainer.data.sources import READABLE, read_hub, read_rows
+from spec_trainer.data.sources import READABLE, data_files, read_files, read_hub
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +57,7 @@ def _text(value: object) -> str:
 
 
 def _turns(row: Row) -> list[str]:
-    """Return the turns, as the hub's copy names them or as the authors' own question file does."""
-    return list(row["turns"] if "turns" in row else row["prompt"])
+    return list(row["prompt"])
 
 
 def _instruction(row: Row) -> list[str]:
@@ -113,19 +114,27 @@ class BenchmarkRow:
 def parse_benchmarks(words: str) -> dict[str, int | None]:
     """Return the number of rows to take of each benchmark in ``words``, as in ``gsm8k:200,mt_bench``; None takes all.
 
-    Raise ConfigError for anything else.
+    Names count without capitals, dashes and underscores: ``MT-Bench`` is ``mt_bench``. Raise ConfigError for anything
+    else.
     """
+    names = {_plain(name): name for name in BENCHMARKS}
     wanted: dict[str, int | None] = {}
     for word in words.split(","):
-        name, colon, count = word.strip().replace("-", "_").partition(":")
+        given, colon, count = word.strip().partition(":")
+        name = names.get(_plain(given))
         is_number = count.isdecimal() and len(count) < 8 and int(count) > 0
-        if name not in BENCHMARKS or name in wanted or (colon and not is_number):
+        if name is None or name in wanted or (colon and not is_number):
             raise ConfigError(
-                f"--bench={shortened(words, 200)}: expected some of {', '.join(BENCHMARKS)}, each at most once, and "
-                "with a number of rows where not all are wanted, such as mt_bench,gsm8k:200"
+                f"--bench={shortened(words, 200)}: {shortened(word.strip(), 50)!r} is not understood; expected some "
+                f"of {', '.join(BENCHMARKS)}, each at most once, and with a number of rows where not all are wanted, "
+                "such as mt_bench,gsm8k:200"
             )
         wanted[name] = int(count) if colon else None
     return wanted
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 class Questions:
@@ -165,10 +174,9 @@ class Questions:
 
 
 def read_benchmarks(wanted: Mapping[str, int | None], folder: Path | None) -> list[BenchmarkRow]:
-    """Return the first rows of each benchmark.
+    """Return the first rows of each benchmark, from ``folder`` or the hub.
 
-    They come from ``NAME.jsonl``, ``.json`` or ``.parquet``, or a folder ``NAME`` of such files, in ``folder``; from
-    the hub without one. Raise DataError, naming the row, for one that is not the benchmark's.
+    Raise DataError, naming the row, for one that is not the benchmark's.
     """
     found: list[BenchmarkRow] = []
     for name, most in wanted.items():
@@ -181,16 +189,46 @@ def read_benchmarks(wanted: Mapping[str, int | None], folder: Path | None) -> li
 
 def _rows(name: str, folder: Path | None) -> Iterator[DataRow]:
     benchmark = BENCHMARKS[name]
-    if folder is None:
-        return read_hub(benchmark.hub, benchmark.split, benchmark.config)
-    places = [folder / name, *(folder / f"{name}{suffix}" for suffix in READABLE)]
-    for place in places:
-        if place.exists():
-            return read_rows(str(place))
+    if folder is not None:
+        yield from read_files(_files(name, folder))
+        return
+    try:
+        yield from read_hub(benchmark.hub, benchmark.split, benchmark.config)
+    except DataError as error:
+        raise DataError(f"{error}; --bench-data=FOLDER reads the rows of benchmarks from files") from error
+
+
+def _files(name: str, folder: Path) -> list[Path]:
+    """Return the benchmark's files in ``folder``: one with its name, or those of a folder with its name.
+
+    The name is ours or the data set's on the hub, in any spelling.
+    """
+    benchmark = BENCHMARKS[name]
+    names = {_plain(name), _plain(benchmark.hub.partition("/")[2])}
+    with foreign_errors(DataError, f"--bench-data={folder} cannot be read"):
+        members = sorted(folder.iterdir())
+    for member in members:
+        suffix = next((suffix for suffix in READABLE if member.name.endswith(suffix)), "")
+        if _plain(member.name.removesuffix(suffix)) in names and (suffix or member.is_dir()):
+            return _of_split(benchmark, member) if member.is_dir() else [member]
     raise DataError(
-        f"--bench-data={folder} has no {name}: expected {', '.join(place.name for place in places[1:])} or a folder "
-        f"{name}, with rows as in {benchmark.hub} on the hub"
+        f"--bench-data={folder} has no {name}: expected {name}.jsonl, {name}.json, {name}.parquet or a folder {name} "
+        f"with rows as in {benchmark.hub} on the hub"
     )
+
+
+def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
+    """Return the data files of the benchmark's configuration and split, where their paths name these; else all."""
+    files = data_files(folder)
+    for part in (benchmark.config, benchmark.split, "question"):
+        named = [file for file in files if part and _names(file.relative_to(folder), part)]
+        files = named or files
+    return files
+
+
+def _names(path: Path, part: str) -> bool:
+    """Return whether a folder of ``path`` is ``part``, or its file's name begins with that as a word."""
+    return part in path.parts[:-1] or re.match(rf"{part}\b", path.name) is not None
 
 
 def _questions(name: str, row: DataRow) -> list[str]:
@@ -198,7 +236,9 @@ def _questions(name: str, row: DataRow) -> list[str]:
     if isinstance(content, BadRow):
         raise DataError(f"{row.where}: {content}") from content
     try:
-        questions = BENCHMARKS[name].questions(content) if isinstance(content, Mapping) else []
+        questions = []
+        if isinstance(content, Mapping):
+            questions = list(content["turns"]) if "turns" in content else BENCHMARKS[name].questions(content)
     except (KeyError, TypeError) as error:
         problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{row.where} is no row of {name} as in {BENCHMARKS[name].hub}: {problem}") from error
