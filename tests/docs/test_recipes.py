@@ -1,9 +1,10 @@
-"""Each recipe of examples/ passes ``plan`` against its target's real config.json."""
+"""Each recipe of examples/ is short, and passes ``plan`` against the values of its target's own config.json."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
+import shlex
 
 import pytest
 import yaml
@@ -11,79 +12,7 @@ import yaml
 from spec_trainer import cli
 
 from ..chat_templates import CONVERSATIONS, thinking_tokenizer
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-# As the models' own repositories have them, but for keys that say nothing of shapes (dropout, versions, …).
-_QWEN3 = {
-    "attention_bias": False, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
-    "max_position_embeddings": 40960, "num_attention_heads": 32, "rms_norm_eps": 1e-06, "rope_scaling": None,
-    "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "use_sliding_window": False, "vocab_size": 151936,
-}  # fmt: skip
-CONFIGS = {
-    "Qwen/Qwen3-8B": _QWEN3
-    | {
-        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12288,
-        "max_window_layers": 36, "model_type": "qwen3", "num_hidden_layers": 36, "num_key_value_heads": 8,
-    },
-    "Qwen/Qwen3-30B-A3B": _QWEN3
-    | {
-        "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 1, "hidden_size": 2048,
-        "intermediate_size": 6144, "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
-        "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
-        "num_hidden_layers": 48, "num_key_value_heads": 4,
-    },
-    "meta-llama/Llama-3.1-8B-Instruct": {
-        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "eos_token_id": [128001, 128008, 128009],
-        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 131072,
-        "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
-        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
-        "rope_scaling": {
-            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3",
-            "original_max_position_embeddings": 8192,
-        },
-        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256,
-    },
-    "openai/gpt-oss-20b": {
-        "architectures": ["GptOssForCausalLM"], "attention_bias": True, "eos_token_id": 200002,
-        "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
-        "initial_context_length": 4096, "intermediate_size": 2880,
-        "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
-        "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
-        "num_key_value_heads": 8, "num_local_experts": 32, "pad_token_id": 199999,
-        "quantization_config": {"quant_method": "mxfp4"}, "rms_norm_eps": 1e-05, "rope_theta": 150000,
-        "rope_scaling": {
-            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
-            "rope_type": "yarn", "truncate": False,
-        },
-        "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False, "vocab_size": 201088,
-    },
-}  # fmt: skip
-RECIPES = [
-    file for file in sorted(EXAMPLES.glob("*.yaml")) if yaml.safe_load(file.read_text())["target"] in CONFIGS
-]
-
-
-def write_target(folder: Path, config: dict) -> None:
-    """The tensors that training reads of a target, in a file that is as long as they are and takes no room."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    vocab, hidden = config["vocab_size"], config["hidden_size"]
-    header, position = {}, 0
-    for name, shape in {
-        "lm_head.weight": [vocab, hidden],
-        "model.embed_tokens.weight": [vocab, hidden],
-        "model.norm.weight": [hidden],
-    }.items():
-        end = position + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [position, end]}
-        position = end
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + position)
-    thinking_tokenizer().save_pretrained(folder)
+from .recipes import CONFIGS, RECIPES, plan, write_tensors
 
 
 def test_every_target_has_a_recipe() -> None:
@@ -92,22 +21,61 @@ def test_every_target_has_a_recipe() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_short_and_passes_plan(recipe, tmp_path, monkeypatch, capsys) -> None:
-    lines = recipe.read_text().splitlines()
-    assert len(lines) <= 25
-    assert "xpected" in recipe.read_text() or "reports" in recipe.read_text()
+    text = recipe.read_text()
+    assert len(text.splitlines()) <= 25
+    assert all(word in text for word in ("xpected", "Data:", "GPU", "our", "Not run by us"))
     monkeypatch.chdir(tmp_path)
-    values = yaml.safe_load(recipe.read_text())
-    write_target(tmp_path / "target", CONFIGS[values["target"]])
+    config = CONFIGS[yaml.safe_load(text)["target"]]
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(config))
+    write_tensors(target, config)
+    thinking_tokenizer().save_pretrained(target)
     rows = [
         row | {"messages": [*row["messages"], {"role": "assistant", "content": f"It is {number}."}]}
         for number in range(10)
         for row in CONVERSATIONS
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    here = ["target=target", "data.path=rows.jsonl", "backend.name=cpu", "engine.name=hf"]
-    code = cli.run(["plan", "--config", str(recipe), *here, "--json"])
-    output = capsys.readouterr()
-    assert code == 0, output.err
-    plan = json.loads(output.out)
-    assert plan["architecture"] == CONFIGS[values["target"]]["architectures"][0]
-    assert plan["samples"] > 0
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    planned = plan(recipe, target, data, capsys)
+    assert planned["architecture"] == config["architectures"][0]
+    assert planned["samples"] > 0
+
+
+@pytest.fixture(scope="module")
+def small_target(make_target, tmp_path_factory):
+    """A target that answers here, with a tokenizer and a template."""
+    folder = tmp_path_factory.mktemp("small") / "target"
+    folder.mkdir()
+    for file in make_target("llama", vocab_size=32000, eos_token_id=257).iterdir():
+        (folder / file.name).symlink_to(file)
+    thinking_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def regenerate_command(recipe) -> list[str]:
+    """Words of the command in a recipe's comments that makes its data, or none."""
+    text = re.sub(r"\\\n#\s*", "", recipe.read_text())
+    found = re.search(r"^#   spec-trainer (regenerate .*)$", text, re.MULTILINE)
+    return shlex.split(found[1]) if found else []
+
+
+@pytest.mark.parametrize(
+    "recipe", [path for path in RECIPES if regenerate_command(path)], ids=lambda path: path.stem
+)
+def test_the_command_that_makes_the_data_makes_what_the_recipe_takes(
+    recipe, small_target, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values, words = yaml.safe_load(recipe.read_text()), regenerate_command(recipe)
+    assert words[words.index("--target") + 1] == values["target"]
+    assert words[words.index("--output") + 1] == values["data"]["path"]
+    prompts = tmp_path / words[words.index("--data") + 1]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in CONVERSATIONS * 5))
+    here = {"--target": str(small_target), "--engine": "hf", "--backend": "cpu", "--max-new-tokens": "3"}
+    words = [here.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    missing = [word for key, value in here.items() if key not in words for word in (key, value)]
+    assert cli.run([*words, *missing]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    assert plan(recipe, small_target, tmp_path / values["data"]["path"], capsys)["samples"] > 0

