@@ -46,7 +46,7 @@ ROWS = [
             {"role": "user", "content": "The time?"},
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
             {"role": "tool", "content": "12:00", "tool_call_id": "1"},
-            {"role": "assistant", "content": "Noon."},
+            {"role": "assistant", "content": "Noon.", "tool_calls": []},
         ],
         "tools": [CLOCK],
     },
@@ -164,7 +164,7 @@ def reference(tokenizer, messages: list, tools: list | None, kwargs: dict) -> li
     """The ids that transformers makes of a conversation, on the day that ours are rendered on."""
     messages = [message | {"content": message["content"] or ""} for message in messages]
     for message in messages:
-        if "tool_calls" in message:
+        if message.pop("tool_calls", []):
             function = CALL["function"] | {"arguments": json.loads(CALL["function"]["arguments"])}
             message["tool_calls"] = [CALL | {"function": function}]
     text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **kwargs)

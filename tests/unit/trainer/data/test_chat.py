@@ -398,3 +398,10 @@ def test_a_row_that_asks_for_another_rendering_is_refused(load):
     rendered = {"input_ids": [1, 2], "loss_mask": [0, 1], "chat_template_kwargs": row["chat_template_kwargs"]}
     with pytest.raises(DataError, match="other variables of the template: the row's are"):
         load(rendered, template=THINKING)
+
+
+def test_a_template_that_asks_whether_there_are_calls_sees_none_of_an_empty_list(load, supervised):
+    asks = CHATML.replace("m.content +", "('calls' if 'tool_calls' in m else m.content) +")
+    row = conversation("a", "b")
+    row["messages"][1]["tool_calls"] = []
+    assert supervised(load(row, template=asks).sample(0)) == "b<|im_end|>"

@@ -157,8 +157,8 @@ def _message(name: str, turn: object) -> dict[str, Any]:
         raise BadRow("bad conversation", f"{name} has no content")
     if isinstance(message.get("reasoning"), str):
         message.setdefault("reasoning_content", message["reasoning"])
-    if message.get("tool_calls"):
-        message["tool_calls"] = _tool_calls(name, message["tool_calls"])
+    if calls := message.pop("tool_calls", None):  # an empty list is none, as from servers: templates may ask
+        message["tool_calls"] = _tool_calls(name, calls)
     return (
         message | {"role": _ROLES[role]} | ({} if content is None else {"content": _content(name, content)})
     )
