@@ -46,9 +46,9 @@ class HfConfig(EngineConfig):
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Compute dtype of the target; None: as its weights are stored."""
-    max_num_seqs: int = Field(8, ge=1)
+    max_num_seqs: int | None = Field(None, ge=1)
     """Sequences that are decoded side by side, with a draft and without: they share forward passes, and the next one
-    begins when one ends."""
+    begins when one ends. None: 8 on a CPU, whose arithmetic they keep busy, 32 on other devices."""
 
 
 class HfEngine(Engine):
@@ -74,6 +74,7 @@ class HfEngine(Engine):
         self._device = context.claim_device()
         self._transport = context.open_transport()
         self._model = HfModel(target, self._device, self._config.dtype or target.dtype)
+        self._max_num_seqs = self._config.max_num_seqs or (8 if self._model.is_on_cpu else 32)
         self._decoder = Decoder(self._model)
         self._senders: dict[tuple[str, FeatureSchema], FeatureSender] = {}
         self._closing = threading.Event()
@@ -167,7 +168,7 @@ class HfEngine(Engine):
             with updates.unchanged() as served:
                 decoder = self._decoder
         # A cache that cannot forget cannot be aligned either.
-        most = 1 if self._model.unrewindable_layers() else self._config.max_num_seqs
+        most = 1 if self._model.unrewindable_layers() else self._max_num_seqs
         answers = decoder.generate(
             prompts,
             sampling,

@@ -108,6 +108,11 @@ class HfModel:
         kinds = getattr(self.causal_lm.config.get_text_config(), "layer_types", None) or ()
         return sorted(set(kinds) - _REWINDABLE)
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the target lies in the CPU's memory."""
+        return all(weight.is_cpu for weight in self.causal_lm.parameters())
+
     @cached_property
     def takes_positions(self) -> bool:
         """Whether a forward pass takes the positions of its tokens; else the attention mask says them."""

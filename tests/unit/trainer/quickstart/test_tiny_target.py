@@ -35,7 +35,7 @@ TINY = TinyTargetConfig(
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, int, float]]]:
     folder, reports = tmp_path_factory.mktemp("targets") / "cache" / "tiny", []
-    build_tiny_target(folder, DOCUMENTS, TINY, lambda *report: reports.append(report))
+    build_tiny_target(folder, DOCUMENTS, TINY, progress=lambda *report: reports.append(report))
     return folder, reports
 
 

@@ -29,7 +29,12 @@ from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by
 from spec_trainer.quickstart.showcase import speeds, texts_and_topics
 from spec_trainer.quickstart.stages import DRAFT, MEASURE, READ, REPORT, TARGET, Stages
 from spec_trainer.quickstart.tiny_arithmetic import bfloat16_products, one_thread
-from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, tiny_target_cache_key
+from spec_trainer.quickstart.tiny_target import (
+    CPU,
+    TinyTargetConfig,
+    build_tiny_target,
+    tiny_target_cache_key,
+)
 from spec_trainer.report import write_report
 from spec_trainer.resolve import resolve
 from spec_trainer.run_directory import RunDirectory
@@ -38,6 +43,8 @@ from spec_trainer.wiring import create_engine
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    import torch
 
     from spec_trainer.evaluation.workload import Prompts
     from spec_trainer.quickstart.corpus import Document
@@ -106,11 +113,11 @@ def run_quickstart(
     # Mistakes are found before minutes of training.
     draft_type = plugins.load_available(Draft, draft)
     plugins.load_available(Engine, engine)
-    plugins.load_available(Backend, backend)
+    backend_type = plugins.load_available(Backend, backend)
     RunDirectory(output).check_folder()
     size = size or QuickstartSize()
     stages = Stages()
-    files = prepare_files(size, stages)
+    files = prepare_files(size, stages, backend_type(backend_type.Config()).device(0))
     flags = {
         "target": str(files.target),
         "data.path": str(files.train),
@@ -167,8 +174,10 @@ def _one_at_a_time(summary: dict[str, Any]) -> dict[str, float]:
     return {"speed-up with the trained draft, one text at a time": round(found[0], 2)} if found else {}
 
 
-def prepare_files(size: QuickstartSize, stages: Stages | None = None) -> QuickstartFiles:
-    """Return the tiny target and its data from the cache, or make them, which takes some minutes."""
+def prepare_files(
+    size: QuickstartSize, stages: Stages | None = None, device: torch.device = CPU
+) -> QuickstartFiles:
+    """Return the tiny target and its data from the cache, or make them on ``device``: a minute or two on a CPU."""
     stages = stages or Stages()
     stages.begin(READ)
     config, documents = size.target, python_documents(size.library)
@@ -181,7 +190,7 @@ def prepare_files(size: QuickstartSize, stages: Stages | None = None) -> Quickst
     if not files.target.exists():
         stages.begin(TARGET)
         log.info("the target will be in %s", files.folder)
-        build_tiny_target(files.target, train, config, functools.partial(_show_progress, stages))
+        build_tiny_target(files.target, train, config, device, functools.partial(_show_progress, stages))
     return files
 
 

@@ -1,4 +1,4 @@
-"""Train the target of the quickstart: a causal language model of three million parameters, in minutes, on a CPU.
+"""Train the target of the quickstart: a causal language model of three million parameters, in a minute or two.
 
 It is an ordinary Hugging Face folder (Qwen3, byte-level BPE, chat template), so that every engine loads it like
 any other target. Half of the documents are seen as plain text and half as a chat in which the assistant
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int, float], None]  # step from 1, number of steps, loss in nats per token
 
+CPU = torch.device("cpu")
 END_OF_TEXT, PAD, START_OF_TURN = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
 
 # The assistant's tokens, its end of turn among them, are what a draft learns from.
@@ -76,18 +77,22 @@ class TinyTargetConfig:
 
 
 def build_tiny_target(
-    folder: Path, documents: Iterable[Document], config: TinyTargetConfig, progress: Progress | None = None
+    folder: Path,
+    documents: Iterable[Document],
+    config: TinyTargetConfig,
+    device: torch.device = CPU,
+    progress: Progress | None = None,
 ) -> None:
     """Train on `documents` and save to `folder`, which appears complete or not at all.
 
-    The same documents, configuration, library versions and number of threads give the same weights.
+    The same documents, configuration, library versions, number of threads and type of device give the same weights.
     """
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty")
     texts = [document.text for document in documents]
     random.Random(config.seed).shuffle(texts)
     tokenizer = train_tokenizer(texts, config.vocab_size)
-    windows_NT = _pack(texts, tokenizer, config.seq_len)
+    windows_NT = _pack(texts, tokenizer, config.seq_len).to(device)
     if len(windows_NT) < config.batch_size:
         raise ValueError(
             f"{len(texts)} documents fill {len(windows_NT)} windows of {config.seq_len} tokens; "
@@ -96,17 +101,20 @@ def build_tiny_target(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         batches = _batches(windows_NT, config.batch_size)
-        model = _new_model(replace(config, num_layers=config.num_layers // 2), tokenizer)
+        model = _new_model(replace(config, num_layers=config.num_layers // 2), tokenizer).to(device)
         growth = round(config.shallow_steps * config.steps)
         with bfloat16_products():
             _train(model, batches, range(growth), config, progress)
-            model = _grown(model, _new_model(config, tokenizer))
+            model = _grown(model, _new_model(config, tokenizer).to(device))
             _train(model, batches, range(growth, config.steps), config, progress)
     _save(folder, model, tokenizer)
 
 
 def tiny_target_cache_key(documents: Iterable[Document], config: TinyTargetConfig) -> str:
-    """Return a name for what `build_tiny_target` would save: the same name, the same target (threads aside)."""
+    """Return a name for what `build_tiny_target` would save: the same name, the same target.
+
+    Threads and devices are not in it, although they decide how its weights are rounded.
+    """
     versions = {library.__name__: library.__version__ for library in (torch, transformers, tokenizers)}
     recipe = {"config": asdict(config), "python": platform.python_version(), **versions}
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode())
@@ -226,7 +234,7 @@ def _batches(windows_NT: torch.Tensor, batch_size: int) -> Iterator[torch.Tensor
     while True:
         for rows in torch.randperm(len(windows_NT)).split(batch_size):
             if len(rows) == batch_size:
-                yield windows_NT[rows]
+                yield windows_NT[rows.to(windows_NT.device)]
 
 
 def _lr_factor(step: int, config: TinyTargetConfig) -> float:
