@@ -126,3 +126,26 @@ def test_figures_that_are_not_valid_are_warned_of():
     assert short.startswith("a pass took 0.25 s, too short for its speed to count")
     (cached,) = summary((), drafted(()), drafted((1, 0), cached=7))["warnings"]
     assert cached.startswith("7 tokens of prompts came from a prefix cache")
+    slow, quick = (
+        Pass.joined({"gsm8k": drafted((1, 0))}),
+        Pass.joined({"gsm8k": drafted((1, 0), seconds=0.5)}),
+    )
+    (short,) = summary(("gsm8k",), slow, quick)["warnings"]
+    assert short.startswith("gsm8k: a pass took 0.50 s")
+
+
+def test_figures_of_every_pass_that_are_not_valid_are_warned_of():
+    work = Workload(
+        prompts=[[1]] * 2,
+        sampling=SamplingParams(max_new_tokens=4, num_draft_tokens=2),
+        other_temperature=1.0,
+        concurrency=(1, 2),
+    )
+    good, short = drafted((1, 0), (1, 0)), drafted((1, 0), (1, 0), seconds=0.5, cached=3)
+    plain = Passes(greedy=good, sampled=good, loads={1: good, 2: good})
+    with_draft = Passes(greedy=good, sampled=drafted((1, 0), tokens=40), loads={1: good, 2: short})
+    few, clock, waves, cached = summarise(work, plain, with_draft)["warnings"]
+    assert few == "sampled: 40 generated tokens are few, 5000 or more are advised"
+    assert clock.startswith("2 answers at once: a pass took 0.50 s, too short")
+    assert waves.startswith("2 answers at once: 2 prompts are few")
+    assert cached.startswith("6 tokens of prompts came from a prefix cache")

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.evaluation.latency import break_even, describe_loads
+from spec_trainer.evaluation.validity import invalid_figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +21,7 @@ log = logging.getLogger(__name__)
 
 _TIE = 0.1
 """Gap of the two largest logits under which bf16 rounding may flip a greedy choice."""
-_ENOUGH_TOKENS = 5000
-"""Number of generated tokens below which an acceptance length is noise."""
 _MOST_LISTED = 20
-_ENOUGH_SECONDS = 1.0
-"""Duration of a pass below which its speed is noise: of the clock, of other processes, of what runs first."""
 
 
 def summarise(work: Workload, plain: Passes, drafted: Passes) -> dict[str, Any]:
@@ -37,7 +34,7 @@ def summarise(work: Workload, plain: Passes, drafted: Passes) -> dict[str, Any]:
     both = (plain.greedy, drafted.greedy)
     if own is not greedy and plain.sampled is not None and drafted.sampled is not None:
         both = (plain.sampled, drafted.sampled)
-    warnings = list(_warnings(*both))
+    warnings = list(invalid_figures(plain, drafted, "greedy" if own is greedy else "sampled"))
     for warning in warnings:
         log.warning("%s", warning)
     throughput = describe_loads(plain.loads, drafted.loads)
@@ -96,28 +93,6 @@ def _differences(
             yield {"prompt": prompt, "position": position}, gap
         elif len(one.token_ids) != len(other.token_ids):
             yield {"prompt": prompt, "position": min(len(one.token_ids), len(other.token_ids))}, math.inf
-
-
-def _warnings(plain: Pass, drafted: Pass) -> Iterator[str]:
-    """Yield why figures of a pair of passes are not what they seem."""
-    passes = dict(drafted.benchmarks) or {"": drafted}
-    for name, one in passes.items():
-        if one.num_tokens < _ENOUGH_TOKENS:
-            yield (
-                f"{name and name + ': '}{one.num_tokens} generated tokens are few, {_ENOUGH_TOKENS} or more are "
-                "advised"
-            )
-    shortest = min(plain.seconds, drafted.seconds)
-    if shortest < _ENOUGH_SECONDS:
-        yield (
-            f"a pass took {shortest:.2f} s, too short for its speed to count: give more prompts or a larger "
-            "--max-new-tokens"
-        )
-    if cached := plain.cached_tokens + drafted.cached_tokens:
-        yield (
-            f"{cached} tokens of prompts came from a prefix cache, so that times are not those of a prefill: switch "
-            "the engine's prefix cache off"
-        )
 
 
 def _benchmarks(temperature: float, plain: Pass, drafted: Pass) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,67 @@
+"""Why figures of an evaluation are not valid: too little was decoded, the clock, a cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spec_trainer.evaluation.measure import Passes
+    from spec_trainer.passes import Pass
+
+_ENOUGH_TOKENS = 5000
+"""Number of generated tokens below which an acceptance length is noise."""
+_ENOUGH_SECONDS = 1.0
+"""Duration of a pass below which its speed is noise: of the clock, of other processes, of what runs first."""
+_ENOUGH_WAVES = 2
+"""Answers over answers at once, below which most of them begin together and end while others are gone."""
+
+
+def invalid_figures(plain: Passes, drafted: Passes, own: str) -> Iterator[str]:
+    """Yield why figures are not what they seem; ``own`` is greedy or sampled, the way at the document's top."""
+    for way, one, other in (
+        ("greedy", plain.greedy, drafted.greedy),
+        ("sampled", plain.sampled, drafted.sampled),
+    ):
+        if one is not None and other is not None:
+            yield from _of_pair(way, one, other, own)
+    for size, one in drafted.loads.items():
+        name = f"{size} answers at once: "
+        yield from _of_clock(name, plain.loads[size], one)
+        if len(one.answers) < _ENOUGH_WAVES * size and size > 1:
+            yield (
+                f"{name}{len(one.answers)} prompts are few, most begin together and the last ones have the engine to "
+                f"themselves; {_ENOUGH_WAVES * size} or more are advised"
+            )
+    if cached := _cached_tokens(plain) + _cached_tokens(drafted):
+        yield (
+            f"{cached} tokens of prompts came from a prefix cache, so that times are not those of a prefill: switch "
+            "the engine's prefix cache off"
+        )
+
+
+def _of_pair(way: str, plain: Pass, drafted: Pass, own: str) -> Iterator[str]:
+    parts = {f"{name}: ": (plain.benchmarks[name], one) for name, one in drafted.benchmarks.items()}
+    if way != own or not parts:
+        parts = {"" if way == own else f"{way}: ": (plain, drafted)}
+    for name, (one, other) in parts.items():
+        if not other.counters.rounds:
+            yield f"{name}no verification of a guess was counted, so the acceptance length says nothing"
+        if other.num_tokens < _ENOUGH_TOKENS:
+            yield f"{name}{other.num_tokens} generated tokens are few, {_ENOUGH_TOKENS} or more are advised"
+        yield from _of_clock(name, one, other)
+
+
+def _of_clock(name: str, plain: Pass, drafted: Pass) -> Iterator[str]:
+    shortest = min(plain.seconds, drafted.seconds)
+    if shortest < _ENOUGH_SECONDS:
+        yield (
+            f"{name}a pass took {shortest:.2f} s, too short for its speed to count: give more prompts or a larger "
+            "--max-new-tokens"
+        )
+
+
+def _cached_tokens(passes: Passes) -> int:
+    measured = [passes.greedy, passes.sampled, *passes.loads.values()]
+    return sum(one.cached_tokens for one in measured if one is not None)
