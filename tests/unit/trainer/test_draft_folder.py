@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from spec_core import Draft, plugins
+from spec_core.drafting.draft_folder import recognise
 from spec_core.errors import ArtifactError, RunError
 from spec_core.targets.target_reader import read_target
 from spec_engine_sglang.serving_format import check_sglang_folder
@@ -153,3 +154,11 @@ def test_export_that_cannot_be_read_back_is_not_kept(target, tmp_path, monkeypat
         export_draft(draft, weights, target, folder)
     assert (folder / "config.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
+@pytest.mark.parametrize("other", ["pytorch_model.bin", "model.safetensors.index.json"])
+def test_weights_in_another_file_are_named_with_the_remedy(export, target, other):
+    folder = export("eagle3")
+    (folder / "model.safetensors").rename(folder / other)
+    with pytest.raises(ArtifactError, match=f"has {other} in place of model.safetensors: "):
+        recognise(folder, target)

@@ -30,6 +30,10 @@ Size = Annotated[int, pydantic.Field(ge=1)]
 """A positive integer."""
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
+_OTHER_WEIGHTS = {
+    "pytorch_model.bin": "a pickle can run code; save its tensors by safetensors.torch.save_file",
+    "model.safetensors.index.json": "write the tensors of its files into one",
+}
 _SERVED_DTYPES = ("float32", "bfloat16", "float16")
 _STORED_DTYPES = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8")}
 """Dtypes of safetensors by a tensor's name; every other tensor has one of ``_STORED_FLOATS``."""
@@ -90,6 +94,9 @@ def read_shapes(folder: Path) -> Shapes:
     from safetensors import safe_open
 
     file = folder / _TENSORS
+    for other, remedy in _OTHER_WEIGHTS.items():
+        if not file.exists() and (folder / other).exists():
+            raise ArtifactError(f"draft {folder} has {other} in place of {_TENSORS}: {remedy}")
     check_regular(file, ArtifactError)
     shapes: Shapes = {}
     with (
