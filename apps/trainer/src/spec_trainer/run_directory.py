@@ -24,7 +24,7 @@ _TRAIN_IDENTITY = (
 
 
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
-    """Return a digest of data, target, draft, optimizer, seed, dtype and global batch: equal for the same run.
+    """Return a digest of data, chat format, target, draft, optimizer, seed, dtype and global batch: the run's identity.
 
     Strategy, number of processes, placement, logging, timeouts and ``train.steps`` may change between start and
     resume.
@@ -37,6 +37,8 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
         "train": {key: getattr(config.train, key) for key in _TRAIN_IDENTITY},
         "seed": config.seed,
     }
+    if any(config.data.record().values()):  # equal tokens do not tell which prompts the draft is for
+        parts["chat"] = config.data.record()
     if config.decode.every:
         decode = config.decode.model_dump(mode="json", exclude={"replicas"})
         parts["decode"] = {**decode, "push_every": config.train.push_every}
@@ -90,8 +92,8 @@ class RunDirectory:
         self.check_folder()
         if os.path.exists(self._owner) and self._owner.read_text().strip() != identity:
             raise ArtifactError(
-                f"output {self.root} belongs to another run (data, target, draft, optimizer, seed, dtype, "
-                "global batch or decoding differ); choose another output, or remove it to start anew"
+                f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, seed, "
+                "dtype, global batch or decoding differ); choose another output, or remove it to start anew"
             )
 
     def locked(self) -> AbstractContextManager[None]:
