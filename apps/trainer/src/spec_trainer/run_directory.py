@@ -24,7 +24,7 @@ _TRAIN_IDENTITY = (
 
 
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
-    """Return a digest of data, chat format, target, draft, optimizer, seed, dtype and global batch: the run's identity.
+    """Return a digest of data, chat format, target, draft, optimizer, seed, dtype and batch: the run's identity.
 
     Strategy, number of processes, placement, logging, timeouts and ``train.steps`` may change between start and
     resume.

@@ -15,6 +15,8 @@ from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.sources import read_rows
 
+from ....chat_templates import READS_PARTS
+
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The fox"}]}
 SHARED = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "The fox"}]}
 TOKENS = {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 1, 0, 1, 1]}
@@ -188,6 +190,27 @@ def test_parquet_gives_the_samples_of_the_same_json_lines(tmp_path, write, token
     from_parquet, from_lines = read(tmp_path / "rows.parquet", folder), read(write(*rows), folder)
     assert from_parquet.digest == from_lines.digest
     assert from_parquet.sample(3).where.endswith("rows.parquet:4")
+
+
+def test_fields_that_parquet_fills_in_do_not_reach_the_template(tmp_path, write, tokenizer_folder):
+    def tool(**properties):
+        return {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+
+    def call(**arguments):
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+        }
+
+    user = {"role": "user", "content": "a"}
+    rows = [
+        {"messages": [user, call(x=1)], "tools": [tool(x={"type": "integer"})]},
+        {"messages": [user, call(y="b")], "tools": [tool(y={"type": "string", "enum": ["b"]})]},
+    ]
+    Table.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    folder = tokenizer_folder(READS_PARTS)
+    assert read(tmp_path / "rows.parquet", folder).digest == read(write(*rows), folder).digest
 
 
 def test_a_bad_row_of_a_parquet_file_is_named_by_its_number(tmp_path):

@@ -151,7 +151,18 @@ def _parquet_rows(file: Path) -> Iterator[DataRow]:
         for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
             for row in batch.to_pylist():
                 number += 1
-                yield DataRow(f"{file}:{number}", row)
+                yield DataRow(f"{file}:{number}", _without_nulls(row))
+
+
+def _without_nulls(value: object) -> object:
+    """Return a value of a table without null fields, at any depth: a column fills in what objects beside it have."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list) and isinstance(
+        next((part for part in value if part is not None), None), dict | list
+    ):
+        return [_without_nulls(part) for part in value]
+    return value
 
 
 def read_hub(name: str, split: str, config: str | None = None) -> Iterator[DataRow]:
@@ -163,7 +174,7 @@ def read_hub(name: str, split: str, config: str | None = None) -> Iterator[DataR
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)
     with _readable(f"{name}:{split}"):
         for number, row in enumerate(load_dataset(name, config, split=split), start=1):
-            yield DataRow(f"{name}:{split}:{number}", row)
+            yield DataRow(f"{name}:{split}:{number}", _without_nulls(row))
 
 
 def _readable(source: str) -> AbstractContextManager[None]:
