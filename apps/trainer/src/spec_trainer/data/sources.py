@@ -79,7 +79,7 @@ def data_files(folder: Path) -> list[Path]:
     with _readable(str(folder)):
         files = sorted(file for file in names if _is_data(file))
     if not files:
-        raise DataError(f"data folder '{folder}' holds no {', '.join(_READERS)} file")
+        raise DataError(f"data folder '{folder}' holds no {_KINDS} file")
     return files
 
 
@@ -185,4 +185,5 @@ def _readable(source: str) -> AbstractContextManager[None]:
 _READERS = {".jsonl": _jsonl_rows, ".jsonl.gz": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
 READABLE = tuple(_READERS)
 """Suffixes of the files that ``read_rows`` reads."""
-_EXPECTED = "a .jsonl, .json, .parquet file (or .jsonl.gz), a folder of them"
+_KINDS = ".jsonl, .json, .parquet"
+_EXPECTED = f"a {_KINDS} file (or .jsonl.gz), a folder of them"
