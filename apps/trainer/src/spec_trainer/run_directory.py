@@ -37,7 +37,7 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
         "train": {key: getattr(config.train, key) for key in _TRAIN_IDENTITY},
         "seed": config.seed,
     }
-    if any(config.data.record().values()):  # equal tokens do not tell which prompts the draft is for
+    if any(config.data.record().values()):  # the tokens alone may be equal
         parts["chat"] = config.data.record()
     if config.decode.every:
         decode = config.decode.model_dump(mode="json", exclude={"replicas"})
