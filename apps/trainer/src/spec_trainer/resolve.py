@@ -66,7 +66,11 @@ def read_inputs(
             _check_decoder(parts)
         longest_prompt = parts.longest_prompt if parts.config.decode.every else None
         dataset = load_dataset(
-            parts.config.data, parts.target.folder, parts.target.vocab_size, longest_prompt
+            parts.config.data,
+            parts.target.folder,
+            parts.target.vocab_size,
+            longest_prompt,
+            with_questions=parts.config.train.serve_every > 0,
         )
         _check_positions(parts.target, dataset)
         return parts, dataset

@@ -12,7 +12,7 @@ import numpy as np
 from spec_core.errors import DataError
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.report import DataReport
-from spec_trainer.data.rows import Text, parse_row
+from spec_trainer.data.rows import Chat, Text, parse_row
 from spec_trainer.data.sources import check_answers, read_rows
 from spec_trainer.data.tokens import Encoded, Encoder
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_trainer.data.config import DataConfig
-    from spec_trainer.data.rows import Chat, Tokens
+    from spec_trainer.data.rows import Tokens
 
 _DEFAULT_EVAL_SAMPLES = 64
 _DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
@@ -56,6 +56,8 @@ class Dataset:
     train: tuple[Sample, ...]
     held_out: tuple[Sample, ...]
     report: DataReport
+    questions: tuple[np.ndarray | None, ...] = ()
+    """int32 [P] of each held-out conversation: what is to be answered, in the data of a run that is measured."""
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
@@ -97,15 +99,21 @@ class Dataset:
 
 
 def load_dataset(
-    config: DataConfig, tokenizer_folder: Path, vocab_size: int, longest_prompt: int | None = None
+    config: DataConfig,
+    tokenizer_folder: Path,
+    vocab_size: int,
+    longest_prompt: int | None = None,
+    *,
+    with_questions: bool = False,
 ) -> Dataset:
-    """Read, tokenise, check and split the data.
+    """Read, tokenise, check and split the data; ``with_questions`` is for ``Dataset.questions``.
 
     With ``longest_prompt`` every sample has its prompt, of at most so many tokens, and none need be supervised. Raise
     DataError, naming file and line, for a source or row that cannot be used, and where nothing is left.
     """
     report = DataReport()
-    reader = _Reader(config, Encoder(tokenizer_folder, vocab_size, config), report, longest_prompt)
+    encoder = Encoder(tokenizer_folder, vocab_size, config)
+    reader = _Reader(config, encoder, report, longest_prompt, with_questions)
     train, held_out = reader.read(config.path), []
     if config.eval_path is not None:
         held_out = reader.read(config.eval_path)
@@ -115,7 +123,8 @@ def load_dataset(
         Sample(number, found.encoded.input_ids, found.encoded.loss_mask, found.where, found.prompt)
         for number, found in enumerate(train + held_out)
     )
-    dataset = Dataset(numbered[: len(train)], numbered[len(train) :], report)
+    questions = tuple(_question(encoder, found.chat) for found in held_out) if with_questions else ()
+    dataset = Dataset(numbered[: len(train)], numbered[len(train) :], report, questions)
     report.count_kept(dataset.samples, len(held_out))
     return dataset
 
@@ -125,18 +134,34 @@ class _Found:
     where: str
     encoded: Encoded
     prompt: np.ndarray | None
+    chat: Chat | None
+    """The row, where its question may be asked for."""
+
+
+def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:
+    """Return what is to be answered of a conversation; None where the template takes no generation prompt there."""
+    try:
+        return None if chat is None else np.array(encoder.prompt(chat), dtype=np.int32)
+    except BadRow:
+        return None
 
 
 class _Reader:
     """Turns a source into samples, and counts in the report what was cut or dropped."""
 
     def __init__(
-        self, config: DataConfig, encoder: Encoder, report: DataReport, longest_prompt: int | None
+        self,
+        config: DataConfig,
+        encoder: Encoder,
+        report: DataReport,
+        longest_prompt: int | None,
+        with_questions: bool,
     ) -> None:
         self._config = config
         self._encoder = encoder
         self._report = report
         self._longest_prompt = longest_prompt
+        self._with_questions = with_questions
 
     def read(self, path: str) -> list[_Found]:
         check_answers(path, self._config)
@@ -158,7 +183,8 @@ class _Reader:
                     raise DataError(f"{row.where}: {bad} (data.on_bad_row=skip drops such rows)") from bad
                 self._report.drop(bad.reason, f"{row.where}: {bad}")
             else:
-                yield _Found(row.where, encoded, prompt)
+                asked = self._with_questions and isinstance(content, Chat)
+                yield _Found(row.where, encoded, prompt, content if asked else None)
 
     def _prompt(self, row: Chat | Text | Tokens) -> np.ndarray | None:
         longest = self._longest_prompt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from spec_core.errors import DataError
@@ -45,11 +46,13 @@ def load_prompts(
 def serving_prompts(dataset: Dataset, longest: int, most: int) -> list[list[int]]:
     """Return the prompts of the first ``most`` held-out samples that have one of at most ``longest`` tokens.
 
-    It is what comes before a sample's last supervised run (``Encoder.prompt``); a text is cut.
+    It is what an engine is asked in a conversation (``Dataset.questions``); else what comes before the last
+    supervised run (``Encoder.prompt``); a text is cut.
     """
     prompts: list[list[int]] = []
-    for sample in dataset.held_out:
+    for sample, question in zip_longest(dataset.held_out, dataset.questions):
         start = int(last_run(sample.loss_mask).argmax())
-        if start <= longest:
-            prompts.append(sample.input_ids[: start or longest].tolist())
+        prompt = sample.input_ids[: start or longest] if question is None else question
+        if len(prompt) <= longest:
+            prompts.append(prompt.tolist())
     return prompts[:most]
