@@ -95,14 +95,17 @@ def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
     Parameters
     ----------
     backend
-        Name of the backend to test. By default what is installed, runs here, fits and is missing, and a test of cpu.
+        Name of the backend to test. By default what is installed, runs here, fits and is missing, and a test of the
+        first backend that has devices of its own here, or of cpu.
     """
     from spec_trainer.backend_check import check_backend
     from spec_trainer.machine_report import describe_machine
 
-    report = check_backend(backend or "cpu")
+    machine = describe_machine() if backend is None else {"fits": {}}
+    devices = [name for name, offer in machine["fits"].items() if offer["device_bytes"] is not None]
+    report = check_backend(backend or next(iter(devices), "cpu"))
     if backend is None:
-        report = {**describe_machine(), **report}
+        report = {**machine, **report}
     _print_document(report, as_json)
     if not report["ok"]:
         raise SystemExit(1)

@@ -18,6 +18,7 @@ from spec_trainer.plugin_table import plugin_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from spec_core.records import Capabilities
     from spec_trainer.plugin_table import TableRow
 
 _COMMAND, _CORE = "spec-trainer", "spec-core"
@@ -77,16 +78,29 @@ def _version(distribution: str) -> str | None:
 
 
 def _fits(name: str) -> dict[str, Any]:
-    capabilities = plugins.load(Backend, name).capabilities()
-    document = {**asdict(capabilities), "dtypes": sorted(capabilities.dtypes)}
-    if capabilities.device_bytes is not None:
-        weights = _WEIGHTS * (capabilities.device_bytes - 2 * capabilities.process_bytes)
-        parameters = weights / _BYTES_OF_A_PARAMETER / 1e9
-        document["largest_target"] = (
-            f"about {parameters:.0f} billion parameters in bfloat16 on a device of its own, {parameters / 2:.0f} on "
-            "one that it shares with a trainer, half each; `spec-trainer plan` says it exactly"
-        )
-    return document
+    backend = plugins.load(Backend, name)
+    capabilities = backend.capabilities()
+    return {
+        "versions": dict(backend.probe().versions),
+        **asdict(capabilities),
+        "dtypes": sorted(capabilities.dtypes),
+        "largest_target": _largest_target(capabilities),
+    }
+
+
+def _largest_target(capabilities: Capabilities) -> str:
+    if capabilities.device_bytes is None:
+        shared = _billions(psutil.virtual_memory().total) / 2
+        return f"about {shared:.1f} billion parameters in bfloat16 in half of this host's memory, beside a trainer"
+    alone = _billions(capabilities.device_bytes - 2 * capabilities.process_bytes)
+    return (
+        f"about {alone:.0f} billion parameters in bfloat16 on a device of its own, {alone / 2:.0f} on one that it "
+        "shares with a trainer, half each; `spec-trainer plan` says it exactly"
+    )
+
+
+def _billions(memory: float) -> float:
+    return _WEIGHTS * memory / _BYTES_OF_A_PARAMETER / 1e9
 
 
 def _places() -> list[str]:
