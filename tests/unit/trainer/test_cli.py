@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 
 import pytest
@@ -130,3 +131,33 @@ def test_the_shell_completes_commands_and_options(capsys, tmp_path):
             ["bash", "-c", f"source {script}; {ask}"], capture_output=True, text=True, check=True
         )
         assert set(done.stdout.split()) == expected
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
+def test_fish_completes_options(capsys, tmp_path):
+    assert run(["--print-completion", "fish"]) == 0
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    ask = f"source {tmp_path}/completion; complete -C 'spec-trainer evaluate --draft'"
+    done = subprocess.run(["fish", "--no-config", "-c", ask], capture_output=True, text=True, check=True)
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["--draft-model"]
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
+@pytest.mark.parametrize("take", ["source {}/_spec-trainer", "fpath=({} $fpath)"], ids=["source", "fpath"])
+def test_zsh_completes_however_the_script_is_taken(capsys, tmp_path, take):
+    """In a terminal of its own, where zsh has a line editor to complete in."""
+    assert run(["--print-completion", "zsh"]) == 0
+    (tmp_path / "_spec-trainer").write_text(capsys.readouterr().out)
+    start = [take.format(tmp_path), f"autoload -Uz compinit && compinit -u -d {tmp_path}/dump"]
+    start = "; ".join(reversed(start) if "source" in take else start)
+    typing = f"""
+        zmodload zsh/zpty
+        zpty shell 'zsh -f -i'
+        zpty -w shell 'stty -echo; {start}; print REA""DY'
+        zpty -r shell line '*READY*'
+        zpty -w -n shell $'spec-trainer evaluate --draft-m\\t'
+        zpty -r shell line '*--draft-model*'
+        print completed
+    """
+    done = subprocess.run(["zsh", "-f", "-c", typing], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.endswith("completed\n")

@@ -40,6 +40,14 @@ Json = Annotated[bool, Parameter(name="--json", negative="")]
 
 
 _NO_FLAGS = RunFlags()
+# cyclopts' script defines a function, which a file of that very name in $fpath would call. Other names, and `source`:
+_ZSH_REGISTERS = """\
+if [[ ${funcstack[1]} == _* ]]; then
+  _cyclopts_spec-trainer "$@"
+else
+  compdef _cyclopts_spec-trainer spec-trainer
+fi
+"""
 
 
 def train_command(*overrides: str, flags: RunFlags = _NO_FLAGS) -> None:
@@ -114,7 +122,7 @@ def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
 @app.command(name="--print-completion")
 def print_completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a completion script: ``source <(spec-trainer --print-completion bash)``."""
-    print(app.generate_completion(shell=shell))
+    print(app.generate_completion(shell=shell) + (_ZSH_REGISTERS if shell == "zsh" else ""))
 
 
 @app.command
