@@ -1,34 +1,57 @@
-"""Every command on a page is one that the command line takes; runs are planned, where what they name is here."""
+"""Every command on a page is run in small, or planned and its like run by another test."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from spec_trainer import cli
 
+from ..integration.foreign_layouts import as_specforge
+from .workplace import make_workplace
+
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    *ROOT.glob("docs/**/*.md"),
+    *ROOT.glob("*/README.md"),
+    *ROOT.glob("*/*/README.md"),
+    ROOT / "CONTRIBUTING.md",
+]
 PLACES = {"TARGET": "path/to/target", "DATA": "chats.jsonl", "DRAFT": "runs/mine/draft", "DIR": "out"}
 _FIRST = re.compile(r"(?:\.venv/bin/)?(?:spec-trainer|make|python|pip|vllm)\b")
-ELSEWHERE = (
-    "vllm",
-    "sglang",
-    "ascend",
-    "cuda",
-    "ray",
-    "replicated",
-    "copies",
-    "engine.args",
-    "decode",
-    "push",
-    "features",
-)
-"""Words of a run that names a program, a device, a third party's plugin or a folder that is not here."""
+ELSEWHERE = {
+    "--launcher": "tests/integration/test_ray_runs.py",
+    "--strategy": "tests/contract/test_megatron_strategy.py",
+    "replicated": "tests/packaging/test_third_party_strategy.py",
+    "check": "tests/rig_ascend/test_backend.py",
+    "push": "tests/integration/test_pushes.py",
+    "serving": "tests/integration/test_pushes.py",
+    "examples/": "tests/docs/test_recipes.py",
+}
+"""Words of a command that needs what is not here -> the test that runs its like."""
+HERE = {"--engine": "hf", "--backend": "cpu", "--max-new-tokens": "4"}
+"""Options of a command -> their values here."""
+SIZES = {
+    "engine.name": "hf",
+    "train.steps": "2",
+    "train.push_every": "1",
+    "train.serve_every": "1",
+    "decode.every": "1",
+    "decode.prompts": "2",
+    "decode.max_new_tokens": "4",
+}
+"""Keys of a command -> their values here."""
+ROWS = {
+    "mt_bench": {"prompt": ["Who is it?", "Why?"]},
+    "gsm8k": {"question": "Two and two?", "answer": "4"},
+    "humaneval": {"prompt": "def f(x):"},
+    "math500": {"problem": "Two and two?"},
+}
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -47,12 +70,14 @@ OURS = [
     if "spec-trainer" in words[0]
 ]
 OURS = [(page, words[: words.index("2>&1")] if "2>&1" in words else words) for page, words in OURS]
-RUNS = [
+AWAY = [words for _, words in OURS if any(word.startswith(part) for part in ELSEWHERE for word in words)]
+PLANNED = [
     words
-    for _, words in OURS
+    for words in AWAY
     if words[0].startswith("--") or words[0] in ("train", "plan")
-    if not any(part in word for word in words for part in ELSEWHERE) and "examples/" not in " ".join(words)
+    if "replicated" not in words and "examples/" not in " ".join(words)
 ]
+RUN = [page for page, words in OURS if words not in AWAY]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +100,56 @@ def test_the_command_line_takes_the_command(page, words):
     } == set()
 
 
-def test_the_runs_can_be_planned(tmp_path, monkeypatch, capsys, make_target):
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    return make_workplace(tmp_path_factory.mktemp("workplace"))
+
+
+@pytest.fixture
+def here(workplace, tmp_path, monkeypatch):
+    """A folder of the test's own with what is in the workplace."""
+    for file in workplace.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def as_here(words: list[str]) -> list[str]:
+    """The command with the engine and the device that are here, in small."""
+    kept = [word for word in words if not word.startswith("engine.args.")]
+    kept = [HERE.get(before, word) for before, word in zip(["", *kept], kept, strict=False)]
+    kept = [f"{key}={SIZES.get(key, value)}" if equals else key for key, equals, value in map(_parts, kept)]
+    if "--bench" in kept:
+        kept += ["--bench-data", "benchmarks", "--max-new-tokens", "4"]
+    if kept[0].startswith("--") or kept[0] == "train":
+        kept += ["draft.num_steps=2", "train.global_batch_tokens=512"]
+        decoded = ["decode.prompts", "decode.max_new_tokens"] if "decode.every=1" in kept else []
+        sizes = [f"{key}={SIZES[key]}" for key in ("train.steps", *decoded)]
+        kept += [size for size in sizes if size not in kept]
+    return kept
+
+
+def _parts(word: str) -> tuple[str, str, str]:
+    return word.partition("=") if re.match(r"[a-z_]+(\.[a-z_]+)+=", word) else (word, "", "")
+
+
+@pytest.mark.parametrize("page", sorted(set(RUN)))
+def test_the_commands_of_a_page_run_in_order(page, here, capsys):
+    (here / "benchmarks").mkdir()
+    for name, row in ROWS.items():
+        (here / "benchmarks" / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    for words in (as_here(words) for other, words in OURS if other == page and words not in AWAY):
+        if "THEIRS" in words:
+            as_specforge(here / "runs/mine/draft", here / "path/to/target", here / "THEIRS")
+        if words[0] == "train" or words[0].startswith("--"):
+            shutil.rmtree(here / "runs", ignore_errors=True)  # a page shows several ways to train
+        if "--resume-from" in words:
+            words.append("train.save_every=1")
+            assert cli.run([*words, "train.resume_from=latest"]) == 0, capsys.readouterr().err
+        assert cli.run(words) == 0, (words, capsys.readouterr().err)
+
+
+def test_runs_that_need_more_than_is_here_can_be_planned(tmp_path, monkeypatch, capsys, make_target):
     monkeypatch.chdir(tmp_path)
     Path("path/to/target").mkdir(parents=True)
     for file in make_target("llama", vocab_size=96).iterdir():
@@ -85,10 +159,21 @@ def test_the_runs_can_be_planned(tmp_path, monkeypatch, capsys, make_target):
     Path("run.yaml").write_text(
         "target: path/to/target\ndata: {path: chats.jsonl}\nplacement: {kind: disaggregated}\n"
     )
-    for words in RUNS:
+    for words in PLANNED:
         plan = words if words[0] == "plan" else ["plan", *words[words[0] == "train" :]]
+        plan = [
+            word
+            for word in plan
+            if not word.startswith(("push.to", "train.push_every", "engine.tensor_parallel"))
+        ]
+        plan = [HERE.get(before, word) for before, word in zip(["", *plan], plan, strict=False)]
         assert cli.run(plan) == 0, (words, capsys.readouterr().err)
-    assert len(RUNS) >= 3
+    assert len(PLANNED) >= 5
+
+
+def test_what_is_not_run_here_is_run_elsewhere():
+    assert [test for test in ELSEWHERE.values() if not (ROOT / test).is_file()] == []
+    assert {words[0] for words in AWAY} & {"capture", "regenerate", "evaluate", "convert", "export"} == set()
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in ALL}))

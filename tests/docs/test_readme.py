@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import tomllib
@@ -11,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from spec_trainer import cli
-from spec_trainer.quickstart.corpus import Document
-from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, continuation_chat
+
+from .workplace import make_workplace
 
 ROOT = Path(__file__).parents[2]
-TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n\n" for n in range(40))
 
 
 def commands(page: str) -> list[list[str]]:
@@ -31,28 +29,7 @@ PACKAGE_PAGES = sorted(ROOT.glob("packages/*/README.md"))
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder in which the README's placeholders exist: a target, chats, prompts, run.yaml."""
-    folder = tmp_path_factory.mktemp("workplace")
-    config = TinyTargetConfig(
-        vocab_size=300,
-        num_layers=8,
-        hidden_size=32,
-        num_heads=1,
-        num_kv_heads=1,
-        intermediate_size=32,
-        batch_size=2,
-        steps=2,
-    )
-    (folder / "path/to").mkdir(parents=True)
-    build_tiny_target(folder / "path/to/target", [Document("a.py", TEXT)], config)
-    chats = [{"messages": continuation_chat(TEXT[start : start + 300])} for start in range(0, 600, 30)]
-    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    (folder / "prompts.jsonl").write_text(json.dumps({"messages": chats[0]["messages"][:1]}) + "\n")
-    (folder / "run.yaml").write_text(
-        "target: path/to/target\ndata: {path: chats.jsonl}\ndraft: {num_steps: 2}\n"
-        "train: {steps: 2, global_batch_tokens: 512}\n"
-    )
-    return folder
+    return make_workplace(tmp_path_factory.mktemp("workplace"))
 
 
 def test_the_readme_commands_run_in_order(workplace, monkeypatch, capsys):
@@ -106,12 +83,36 @@ def test_the_workflow_and_the_hooks_run_what_is_there():
     assert commands == {".venv/bin/ruff", ".venv/bin/lint-imports"}
 
 
+ALL_PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/**/*.md"),
+    *ROOT.glob("*/README.md"),
+    *ROOT.glob("*/*/README.md"),
+    *ROOT.glob("tests/*/*/README.md"),
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere():
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), *PACKAGE_PAGES]
-    for page in pages:
+    link_to = re.compile(r"(?:\]\(|href=\"|^\[[^\]]+\]: )(?!http)([^)#\"\s]*)#?([^)\"\s]*)", re.MULTILINE)
+    for page in ALL_PAGES:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-        links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
-        assert [link for link in links if not page.parent.joinpath(link).exists()] == [], page
+        for link, anchor in link_to.findall(text):
+            place = page.parent / link if link else page
+            assert place.exists(), (page, link)
+            assert not anchor or anchor in anchors(place), (page, link, anchor)
+
+
+def test_files_that_a_page_names_are_there():
+    named = re.compile(r"`((?:docs|examples|benchmarks|tests|packages|apps)/[\w/.*-]*[\w*/])[`\[]")
+    for page in ALL_PAGES:
+        paths = named.findall(page.read_text())
+        assert [path for path in paths if not list(ROOT.glob(path.rstrip("/")))] == [], page
 
 
 @pytest.mark.parametrize("page", PACKAGE_PAGES, ids=lambda page: page.parent.name)

@@ -1,0 +1,38 @@
+"""A folder in which the placeholders of the pages exist: a target, chats, prompts, run.yaml."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from spec_trainer.quickstart.corpus import Document
+from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, continuation_chat
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n\n" for n in range(40))
+
+
+def make_workplace(folder: Path) -> Path:
+    """Fill ``folder`` and return it."""
+    config = TinyTargetConfig(
+        vocab_size=300,
+        num_layers=8,
+        hidden_size=32,
+        num_heads=1,
+        num_kv_heads=1,
+        intermediate_size=32,
+        batch_size=2,
+        steps=2,
+    )
+    (folder / "path/to").mkdir(parents=True)
+    build_tiny_target(folder / "path/to/target", [Document("a.py", TEXT)], config)
+    chats = [{"messages": continuation_chat(TEXT[start : start + 300])} for start in range(0, 600, 30)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    (folder / "prompts.jsonl").write_text(json.dumps({"messages": chats[0]["messages"][:1]}) + "\n")
+    (folder / "run.yaml").write_text(
+        "target: path/to/target\ndata: {path: chats.jsonl}\ndraft: {num_steps: 2}\n"
+        "train: {steps: 2, global_batch_tokens: 512}\n"
+    )
+    return folder
