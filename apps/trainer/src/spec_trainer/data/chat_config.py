@@ -62,8 +62,8 @@ class ChatConfig(Config):
             here = getattr(self, name)
             if here != value:
                 raise ConfigError(
-                    f"{what} was made with data.{name}={_shown(value)}, here it is {_shown(here)}, which gives other "
-                    f"tokens; set data.{name} as it was"
+                    f"{what} was made with data.{name}={_shown(value)}, here it is {_shown(here)}, which may give "
+                    f"other tokens; set data.{name} as it was"
                 )
 
     def completed_by(self, made: ChatConfig | None, what: str) -> Self:

@@ -22,7 +22,8 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
     with ``target``.
     """
     if not folder.is_dir():
-        raise ArtifactError(f"draft {folder} is not a folder")
+        remedy = "; download a draft of the hub first" if not folder.parent.exists() else ""
+        raise ArtifactError(f"draft {folder} is not a folder{remedy}")
     tried: list[str] = []
     for name, plugin in load_each(Draft):
         if isinstance(plugin, PluginError):
