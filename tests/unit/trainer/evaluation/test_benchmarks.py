@@ -120,6 +120,7 @@ def test_of_the_authors_files_only_those_of_the_split_are_read(tmp_path, file):
     [
         ("humaneval", "HumanEval.jsonl.gz"),
         ("math500", "MATH-500.jsonl"),
+        ("mbpp", "sanitized-mbpp.jsonl"),
         ("humaneval", "openai_humaneval.jsonl.gz"),
     ],
 )
