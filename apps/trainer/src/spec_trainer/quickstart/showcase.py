@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core.records import AcceptanceCounters
-from spec_trainer.passes import decode
+from spec_trainer.passes import decode_warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 NUM_TEXTS = 4
 SIDE_BY_SIDE = (1, 4, 8)
 """Numbers of texts that are decoded at once to measure speeds: with many, the CPU is busy without a draft."""
-NUM_TIMED = 8
+LEAST_TIMED = 4
+"""Texts that are decoded at least, so that one whose guesses are good does not decide."""
 TIMED_TOKENS = 32
 
 
@@ -32,19 +33,19 @@ def speeds(
 ) -> list[dict[str, Any]]:
     """Return tokens per second by texts at once and number of draft tokens, 0 for plain decoding by the same code.
 
-    ``most``: draft tokens that a pass can have, if there is a limit.
+    The engine has decoded both ways before. ``most``: draft tokens that a pass can have, if there is a limit.
     """
-    timed, rows = prompts[:NUM_TIMED], list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     beyond = sampling.num_draft_tokens + 2
     counts = sorted({min(count, most or count) for count in (0, 1, 2, sampling.num_draft_tokens, beyond)})
     sampling = replace(
         sampling, max_new_tokens=min(sampling.max_new_tokens, TIMED_TOKENS), with_margins=False
     )
     plain = 0.0
-    for size in (size for size in SIDE_BY_SIDE if size <= max(1, len(timed))):
+    for size in (size for size in SIDE_BY_SIDE if size <= max(1, len(prompts))):
         for count in counts:
             way = replace(sampling, num_draft_tokens=count, concurrency=size)
-            tokens_per_s = decode(engine, timed, way).tokens_per_s
+            tokens_per_s = decode_warm(engine, prompts[: max(size, LEAST_TIMED)], way).tokens_per_s
             plain = tokens_per_s if count == 0 else plain
             rows.append(
                 {

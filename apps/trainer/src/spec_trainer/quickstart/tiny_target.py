@@ -57,12 +57,12 @@ CHAT_TEMPLATE = """\
 class TinyTargetConfig:
     """Sizes of the tiny target and its training (docs/decisions/007-quickstart-target.md)."""
 
-    vocab_size: int = 1536
+    vocab_size: int = 768
     num_layers: int = 16
     hidden_size: int = 128
     head_dim: int = 32
     num_heads: int = 4
-    num_kv_heads: int = 2
+    num_kv_heads: int = 4
     intermediate_size: int = 256
     seq_len: int = 256
     max_position_embeddings: int = 2048
