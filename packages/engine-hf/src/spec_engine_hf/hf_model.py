@@ -118,6 +118,14 @@ class HfModel:
         """Whether a forward pass takes the positions of its tokens; else the attention mask says them."""
         return "position_ids" in inspect.signature(self.causal_lm.forward).parameters
 
+    @cached_property
+    def counts_positions(self) -> bool:
+        """Whether attention sees positions alone, so that unused columns may stand between tokens."""
+        config = self.causal_lm.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ())
+        windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+        return self.takes_positions and kinds <= {"full_attention"} and not any(windows)
+
     def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         padded_BT = torch.zeros(len(rows), max(1, *(len(row) for row in rows)), dtype=torch.int64)
         for index, row in enumerate(rows):
@@ -149,23 +157,16 @@ class HfModel:
 
 
 class Session:
-    """Sequences side by side in the target's KV cache, with their last tokens in the same column.
-
-    So the cache is that of prompts with padding on the left, which Transformers computes for every type of target,
-    windows and chunks of attention included. A sequence that keeps fewer of its new tokens than others moves right.
-    Targets whose cache cannot forget take one sequence.
-    """
+    """Sequences side by side in the target's KV cache. Targets whose cache cannot forget take one sequence."""
 
     def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
         """Start without tokens; forward passes return the states that enter ``layers``."""
-        from transformers import DynamicCache
+        from spec_engine_hf.kv_cache import KvCache
 
         self._model = model
         self._layers = layers
-        # Without the config every layer keeps all of its keys, so that rewinding works past a sliding window.
         config = model.causal_lm.config if model.unrewindable_layers() else None
-        self._cache = DynamicCache(config=config)
-        self._lengths: list[int] = []
+        self._cache = KvCache(config, gaps=model.counts_positions)
         self._num_new: list[int] = []
         """How many tokens each sequence has got since ``keep``."""
 
@@ -174,17 +175,18 @@ class Session:
 
         Of each prompt the last token counts as appended.
         """
-        if self._lengths:
+        if len(self._cache):
             begun = Session(self._model, self._layers)
             found = begun.prefill(prompts)
-            self._join(begun)
+            self._cache.join(begun._cache)
+            self._num_new += begun._num_new
             return found
         longest = max(map(len, prompts))
         rows = [[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts]
-        self._lengths = [len(prompt) - longest for prompt in prompts]
-        logits_B1V, hidden_BTNH = self._forward(rows, last_only=True)
+        own_BT = torch.arange(longest, 0, -1) <= torch.tensor([len(prompt) for prompt in prompts])[:, None]
+        logits_B1V, hidden_BTNH = self._forward(rows, own_BT, last_only=True)
         hidden = [states[longest - len(p) :] for states, p in zip(hidden_BTNH, prompts, strict=True)]
-        self._lengths, self._num_new = [len(prompt) - 1 for prompt in prompts], [1] * len(prompts)
+        self._num_new = [1] * len(prompts)
         return logits_B1V, hidden
 
     def forward(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -194,7 +196,8 @@ class Session:
         """
         longest = max(map(len, rows))
         self._num_new = [longest] * len(rows)
-        return self._forward([[*row, *[0] * (longest - len(row))] for row in rows], last_only=False)
+        own_BT = torch.ones(len(rows), longest, dtype=torch.bool)
+        return self._forward([[*row, *[0] * (longest - len(row))] for row in rows], own_BT, last_only=False)
 
     def keep(self, counts: Sequence[int]) -> None:
         """Keep the first ``counts`` of the tokens that were appended; a sequence that keeps none ends.
@@ -202,82 +205,40 @@ class Session:
         One sequence at least has to go on.
         """
         live = [row for row, count in enumerate(counts) if count]
-        dropped = [self._num_new[row] - counts[row] for row in live]
-        self._lengths = [self._lengths[row] + counts[row] for row in live]
-        if len(counts) > 1 and (len(live) < len(counts) or any(dropped)):
-            self._move(list(zip(live, dropped, strict=True)))
-        elif any(dropped):
-            self._cache.crop(-dropped[0])
-
-    def _join(self, other: Session) -> None:
-        """Take over the sequences of another session."""
-        for layer, joining in zip(self._cache.layers, other._cache.layers, strict=True):
-            if layer.get_seq_length():
-                layer.keys = _stacked(layer.keys, joining.keys)
-                layer.values = _stacked(layer.values, joining.values)
-        self._lengths += other._lengths
-        self._num_new += other._num_new
-
-    def _move(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Keep some rows, each without so many of its last columns; columns that are nobody's go, too."""
-        width, device = max(self._lengths), self._model.device
-        row_B, dropped_B = torch.tensor(rows, device=device).T
-        back_W = torch.arange(width, 0, -1, device=device)
-        places: dict[tuple[int, int], Tensor] = {}  # most layers have the same heads and columns
-        for layer in self._cache.layers:
-            if not (columns := layer.get_seq_length()):  # it uses another layer's keys
-                continue
-            heads = layer.keys.shape[1]
-            if (heads, columns) not in places:
-                column_BW = (columns - dropped_B[:, None] - back_W).clamp(min=0)  # below 0 is padding
-                head_BN = row_B[:, None] * heads + torch.arange(heads, device=device)
-                places[heads, columns] = head_BN[..., None] * columns + column_BW[:, None]
-            layer.keys = _picked(layer.keys, places[heads, columns])
-            layer.values = _picked(layer.values, places[heads, columns])
+        self._cache.keep(live, [self._num_new[row] - counts[row] for row in live])
+        self._num_new = [0] * len(live)
 
     @torch.no_grad()
-    def _forward(self, rows: Sequence[Sequence[int]], last_only: bool) -> tuple[Tensor, Tensor]:
-        model, num_new = self._model, len(rows[0])
+    def _forward(
+        self, rows: Sequence[Sequence[int]], own_BT: Tensor, last_only: bool
+    ) -> tuple[Tensor, Tensor]:
+        model = self._model
         states: list[Tensor] = []
         ids_BT = torch.tensor(rows, dtype=torch.int64, device=model.device)
         keep = 1 if last_only else 0  # 0: all
         taps = model.tapped(self._layers, lambda _, state_BTH: states.append(state_BTH))
+        self._cache.extend(own_BT)
         with taps, _target_errors(model.target):
             output = model.causal_lm(
                 ids_BT,
-                past_key_values=self._cache,
+                past_key_values=self._cache.past,
                 use_cache=True,
                 logits_to_keep=keep,
-                **self._places(num_new),
+                **self._places(len(rows[0])),
             )
         empty_BTNH = torch.empty(*ids_BT.shape, 0, model.target.hidden_size, device=model.device)
         return output.logits.float(), torch.stack(states, dim=2) if states else empty_BTNH
 
     def _places(self, num_new: int) -> dict[str, Tensor]:
-        """Return the mask of the columns and the positions of the new ones; nothing where no column is padding."""
-        longest = max(self._lengths)
-        if min(self._lengths) == longest:
+        """Return the mask of the columns and the positions of the new ones; nothing where all hold tokens."""
+        own_BL = self._cache.own_BL
+        if own_BL.all():
             return {}
-        device = self._model.device
-        length_B1 = torch.tensor(self._lengths, device=device)[:, None]
-        position_BT = length_B1 + torch.arange(num_new, device=device)
-        # Before the first forward pass, lengths are negative: the padding in front of the prompts.
-        columns = max(longest, 0) + num_new
-        mask_BL = torch.arange(columns, device=device) >= columns - num_new - length_B1
-        places = {"attention_mask": mask_BL.long()}
-        return places | ({"position_ids": position_BT.clamp(min=0)} if self._model.takes_positions else {})
-
-
-def _stacked(*cached: Tensor) -> Tensor:
-    """Return keys or values [B, N, L, D] of all sequences, with their last columns in the same place."""
-    width = max(cached_BNLD.shape[2] for cached_BNLD in cached)
-    return torch.cat([nn.functional.pad(c_BNLD, (0, 0, width - c_BNLD.shape[2], 0)) for c_BNLD in cached])
-
-
-def _picked(cached_BNLD: Tensor, place_BNW: Tensor) -> Tensor:
-    """Return some columns of some rows; picking whole vectors from a flat view is much faster than ``gather``."""
-    picked = cached_BNLD.flatten(0, 2).index_select(0, place_BNW.flatten())
-    return picked.unflatten(0, place_BNW.shape)
+        places = {"attention_mask": own_BL.to(self._model.device, torch.int64)}
+        if self._model.takes_positions:
+            position_BL = (own_BL.cumsum(dim=1) - 1).clamp(min=0)
+            places["position_ids"] = position_BL[:, -num_new:].to(self._model.device)
+        return places
 
 
 def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
