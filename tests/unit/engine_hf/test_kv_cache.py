@@ -1,4 +1,4 @@
-"""Sequences side by side, which drop tokens, end and join: what the target computes is what it computes of each text."""
+"""Sequences side by side drop tokens, end and join: each one's logits are those of its text alone."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ PIECE_CHARS = 700
 HELD_OUT_ROWS = 80
 PROMPT_TOKENS = 48
 COMPARED_TOKENS = 64
-"""Tokens of every second answer with the drafts that the trained one is compared with: no speed of theirs is told."""
+"""Tokens of an answer by the drafts that the trained one is compared with: only their acceptance is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
