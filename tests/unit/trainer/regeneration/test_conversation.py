@@ -216,7 +216,7 @@ def test_tool_calls_and_their_results_are_kept(target):
     call = {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"function": {"name": "f", "arguments": {}}}],
+        "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}],
     }
     result = {"role": "tool", "content": "42"}
     tools = [{"type": "function", "function": {"name": "f"}}]

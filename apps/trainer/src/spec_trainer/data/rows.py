@@ -158,27 +158,21 @@ def _message(name: str, turn: object) -> dict[str, Any]:
     if isinstance(message.get("reasoning"), str):
         message.setdefault("reasoning_content", message["reasoning"])
     if calls := message.pop("tool_calls", None):  # an empty list is none, as from servers: templates may ask
-        message["tool_calls"] = _tool_calls(name, calls)
+        _check_tool_calls(name, calls)
+        message["tool_calls"] = calls
     return (
         message | {"role": _ROLES[role]} | ({} if content is None else {"content": _content(name, content)})
     )
 
 
-def _tool_calls(name: str, calls: object) -> list[Any]:
-    """Return the calls with arguments as objects: OpenAI writes them as JSON, templates expect what servers pass."""
+def _check_tool_calls(name: str, calls: object) -> None:
     if not isinstance(calls, list):
         raise BadRow("bad conversation", f"tool_calls of {name} is not a list")
-    return [_tool_call(name, call) for call in calls]
-
-
-def _tool_call(name: str, call: object) -> object:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = _parsed(f"the arguments of a tool call of {name}", arguments) if arguments else {}
-    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str) and arguments:
+            _parsed(f"the arguments of a tool call of {name}", arguments)
 
 
 def _parsed(what: str, text: str) -> Any:

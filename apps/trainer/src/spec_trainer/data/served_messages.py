@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,13 @@ def _served(message: Message, between_parts: str) -> Message:
 
 
 def _served_call(call: object) -> object:
-    """Return a call with its fields in the server's order, which templates that write it as JSON show."""
+    """Return a call with arguments as an object and fields in the server's order, which templates may show."""
     if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
         return call
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    function = {**function, "arguments": arguments}
     return _first({**call, "function": _first(function, "arguments", "name")}, "id", "function", "type")
 
 

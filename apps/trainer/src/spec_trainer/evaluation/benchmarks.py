@@ -201,7 +201,7 @@ def _rows(name: str, folder: Path | None) -> Iterator[DataRow]:
 def _files(name: str, folder: Path) -> list[Path]:
     """Return the benchmark's files in ``folder``: one with its name, or those of a folder with its name.
 
-    The name is ours, also behind its configuration (``sanitized-mbpp``), or the data set's on the hub, in any spelling.
+    The name is ours, also with its configuration (``sanitized-mbpp``), or the data set's on the hub, in any spelling.
     """
     benchmark = BENCHMARKS[name]
     names = {_plain(name), _plain(benchmark.hub.partition("/")[2]), _plain(f"{benchmark.config}-{name}")}
