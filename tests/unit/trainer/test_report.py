@@ -66,7 +66,7 @@ def test_full_report(directory):
     assert "engine-1 was <killed>" in page.text
     for part in ("2.35", "1,234", "untrained draft", "1.30", "tokens/s with the draft", "75 %", "yes"):
         assert part in page.text
-    for row in (("all prompts", "300", "200"), ("8", "1,111", "99")):
+    for row in (("engine takes", "300", "200", "1.50 ×"), ("8", "1,111", "99", "11.22 ×")):
         assert " ".join(row) in " ".join(page.text.split())
     assert [tag for tag, _ in page.tags].count("svg") == 5
     assert "<p> <del> <em>" in page.text
