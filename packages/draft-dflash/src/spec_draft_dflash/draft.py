@@ -40,9 +40,9 @@ class DFlashDraft(ServedDraft[DFlashConfig, DFlashShape]):
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "dflash"
     small_run: ClassVar[Mapping[str, object]] = {
-        "block_size": 8,
+        "block_size": 4,
         "num_layers": 2,
-        "num_anchors": 32,
+        "num_anchors": 64,
         "loss": "soft",  # where tokens are few, the target's distribution says more than one token
         "gamma": 2.0,  # a small draft accepts few
     }

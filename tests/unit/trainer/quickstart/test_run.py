@@ -67,7 +67,7 @@ def test_it_measures_and_reports(cache, tmp_path, caplog):
     assert summary["outputs_equal"] is True
     assert summary["generated_tokens"] == 16
     shown = [message for message in caplog.messages if message.startswith("[")]
-    assert [int(message.split("%")[0].split()[-1]) for message in shown] == [0, 3, 38, 38, 76, 99]
+    assert [int(message.split("%")[0].split()[-1]) for message in shown] == [0, 2, 44, 44, 81, 99]
     assert shown[3].endswith("training the draft; next: measuring, writing the report")
     report = (tmp_path / "out/report.html").read_text()
     titles = (
