@@ -76,10 +76,16 @@ class KvCache:
         """Let what sequences hold stand without gaps, in as few columns as can be."""
         column_BW = own_BL.int().argsort(dim=1, stable=True)[:, own_BL.shape[1] - width :]
         self.own_BL = own_BL.gather(1, column_BW)
+        places: dict[tuple[int, int], Tensor] = {}  # most layers have the same heads and columns
         for layer in self.past.layers:
-            if layer.get_seq_length():
-                row_B, at_BW = (index.to(layer.keys.device) for index in (torch.tensor(rows), column_BW))
-                layer.replace(*(_picked(cached, row_B, at_BW) for cached in (layer.keys, layer.values)))
+            if columns := layer.get_seq_length():
+                heads = layer.keys.shape[1]
+                if (heads, columns) not in places:
+                    head_BN = torch.tensor(rows)[:, None] * heads + torch.arange(heads)
+                    place_BNW = head_BN[..., None] * columns + column_BW[:, None]
+                    places[heads, columns] = place_BNW.to(layer.keys.device)
+                place_BNW = places[heads, columns]
+                layer.replace(_picked(layer.keys, place_BNW), _picked(layer.values, place_BNW))
 
 
 class _GrowingLayer(DynamicLayer):
@@ -124,10 +130,7 @@ def _stacked(*cached: Tensor) -> Tensor:
     return torch.cat([pad(c_BNLD, (0, 0, width - c_BNLD.shape[2], 0)) for c_BNLD in cached])
 
 
-def _picked(cached_BNLD: Tensor, row_B: Tensor, column_BW: Tensor) -> Tensor:
+def _picked(cached_BNLD: Tensor, place_BNW: Tensor) -> Tensor:
     """Return some columns of some rows; picking whole vectors from a flat view is much faster than ``gather``."""
-    heads, columns = cached_BNLD.shape[1:3]
-    head_BN = row_B[:, None] * heads + torch.arange(heads, device=row_B.device)
-    place_BNW = head_BN[..., None] * columns + column_BW[:, None]
     picked = cached_BNLD.flatten(0, 2).index_select(0, place_BNW.flatten())
     return picked.unflatten(0, place_BNW.shape)
