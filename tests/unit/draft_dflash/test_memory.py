@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spec_core.drafting import TargetOps
-from spec_draft_dflash import attention, loss
+from spec_draft_dflash import attention
 from spec_draft_dflash.config import DFlashConfig
 
 from ..draft_parts import LargestOutput
@@ -36,7 +36,7 @@ def largest_tensor(num_tokens: int, kind: str) -> int:
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(loss, "LOGIT_BYTES", 1 << 14)
+    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 14)
     monkeypatch.setattr(attention, "CHUNK_BLOCKS", 4)
 
 

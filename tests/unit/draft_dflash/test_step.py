@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spec_draft_dflash import attention, loss
+from spec_draft_dflash import attention
 from spec_draft_dflash.config import DFlashConfig
 
 from ..draft_parts import assert_gradients
@@ -86,7 +86,7 @@ def run_reference(module, documents, target):
 def small_chunks(monkeypatch):
     """Several blocks to a chunk of attention, and several chunks; gradients summed over several chunks of logits."""
     monkeypatch.setattr(attention, "CHUNK_BLOCKS", 4)
-    monkeypatch.setattr(loss, "LOGIT_BYTES", 0)
+    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 0)
 
 
 @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())

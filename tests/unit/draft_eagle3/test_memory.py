@@ -9,7 +9,7 @@ from spec_backend_cpu.attention import KERNELS
 from spec_core import FindKernel, no_kernel
 from spec_core.drafting import TargetOps
 from spec_core.records import Supervision
-from spec_draft_eagle3 import attention, loss
+from spec_draft_eagle3 import attention
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
@@ -38,7 +38,7 @@ def largest_tensor(num_tokens: int, kernel: FindKernel) -> int:
 
 @pytest.mark.parametrize("kernel", [KERNELS.get, no_kernel], ids=["kernel", "chunked"])
 def test_no_tensor_is_as_large_as_tokens_times_vocabulary_or_tokens_squared(kernel, monkeypatch):
-    monkeypatch.setattr(loss, "LOGIT_BYTES", 1 << 14)
+    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 14)
     monkeypatch.setattr(attention, "SCORE_BYTES", 1 << 16)
     num_tokens = 600
     largest = largest_tensor(num_tokens, kernel)
@@ -47,7 +47,7 @@ def test_no_tensor_is_as_large_as_tokens_times_vocabulary_or_tokens_squared(kern
 
 
 def test_memory_of_the_largest_tensor_is_linear_in_tokens(monkeypatch):
-    monkeypatch.setattr(loss, "LOGIT_BYTES", 1 << 14)
+    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 14)
     assert largest_tensor(600, KERNELS.get) == pytest.approx(2 * largest_tensor(300, KERNELS.get), rel=0.02)
 
 
@@ -64,7 +64,7 @@ class CountingOps(TargetOps):
 def test_teacher_is_computed_once_per_supervised_position(monkeypatch):
     target, config = make_target(), Eagle3Config(num_steps=4)
     chunk_rows = 5
-    monkeypatch.setattr(loss, "LOGIT_BYTES", chunk_rows * 4 * (29 + 4 * 29))
+    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", chunk_rows * 4 * (29 + 4 * 29))
     ops = CountingOps(target, make_tensors(target), CPU, torch.float32)
     documents = random_documents(target, [20, 3, 1, 31], seed=7)
     samples = [Supervision(sample_id=0, epoch=0, loss_mask=document.mask) for document in documents]

@@ -10,7 +10,7 @@ import torch
 from spec_backend_cpu.attention import KERNELS
 from spec_core import no_kernel
 from spec_core.records import Supervision
-from spec_draft_eagle3 import attention, loss
+from spec_draft_eagle3 import attention
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
@@ -96,7 +96,7 @@ def test_loss_and_every_gradient_equal_the_dense_reference(
     options, changes, dtype, tolerance, kernel, monkeypatch
 ):
     # Three positions per chunk, so that gradients are summed over several chunks.
-    monkeypatch.setattr(loss, "LOGIT_BYTES", 3 * 4 * (29 + 4 * 29))
+    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 3 * 4 * (29 + 4 * 29))
     target, config = make_target(**changes), Eagle3Config(**{"num_steps": 4, **options})
     module = make_model(target, config, dtype, kernel)
     documents = random_documents(target, LENGTHS, seed=5)
@@ -135,7 +135,7 @@ def test_random_documents_and_layouts_equal_the_dense_reference(seed):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 def test_guesses_that_were_judged_equal_the_dense_reference(kind, dtype, tolerance, monkeypatch):
     """Rounds of three guesses, of which a draft with two steps trains two, and one with five steps all three."""
-    monkeypatch.setattr(loss, "LOGIT_BYTES", 3 * 4 * (29 + 4 * 29))
+    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 3 * 4 * (29 + 4 * 29))
     for steps in (2, 5):
         target = make_target()
         config = Eagle3Config(num_steps=steps, loss=kind, vocab_size=17)

@@ -26,6 +26,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+CHUNK_BYTES = 4 << 20
+"""Least memory of a chunk's logits. Some ten passes go over them: on a CPU they should stay in cache (64 MiB cost a
+quarter more per step); large targets are ruled by the size of their head."""
+
 
 class VocabularyOps(ABC):
     """The target's frozen embedding, head and final norm; the module's docstring has the contract."""
@@ -45,6 +49,13 @@ class VocabularyOps(ABC):
     @abstractmethod
     def head_VH(self) -> Tensor:
         """The target's head, local rows only, [V_local, H] in the compute dtype (O4)."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Memory that a chunk's logits may take (O5): that of the head, so that reading it is paid back, or more."""
+        head_VH = self.head_VH
+        head_bytes = self.shard_rows * head_VH.shape[1] * head_VH.element_size()
+        return max(CHUNK_BYTES, head_bytes)
 
     @abstractmethod
     def embed(self, input_ids: Tensor) -> Tensor:

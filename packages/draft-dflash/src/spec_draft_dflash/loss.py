@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from spec_draft_dflash.config import LossKind
     from spec_draft_dflash.kernels import DFlashKernels
 
-LOGIT_BYTES = 4 << 20
-"""Least size of a chunk's float32 logits, the teacher's included: on a CPU they should stay in cache."""
-
 
 @dataclass(frozen=True)
 class CountedSlots:
@@ -85,11 +82,9 @@ class BlockLoss:
     ) -> StepOutput:
         """Return loss and metrics of the blocks' states [A, S, H], as shares over the global denominators."""
         totals = _BlockSums(self, states_ASH, batch, denominators)
-        head_VH = self.ops.head_VH
-        size, num_ids = head_VH.element_size(), self.ops.shard_rows
-        row_bytes = num_ids * (size + (4 if self.kind == "soft" else 0))
-        # As much memory as the head: reading the head once per chunk is paid back by the arithmetic on it.
-        num_rows = max(LOGIT_BYTES, num_ids * head_VH.shape[1] * size) // row_bytes
+        teacher_size = 4 if self.kind == "soft" else 0
+        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + teacher_size)
+        num_rows = self.ops.chunk_bytes // row_bytes
         with torch.no_grad():
             for blocks, rows in slots.chunks(num_rows, len(self.weight_S)):
                 totals.add(slots, blocks, rows)

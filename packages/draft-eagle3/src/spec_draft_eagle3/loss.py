@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from spec_draft_eagle3.config import LossKind
     from spec_draft_eagle3.kernels import Eagle3Kernels
 
-LOGIT_BYTES = 4 << 20
-"""Least size of a chunk's float32 logits, teacher's and draft's together. Some ten passes go over them: on a CPU they
-should stay in cache (64 MiB cost a quarter more per step); large targets are ruled by the size of their head."""
-
 
 @dataclass(frozen=True)
 class SupervisedRows:
@@ -107,15 +103,9 @@ class HeadLoss:
         return totals.output()
 
     def _chunk_rows(self, num_steps: int) -> int:
-        """Return the positions per chunk.
-
-        The logits may take as much memory as the target's head in the draft's dtype, so that reading the heads
-        once per chunk is paid back by the arithmetic on them.
-        """
-        rows, size = self.ops.shard_rows, self.head_VH.element_size()
-        head_bytes = rows * self.head_VH.shape[1] * size
-        row_bytes = 4 * rows + size * num_steps * len(self.head_VH)
-        return max(1, max(LOGIT_BYTES, head_bytes) // row_bytes)
+        """Return the positions per chunk, by the memory of the teacher's float32 logits and the draft's."""
+        row_bytes = 4 * self.ops.shard_rows + self.head_VH.element_size() * num_steps * len(self.head_VH)
+        return max(1, self.ops.chunk_bytes // row_bytes)
 
 
 class _StepSums:

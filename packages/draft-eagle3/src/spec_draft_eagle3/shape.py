@@ -81,7 +81,6 @@ class Eagle3Shape(DecoderShape):
             "norm_before_residual": False,
             "norm_before_fc": False,
             "bias": False,
-            "tie_word_embeddings": False,
             "use_aux_hidden_state": True,
             **({} if self.captured is None else {"num_aux_hidden_states": len(self.captured)}),
         }
