@@ -58,6 +58,16 @@ def cache(tmp_path_factory):
         yield folder
 
 
+def test_a_cache_that_cannot_be_made_is_refused_before_the_target_is_trained(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    with pytest.raises(
+        ArtifactError, match=r"^cache \(XDG_CACHE_HOME sets another\) .* is not a folder that can be"
+    ):
+        quickstart.run_quickstart("eagle3", "hf", tmp_path / "out", TOY)
+    assert not (tmp_path / "out").exists()
+
+
 def test_it_measures_and_reports(cache, tmp_path, caplog):
     caplog.set_level("INFO", "spec_trainer.quickstart.stages")
     summary = quickstart.run_quickstart("eagle3", "hf", tmp_path / "out", replace(TOY, seed=3))

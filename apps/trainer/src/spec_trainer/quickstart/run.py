@@ -18,7 +18,7 @@ import torch
 from spec_core import Backend, Draft, Engine, EngineConfig, plugins
 from spec_core.records import SamplingParams
 from spec_trainer.data.tokens import Encoder
-from spec_trainer.disk import cache_folder, write_atomically
+from spec_trainer.disk import cache_folder, check_writable, write_atomically
 from spec_trainer.engine_options import EngineOptions, EngineSections
 from spec_trainer.engine_output import engine_output_kept
 from spec_trainer.evaluation.command import export_untrained
@@ -87,8 +87,8 @@ class QuickstartSize:
     )
     seed: int = 0
     """Seed of the draft's training; the target has its own."""
-    num_prompts: int = 40
-    """Whole batches: without a draft, one more would be decoded by itself, in the time of a batch."""
+    num_prompts: int = 32
+    """Whole batches of four and of thirty-two: one more would be decoded by itself, in the time of a batch."""
     sampling: SamplingParams = field(
         default_factory=lambda: SamplingParams(
             max_new_tokens=128, temperature=1.0, num_draft_tokens=3, stop_at_eos=False
@@ -195,6 +195,8 @@ def prepare_files(
     train, held_out = split_by_file(documents, HELD_OUT_SHARE, seed=0)
     key = f"{tiny_target_cache_key(train, config)}-{PIECE_CHARS}-{HELD_OUT_ROWS}"
     files = QuickstartFiles(cache_folder() / f"quickstart-{key}")
+    if not files.folder.exists():
+        check_writable(files.folder, "cache (XDG_CACHE_HOME sets another)")
     files.folder.mkdir(parents=True, exist_ok=True)
     _write_rows(files.train, _rows(train))
     _write_rows(files.held_out, _evenly(_rows(held_out), HELD_OUT_ROWS))
@@ -291,6 +293,6 @@ def _pieces(text: str) -> Iterator[str]:
         yield "".join(piece)
 
 
-def _show_progress(stages: Stages, step: int, num_steps: int, loss: float) -> None:
-    if step % 30 == 0 or step == num_steps:
-        stages.show(step / num_steps, f"step {step}/{num_steps}, loss {loss:.2f} nats per token")
+def _show_progress(stages: Stages, step: int, num_steps: int, loss: torch.Tensor) -> None:
+    if step % 30 == 0 or step == num_steps:  # to read the loss waits for the device
+        stages.show(step / num_steps, f"step {step}/{num_steps}, loss {loss.item():.2f} nats per token")
