@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --no-compile
 ENGINES ?= $(VENV)-vllm
+SGLANG ?= $(VENV)-sglang
 ASCEND ?= $(VENV)-ascend
 TARGETS ?= .cache/targets
 RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
@@ -13,14 +14,14 @@ EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-engines test-ascend test-ray test-megatron test-targets test-chaos check docs bench mutations mutations-ascend clean
+.PHONY: help install environments quickstart test test-engines test-sglang test-ascend test-ray test-megatron test-targets test-chaos check docs bench mutations mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 install: $(VENV)/installed ## make the local environment
 
-environments: $(ENGINES)/installed $(ASCEND)/installed ## make the environments of test-engines and test-ascend
+environments: $(ENGINES)/installed $(SGLANG)/installed $(ASCEND)/installed ## make those of test-engines, test-sglang, test-ascend
 
 quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to end, with a report
 	$(BIN)/spec-trainer quickstart
@@ -32,6 +33,9 @@ test: install ## all tests
 # Two groups: the tests of drafts share those that one of them has trained, and every vLLM that serves them.
 test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own
 	$(ENGINES)/bin/pytest tests/engines -n 2 --dist loadgroup
+
+test-sglang: $(SGLANG)/installed ## real SGLang on the CPU over a stand-in for its kernels, in an environment of its own
+	$(SGLANG)/bin/python -m pytest tests/engines/test_sglang.py tests/unit/engine_sglang/test_arguments.py
 
 test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
 	$(RIG) -m pytest tests/rig_ascend -n 3 --dist loadgroup
@@ -74,7 +78,7 @@ mutations-ascend: $(ASCEND)/installed ## take away each wait, event and check of
 	$(RIG) tests/rigs/ascend_mutations.py
 
 clean: ## remove the environment and what runs wrote
-	rm -rf $(VENV) $(ENGINES) $(ASCEND) $(TARGETS) runs dist site
+	rm -rf $(VENV) $(ENGINES) $(SGLANG) $(ASCEND) $(TARGETS) runs dist site
 
 # What a user has: no tools for tests. torch first, pinned: what follows then finds it satisfied and fetches no other
 # build. Python compiles what it imports: all of torch and transformers would take longer than the rest. One environment
@@ -98,6 +102,14 @@ $(ENGINES)/installed: pyproject.toml constraints.txt tests/engines/requirements.
 	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt --requirement tests/engines/requirements.txt
 	$(ENGINES)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt $(EDITABLE)
+	touch $@
+
+# The main environment, lent, with SGLang on top: its own requirements are CUDA builds for the most part.
+$(SGLANG)/installed: $(VENV)/installed tests/engines/requirements-sglang.txt
+	$(BIN)/python -m venv $(SGLANG)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(SGLANG)/bin/python $(SITE))/lent.pth"
+	$(SGLANG)/bin/pip install --quiet --no-deps sglang==0.5.23 xgrammar==0.2.7
+	$(SGLANG)/bin/pip install --quiet --no-warn-conflicts --constraint constraints.txt --requirement tests/engines/requirements-sglang.txt
 	touch $@
 
 # About 150 MB of packages for 70 MB of files: neither belongs into the repository or into every run of the tests.

@@ -96,13 +96,13 @@ def draft_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vllm_environment(draft_notes: Path) -> Iterator[None]:
     """Of every vLLM that the tests start: without warm-up, with the rig."""
-    rig = Path(__file__).parent / "vllm_rig"
+    rigs = [Path(__file__).parent / name for name in ("vllm_rig", "rig_streams", "rig_start")]
     info = draft_notes.parent / "spec_vllm_rig-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-vllm-rig\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(rig), str(draft_notes.parent)]), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [*rigs, draft_notes.parent])), prepend=os.pathsep)
         patch.setenv("SPEC_TEST_DRAFTS", str(draft_notes))
         patch.setenv("SPEC_TEST_SWAPS", str(draft_notes.with_name("swaps.jsonl")))
         patch.setenv("VLLM_CPU_CI_ENV", "1")

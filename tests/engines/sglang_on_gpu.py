@@ -157,7 +157,7 @@ def captured(engine, transport, schema, prompts):
         for _ in prompts:
             sample = receiver.receive(LIMIT_S)
             assert tuple(sample.input_ids.tolist()) == requests[sample.request_id].input_ids
-            states[sample.request_id] = sample.hidden_TNH.float().cpu()
+            states[sample.request_id] = sample.hidden_TNH.to("cpu", torch.float32, copy=True)
             receiver.release(sample)
         done.result(LIMIT_S)
     return states

@@ -1,7 +1,9 @@
-"""Test rig, loaded by every process of SGLang as one of its plugins: digests of target and draft around each swap.
+"""Test rig, loaded by every process of SGLang as one of its plugins.
 
-Each line of the file named by SPEC_TEST_SWAPS is one exchange: digests of every tensor of the target, and of both
-copies of the draft, before and after it. While ``PATH.off`` exists nothing is noted, so that pauses can be measured.
+Each line of the file named by SPEC_TEST_SWAPS is one exchange of a draft's weights: digests of every tensor of the
+target, and of both copies of the draft, before and after it. While ``PATH.off`` exists nothing is noted, so that
+pauses can be measured. In the folder named by SPEC_TEST_STREAMS the frontend opens streams about its requests
+(``spec_rig_streams``).
 """
 
 from __future__ import annotations
@@ -12,9 +14,15 @@ from pathlib import Path
 
 
 def install() -> None:
+    if "SPEC_TEST_SWAPS" in os.environ:
+        _watch_exchanges(Path(os.environ["SPEC_TEST_SWAPS"]))
+    if "SPEC_TEST_STREAMS" in os.environ:
+        _stream_to_clients(Path(os.environ["SPEC_TEST_STREAMS"]))
+
+
+def _watch_exchanges(notes: Path) -> None:
     from spec_core.weight_sync import ExchangedSlot, tensors_digest
 
-    notes = Path(os.environ["SPEC_TEST_SWAPS"])
     swap = ExchangedSlot.swap
 
     def digests(slot):
@@ -31,3 +39,25 @@ def install() -> None:
             lines.write(json.dumps([before, digests(self)]) + "\n")
 
     ExchangedSlot.swap = watched
+
+
+def _stream_to_clients(folder: Path) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from spec_rig_streams import Streams
+
+    streams = Streams(folder)
+
+    async def streamed(generate, manager, request, *args, **kwargs):
+        streams.open()
+        told = 0
+        if request.stream:
+            streams.tell(request.rid, 0)
+        async for part in generate(manager, request, *args, **kwargs):
+            if request.stream:
+                count = part["meta_info"]["completion_tokens"]
+                streams.tell(request.rid, count - told)
+                told = count
+            yield part
+
+    name = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
+    HookRegistry.register(name, streamed, HookType.AROUND)

@@ -4,8 +4,7 @@ Each line of the file named by SPEC_TEST_DRAFTS is one call of the drafter: {req
 runs on a processor, DFlash's normalisation of context keys is put right: there ``ops.rms_norm`` takes the first
 layer's weights for every layer. (The product leaves that as it is: acceptance suffers, output does not.)
 
-Beside that file stands ``streams-PID``: the port where the frontend PID streams by HTTP what comes of its streamed
-requests: a line when one begins, and one for each part of its answer, each with the time at which it was written.
+Beside that file the frontend opens streams about its requests (``spec_rig_streams``).
 
 Each line of the file named by SPEC_TEST_SWAPS is one exchange of a draft's weights: digests of the target before and
 after it. Beside it, ``PATH.fault`` plants faults: "[3, true]" makes the third copy or assignment raise once it is
@@ -20,9 +19,6 @@ import hashlib
 import itertools
 import json
 import os
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
@@ -43,7 +39,7 @@ def install() -> None:
     GPUModelRunner.propose_draft_token_ids = noting
     with contextlib.suppress(ImportError):
         _watch_the_second_runner()
-    _stream_to_clients(Path(os.environ["SPEC_TEST_DRAFTS"]))
+    _stream_to_clients(Path(os.environ["SPEC_TEST_DRAFTS"]).parent)
     if "SPEC_TEST_SWAPS" in os.environ:
         _watch_exchanges(Path(os.environ["SPEC_TEST_SWAPS"]))
     if current_platform.is_cpu():
@@ -68,47 +64,21 @@ def _note(requests, guesses) -> None:
         notes.write(json.dumps(dict(zip(requests, guesses, strict=False))) + "\n")
 
 
-def _stream_to_clients(notes: Path) -> None:
-    """GET / streams until another client's GET /end; lines are written before vLLM's caller gets what they tell."""
+def _stream_to_clients(folder: Path) -> None:
+    from spec_rig_streams import Streams
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    generate, streams = AsyncLLM.generate, []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            if self.path == "/end":
-                write("end")
-                return
-            streams.append(self.wfile)
-            self.wfile.write(b"open\n")
-            threading.Event().wait()  # the lines are written where they arise
-
-        def log_message(self, *args: object) -> None: ...
-
-    @functools.cache
-    def serve() -> None:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        port = notes.with_name(f"streams-{os.getpid()}")
-        port.with_suffix(".new").write_text(str(server.server_port))
-        port.with_suffix(".new").rename(port)
-
-    def write(*words: object) -> None:
-        for stream in streams:
-            stream.write(" ".join(map(str, words)).encode() + b"\n")
+    generate, streams = AsyncLLM.generate, Streams(folder)
 
     async def streamed(self, prompt, sampling_params, request_id, **kwargs):
-        serve()
+        streams.open()
         tells = sampling_params.output_kind is RequestOutputKind.DELTA
         if tells:
-            write(request_id, time.monotonic(), 0)
+            streams.tell(request_id, 0)
         async for output in generate(self, prompt, sampling_params, request_id, **kwargs):
             if tells:
-                write(request_id, time.monotonic(), len(output.outputs[0].token_ids))
+                streams.tell(request_id, len(output.outputs[0].token_ids))
             yield output
 
     AsyncLLM.generate = streamed

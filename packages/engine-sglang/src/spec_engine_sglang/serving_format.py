@@ -146,6 +146,11 @@ _FLAWS = (
         lambda draft: _is_chain(draft) and draft.fields.get("draft_vocab_size") is None,
     ),
     Flaw(
+        "its config.json has tie_word_embeddings=true, for which SGLang takes the embedding in place of the draft's "
+        "own head; write false (spec-trainer convert)",
+        lambda draft: _is_chain(draft) and draft.fields.get("tie_word_embeddings") is True,
+    ),
+    Flaw(
         f"it names its layers at the top level only, which SGLang does not read; write {_LAYERS} into "
         "eagle_config too, each one smaller",
         _names_layers_at_top_only,

@@ -1,0 +1,60 @@
+"""What every module of tests that starts the real SGLang on a processor needs.
+
+Everything of SGLang runs but its kernel library, whose packages are CUDA builds: ``tests/rigs/fake_sgl_kernel``
+stands in for it, and for two packages that SGLang imports for nothing that runs here.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_engine_sglang.engine import SglangEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RIG = Path(__file__).parents[1] / "rigs" / "fake_sgl_kernel"
+START = Path(__file__).parent / "rig_start"
+STANDS_IN_FOR = "0.5.23"
+ARGS = {
+    "device": "cpu",
+    "prefill_attention_backend": "intel_amx",
+    "decode_attention_backend": "intel_amx",
+    "sampling_backend": "pytorch",
+    "disable_cuda_graph": True,
+    "disable_radix_cache": True,
+    "max_total_tokens": 8192,
+    "max_running_requests": 16,
+    "mem_fraction_static": 0.3,
+}
+
+
+def _reason() -> str:
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        return SglangEngine.probe().reason
+    return "" if found == STANDS_IN_FOR else f"SGLang {found}; the stand-in is for {STANDS_IN_FOR}"
+
+
+needs_sglang = [pytest.mark.engine, pytest.mark.skipif(bool(_reason()), reason=_reason())]
+
+
+@pytest.fixture(scope="module")
+def sglang_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of every SGLang that the tests start."""
+    folder = tmp_path_factory.mktemp("packages")
+    info = folder / "torchvision-0.28.0.dist-info"  # transformers asks for its version
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [RIG, START, folder])), prepend=os.pathsep)
+        patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield

@@ -1,0 +1,94 @@
+"""The real SGLang on a processor: its states, its texts with a draft, and the latencies that ``evaluate`` tells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.engine import EngineContext
+from spec_core.records import FeatureSchema, SamplingParams
+from spec_core.targets.target_reader import read_target
+from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_engine_sglang.config import SglangConfig
+from spec_engine_sglang.engine import SglangEngine
+
+from ..transformers_target import Transformer
+from .conftest import NUM_DRAFT_TOKENS
+from .sglang_evaluation_on_gpu import WITHIN, measure
+from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
+from .sglang_on_gpu import captured
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [
+    *needs_sglang,
+    pytest.mark.usefixtures("sglang_environment"),
+    pytest.mark.xdist_group("sglang"),
+    pytest.mark.timeout(600),
+]
+BATCH_TOKENS = 64
+"""Longer prompts run in chunks."""
+LAYERS = (0, 3, 8)
+"""The embedding, a layer, and what enters the final norm."""
+
+
+def test_latencies_of_loads_are_those_that_a_client_measures(llama, trained_draft, tmp_path) -> None:
+    """The whole command, as it is run on a GPU. It comes first: an idle SGLang polls, and would cost it a core."""
+    words = [f"engine.args.{key}={str(value).lower()}" for key, value in ARGS.items()]
+    document = measure(
+        tmp_path,
+        llama,
+        trained_draft("eagle3").folder,
+        ["engine.dtype=float32", f"engine.batch_tokens={BATCH_TOKENS}", *words],
+        backend="cpu",
+        draft_tokens=NUM_DRAFT_TOKENS,
+        new_tokens=30,
+        repeated=2,
+        concurrency="1,2,4,8",
+    )
+    assert document["outputs_equal"]
+    assert document["acceptance_length"] > 1
+    assert len(document["loads"]) == 8
+    assert document["largest_difference"] <= WITHIN
+
+
+@pytest.fixture(scope="module")
+def engine(llama: Path, sglang_environment: None) -> Iterator[SglangEngine]:  # noqa: F811
+    context = EngineContext(
+        backend=CpuBackend(CpuBackend.Config()), placement="colocated", start_s=240.0, peer_s=60.0
+    )
+    config = SglangConfig(name="sglang", dtype="float32", batch_tokens=BATCH_TOKENS, args=ARGS)
+    with SglangEngine.create(config, read_target(llama), context) as engine:
+        yield engine
+
+
+def test_states_are_those_of_transformers(llama, engine) -> None:
+    """Of several requests in a pass, and of one in chunks."""
+    target = read_target(llama)
+    schema = FeatureSchema(layers=LAYERS, hidden_size=target.hidden_size, dtype="float32")
+    draw = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 97, (length,), generator=draw).tolist() for length in (5, 17, 150)]
+    states = captured(engine, engine.context.backend.transport("colocated"), schema, prompts)
+    reference = Transformer(llama)
+    for number, prompt in enumerate(prompts):
+        expected = reference.hidden(prompt)[:, list(LAYERS)]
+        torch.testing.assert_close(states[number], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_texts_and_acceptance_are_those_of_transformers(llama, engine, trained_draft) -> None:
+    """With a draft: the command above has compared texts with and without one."""
+    trained = trained_draft("eagle3")
+    drafting = SamplingParams(max_new_tokens=40, stop_at_eos=False, num_draft_tokens=NUM_DRAFT_TOKENS)
+    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
+    with HfEngine.create(HfConfig(), read_target(llama), context) as hf:
+        hf.load_draft(trained.folder)
+        expected = [answer.token_ids for answer in hf.generate(trained.prompts, drafting)]
+        accepted = hf.acceptance().acceptance_length
+    engine.load_draft(trained.folder)
+    assert [answer.token_ids for answer in engine.generate(trained.prompts, drafting)] == expected
+    assert engine.acceptance().acceptance_length == pytest.approx(accepted, rel=0.02)
