@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_trainer.data import kept, row_encoder
+
 from .launching import (
     STEPS,
     Lab,
@@ -116,6 +118,21 @@ def test_asked_to_stop_before_the_first_step_it_stops(lab: Lab) -> None:
     assert run.wait(15) == 130, run.story()
     assert run.last_line() == "spec-trainer: interrupted before the first step; the same command starts again"
     assert_nothing_left(run, belongings(run))
+
+
+def test_a_resumed_run_takes_its_long_data_as_the_first_start_has_kept_it(lab: Lab, monkeypatch) -> None:
+    monkeypatch.setattr(kept, "FEW_SAMPLES", 0)
+    read: list[object] = []
+    parse_row = row_encoder.parse_row
+    monkeypatch.setattr(row_encoder, "parse_row", lambda row: read.append(row) or parse_row(row))
+    output, anew = lab.folder / "kept", lab.folder / "anew"
+    lab.train_here(output, train__steps=2)
+    once = len(read)
+    lab.train_here(output, train__steps=4)
+    assert len(read) == once > 0
+    lab.train_here(anew, train__steps=4)
+    assert len(read) == 2 * once
+    assert losses(output) == losses(anew)
 
 
 def _assert_saved(run: Run) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import RunError
 from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.resume import checkpoint_to_resume
+from spec_trainer.data.kept import keep_run_data
 from spec_trainer.progress import StepProgress
 from spec_trainer.push.servers import check_servers
 from spec_trainer.stop_request import StopRequest
@@ -40,6 +41,7 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
     with spec.directory.locked(), StopRequest() as stop:
         # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
         spec.directory.open(spec.identity, spec.resuming("latest").config)
+        keep_run_data(spec.source, spec.directory.root)
         asked, limit = spec, spec.config.train.restarts
         for restart in range(limit):
             try:

@@ -58,19 +58,20 @@ def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[RunParts, Dataset]:
     """Return configuration, plugins, target and data; raise as ``resolve`` does."""
-    from spec_trainer.data.dataset import load_dataset
+    from spec_trainer.data.kept import load_run_data
 
     with _one_line():
         parts = _load_parts(*resolve_config(config_file, flags, overrides))
         if parts.config.decodes:
             _check_decoder(parts)
         longest_prompt = parts.longest_prompt if parts.config.decode.every else None
-        dataset = load_dataset(
+        dataset = load_run_data(
             parts.config.data,
             parts.target.folder,
             parts.target.vocab_size,
             longest_prompt,
             with_questions=parts.config.train.serve_every > 0,
+            run_directory=parts.config.output,
         )
         _check_positions(parts.target, dataset)
         return parts, dataset

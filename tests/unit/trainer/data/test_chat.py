@@ -231,7 +231,7 @@ TEMPLATES = {
 }
 
 
-def random_conversation(draw):
+def random_conversation(draw, length=20):
     words = [
         "a",
         " b ",
@@ -243,19 +243,32 @@ def random_conversation(draw):
         "Four,  I think",
     ]
     roles = ["user", "assistant"] if draw.random() < 0.7 else ["user", "assistant", "assistant", "user"]
-    spoken = [(roles[i % len(roles)], "".join(draw.choices(words, k=draw.randint(0, 3)))) for i in range(20)]
+    spoken = [
+        (roles[i % len(roles)], "".join(draw.choices(words, k=draw.randint(0, 3)))) for i in range(length)
+    ]
     return {"messages": [{"role": role, "content": content} for role, content in spoken]}
 
 
-@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("template", [*TEMPLATES.values(), THINKING], ids=[*TEMPLATES, "thinking"])
 def test_turns_of_one_frame_lie_where_each_would_be_found_by_itself(load, monkeypatch, template):
     draw = random.Random(0)
-    rows = [random_conversation(draw) for _ in range(12)]
+    rows = [random_conversation(draw, length) for length in (20, 4, 6, 9, 20, 2) * 3]
     together = load(*rows, template=template, on_bad_row="skip")
     monkeypatch.setattr(turns, "_FEW", 10**6)
     alone = load(*rows, template=template, on_bad_row="skip")
     assert together.digest == alone.digest
     assert str(together.report) == str(alone.report)
+
+
+def test_what_is_found_in_a_row_does_not_depend_on_the_rows_before_it(load):
+    draw = random.Random(1)
+    rows = [random_conversation(draw, length) for length in (20, 4, 6, 9)]
+    for template in TEMPLATES.values():
+        masks = []
+        for order in (rows, rows[::-1]):
+            found = load(*order, {"text": "a b"}, template=template, on_bad_row="skip")
+            masks.append({one.input_ids.tobytes(): one.loss_mask.tolist() for one in found.train})
+        assert masks[0] == masks[1]
 
 
 def test_the_renderings_of_a_conversation_do_not_grow_with_it(load, supervised, monkeypatch):
@@ -266,8 +279,10 @@ def test_the_renderings_of_a_conversation_do_not_grow_with_it(load, supervised, 
     monkeypatch.setattr(
         chat_template_utils, "render_jinja_template", lambda **given: calls.append(1) or render(**given)
     )
+    load(conversation(*["a", "b"] * 4))
+    few = len(calls)
     dataset = load(conversation(*["a", "b"] * 2_000), max_length=10**6)
-    assert len(calls) < 12
+    assert len(calls) == 2 * few
     assert supervised(dataset.sample(0)) == " | ".join(["b<|im_end|>"] * 2_000)
 
 

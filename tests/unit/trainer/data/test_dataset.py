@@ -160,6 +160,21 @@ def test_json_lists_name_the_number_of_a_bad_row(tmp_path, wrap, indent):
     assert len(read(file, on_bad_row="skip").train) == 2
 
 
+def test_a_json_file_may_have_a_row_in_each_line(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text("".join(json.dumps(row) + "\n" for row in (TOKENS, {"bad": True}, TOKENS)), "utf-8")
+    with pytest.raises(DataError, match=r"rows\.json:2: unknown shape"):
+        read(file)
+    assert len(read(file, on_bad_row="skip").train) == 2
+
+
+def test_descriptions_of_a_data_set_hold_no_rows(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(TOKENS))
+    for name in ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"):
+        (tmp_path / name).write_text('{"splits": ["train"]}')
+    assert len(read(tmp_path).train) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [

@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
@@ -15,7 +15,7 @@ from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rendering_limits import rendering_limits
 from spec_trainer.data.rows import Chat
 from spec_trainer.data.served_messages import served_messages, served_tool
-from spec_trainer.data.turns import EndTokens, Render, TurnFinder
+from spec_trainer.data.turns import Around, EndTokens, Frames, Render, TurnFinder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,14 @@ _TODAY = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 # Some templates write today's date into the system prompt. Samples must not change overnight, or a run could not
 # be resumed; this is the date that Llama 3's template itself falls back to.
 _FIXED_DATE = date(2024, 7, 26)
+_PLAIN = [{"role": role, "content": "x"} for role in ("user", "assistant")]
+_TOOL_USE = [
+    _PLAIN[0],
+    {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "x", "arguments": {}}}]},
+    {"role": "tool", "content": "x"},
+    _PLAIN[1],
+]
+_USUAL = [Chat(messages) for messages in (_PLAIN * 3, _TOOL_USE + _PLAIN, _PLAIN + _TOOL_USE)]
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class ChatRenderer:
         """Keep ``tokenizer`` and its special tokens, and the template and variables that ``config`` gives."""
         self._tokenizer = tokenizer
         self._config = config
+        self._usual: dict[str, Frames] = {}
         added = tokenizer.added_tokens_decoder.values()
         self._end_tokens = EndTokens(
             {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
@@ -98,13 +107,30 @@ class ChatRenderer:
         return len(self._render(chat, chat.messages[:index], marked=True)[1]) if index > 0 else 0
 
     def _found(self, chat: Chat, text: str, turns: Sequence[int]) -> Spans:
-        finder = TurnFinder(chat.messages, text, self._try_render(chat), self._has_prompt, self._end_tokens)
+        usual = self._usual_frames(self._template(chat)) if len(turns) > 1 else {}
+        finder = replace(self._finder(chat, text), usual=usual)
         spans = []
         for index, span in zip(turns, finder.spans(turns), strict=False):
             if span is None:
                 raise BadRow("assistant turn not found in the rendered conversation", _way_out(chat, index))
             spans.append(_without_empty_thought(text, span, chat.messages[index]))
         return spans
+
+    def _finder(self, chat: Chat, text: str) -> TurnFinder:
+        return TurnFinder(chat.messages, text, self._try_render(chat), self._has_prompt, self._end_tokens)
+
+    def _usual_frames(self, template: str) -> Frames:
+        """Return what the template writes around answers, by conversations of our own: other rows change nothing."""
+        if template not in self._usual:
+            found: list[tuple[Around, tuple[int, int]]] = []
+            for chat in (one for one in _USUAL if self._template(one) == template):
+                text = self._try_render(chat)(chat.messages, False)
+                if text is not None:
+                    found += self._finder(chat, text).frames(chat.answers)
+            frames = dict(found)
+            certain = all(frames[around] == span for around, span in found)
+            self._usual[template] = frames if certain else {}
+        return self._usual[template]
 
     def _try_render(self, chat: Chat) -> Render:
         def render(messages: Sequence[dict[str, Any]], prompt: bool) -> str | None:
@@ -150,7 +176,12 @@ class ChatRenderer:
                 "put its chat_template.jinja there, set data.chat_template to a file, or give rows of text or of "
                 "input_ids with loss_mask"
             )
-        return _TODAY.sub(lambda match: repr(_FIXED_DATE.strftime(match[2])), template)
+        return _undated(template)
+
+
+@lru_cache
+def _undated(template: str) -> str:
+    return _TODAY.sub(lambda match: repr(_FIXED_DATE.strftime(match[2])), template)
 
 
 def _without_empty_thought(text: str, span: tuple[int, int], message: dict[str, Any]) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,16 +13,17 @@ import numpy as np
 from spec_core.errors import DataError
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.report import DataReport
-from spec_trainer.data.rows import Chat, Text, parse_row
+from spec_trainer.data.row_encoder import EncodedRow, RowEncoder, encode_rows
 from spec_trainer.data.sources import check_answers, read_rows
-from spec_trainer.data.tokens import Encoded, Encoder
+from spec_trainer.data.tokens import Encoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from spec_trainer.data.config import DataConfig
-    from spec_trainer.data.rows import Tokens
+    from spec_trainer.data.rows import Chat
+    from spec_trainer.data.tokens import Encoder
 
 _DEFAULT_EVAL_SAMPLES = 64
 _DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
@@ -58,6 +60,8 @@ class Dataset:
     report: DataReport
     questions: tuple[np.ndarray | None, ...] = ()
     """int32 [P] of each held-out conversation: what is to be answered, in the data of a run that is measured."""
+    origin: str = ""
+    """Digest of all that the data was made from, in the data of a run (``load_run_data``)."""
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
@@ -112,8 +116,14 @@ def load_dataset(
     DataError, naming file and line, for a source or row that cannot be used, and where nothing is left.
     """
     report = DataReport()
-    encoder = Encoder(tokenizer_folder, vocab_size, config)
-    reader = _Reader(config, encoder, report, longest_prompt, with_questions)
+    row_encoder = RowEncoder(
+        config=config,
+        tokenizer_folder=tokenizer_folder,
+        vocab_size=vocab_size,
+        longest_prompt=longest_prompt,
+        with_questions=with_questions,
+    )
+    reader = _Reader(row_encoder, report)
     train, held_out = reader.read(config.path), []
     if config.eval_path is not None:
         held_out = reader.read(config.eval_path)
@@ -123,7 +133,9 @@ def load_dataset(
         Sample(number, found.encoded.input_ids, found.encoded.loss_mask, found.where, found.prompt)
         for number, found in enumerate(train + held_out)
     )
-    questions = tuple(_question(encoder, found.chat) for found in held_out) if with_questions else ()
+    questions = (
+        tuple(_question(row_encoder.encoder, found.chat) for found in held_out) if with_questions else ()
+    )
     dataset = Dataset(numbered[: len(train)], numbered[len(train) :], report, questions)
     report.count_kept(dataset.samples, len(held_out))
     return dataset
@@ -149,19 +161,10 @@ def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:
 class _Reader:
     """Turns a source into samples, and counts in the report what was cut or dropped."""
 
-    def __init__(
-        self,
-        config: DataConfig,
-        encoder: Encoder,
-        report: DataReport,
-        longest_prompt: int | None,
-        with_questions: bool,
-    ) -> None:
-        self._config = config
-        self._encoder = encoder
+    def __init__(self, row_encoder: RowEncoder, report: DataReport) -> None:
+        self._config = row_encoder.config
+        self._row_encoder = row_encoder
         self._report = report
-        self._longest_prompt = longest_prompt
-        self._with_questions = with_questions
 
     def read(self, path: str) -> list[_Found]:
         check_answers(path, self._config)
@@ -169,39 +172,22 @@ class _Reader:
         if not found:
             raise DataError(f"data {path!r} holds no usable row ({self._report})")
         supervised = any(one.encoded.loss_mask.any() for one in found)
-        if not supervised and self._longest_prompt is None:
+        if not supervised and self._row_encoder.longest_prompt is None:
             raise DataError(f"data {path!r} holds no supervised token ({self._report})")
         return found
 
     def _usable(self, path: str) -> Iterator[_Found]:
-        for row in read_rows(path):
-            try:
-                content = parse_row(row.content)
-                encoded, prompt = self._cut(row.where, content), self._prompt(content)
-            except BadRow as bad:
-                if self._config.on_bad_row == "error" and not bad.harmless:
-                    raise DataError(f"{row.where}: {bad} (data.on_bad_row=skip drops such rows)") from bad
-                self._report.drop(bad.reason, f"{row.where}: {bad}")
-            else:
-                asked = self._with_questions and isinstance(content, Chat)
-                yield _Found(row.where, encoded, prompt, content if asked else None)
+        with closing(encode_rows(self._row_encoder, read_rows(path))) as rows:
+            for where, row in rows:
+                if isinstance(row, EncodedRow):
+                    yield _Found(where, self._cut(where, row.encoded), row.prompt, row.chat)
+                elif self._config.on_bad_row == "error" and not row.harmless:
+                    raise DataError(f"{where}: {row} (data.on_bad_row=skip drops such rows)") from row
+                else:
+                    self._report.drop(row.reason, f"{where}: {row}")
 
-    def _prompt(self, row: Chat | Text | Tokens) -> np.ndarray | None:
-        longest = self._longest_prompt
-        if longest is None:
-            return None
-        prompt = self._encoder.prompt(row)
-        if isinstance(row, Text):
-            prompt = prompt[:longest]
-        elif len(prompt) > longest:
-            raise BadRow("prompt too long", f"{len(prompt)} tokens, {longest} are possible", harmless=True)
-        return np.array(prompt, dtype=np.int32)
-
-    def _cut(self, where: str, row: Chat | Text | Tokens) -> Encoded:
-        encoded = self._encoder.encode(row, self._config.last_turn_only)
+    def _cut(self, where: str, encoded: Encoded) -> Encoded:
         limit, length = self._config.max_length, len(encoded.input_ids)
-        if length < 2:
-            raise BadRow("fewer than 2 tokens", harmless=True)
         if length > limit:
             self._report.truncated.add(f"{where}: {length} tokens")
             encoded = Encoded(encoded.input_ids[:limit].copy(), encoded.loss_mask[:limit].copy())

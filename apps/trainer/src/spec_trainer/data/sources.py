@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
 from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
@@ -27,6 +27,8 @@ _LINE_BYTES = 16 << 20
 _JSON_BYTES = 1 << 30
 """Bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
 _PARQUET_ROWS = 256
+_DESCRIPTIONS = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
+"""Files of the hub and of ``datasets`` that describe data, and hold no rows."""
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
 
@@ -45,17 +47,34 @@ def read_rows(path: str) -> Iterator[DataRow]:
 
     Raise DataError where a source as a whole cannot be read.
     """
+    place = _place(path)
+    yield from read_files(place) if isinstance(place, list) else read_hub(*place)
+
+
+def source_files(path: str) -> list[Path]:
+    """Return the files that hold what ``read_rows`` reads; a hub id's are in the hub's cache. Raise as that does."""
+    place = _place(path)
+    if not isinstance(place, list):
+        name, split = place
+        with _readable(f"{name}:{split}"):
+            place = [Path(part["filename"]) for part in _load_hub(name, None, split).cache_files]
+    for file in place:
+        check_regular(file, DataError)
+    return place
+
+
+def _place(path: str) -> list[Path] | tuple[str, str]:
+    """Return the files of ``path``, or name and split of a data set of the hub."""
     if not path:  # to pathlib, the working directory
         raise DataError(f"data is empty: expected {_EXPECTED}, or a hub id owner/name[:split]")
     file = Path(path)
     if file.is_dir():
-        yield from read_files(data_files(file))
-    elif file.exists():
-        yield from _file_rows(file)
-    elif _kind(file) is None and (hub := _HUB_ID.fullmatch(path)):
-        yield from read_hub(hub[1], hub[2] or "train")
-    else:
-        raise DataError(f"data {path!r} does not exist: expected {_EXPECTED}, or a hub id owner/name[:split]")
+        return data_files(file)
+    if file.exists():
+        return [file]
+    if _kind(file) is None and (hub := _HUB_ID.fullmatch(path)):
+        return hub[1], hub[2] or "train"
+    raise DataError(f"data {path!r} does not exist: expected {_EXPECTED}, or a hub id owner/name[:split]")
 
 
 def read_files(files: Iterable[Path]) -> Iterator[DataRow]:
@@ -86,7 +105,8 @@ def data_files(folder: Path) -> list[Path]:
 def _is_data(file: Path) -> bool:
     answers = file.with_name(file.name.removesuffix(".meta.json"))
     describes_another = answers != file and meta_of_answers(answers) == file and answers.exists()
-    return _kind(file) is not None and file.is_file() and not describes_another
+    describes = describes_another or file.name in _DESCRIPTIONS
+    return _kind(file) is not None and file.is_file() and not describes
 
 
 def _kind(file: Path) -> str | None:
@@ -131,13 +151,19 @@ def _decode_line(line: bytes) -> object:
 
 
 def _json_rows(file: Path) -> Iterator[DataRow]:
+    text = read_bytes(file, DataError, _JSON_BYTES).decode("utf-8-sig")
     try:
-        document = json.loads(read_bytes(file, DataError, _JSON_BYTES).decode("utf-8-sig"))
+        document = json.loads(text)
     except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and text.lstrip().startswith("{"):  # a row in each line
+            yield from _jsonl_rows(file)
+            return
         raise DataError(f"{file}:{error.lineno}: not JSON: {error.msg}") from None
     rows = document.get("data") if isinstance(document, dict) else document
     if not isinstance(rows, list):
-        raise DataError(f'{file}: expected a list of rows or {{"data": [...]}}')
+        raise DataError(
+            f'{file}: expected a list of rows, {{"data": [...]}}, or a row in each of several lines'
+        )
     for number, row in enumerate(rows, start=1):
         yield DataRow(f"{file}:{number}", row)
 
@@ -167,14 +193,18 @@ def _without_nulls(value: object) -> object:
 
 def read_hub(name: str, split: str, config: str | None = None) -> Iterator[DataRow]:
     """Yield the rows of a data set of the hub. Raise DataError where it cannot be read."""
+    with _readable(f"{name}:{split}"):
+        for number, row in enumerate(_load_hub(name, config, split), start=1):
+            yield DataRow(f"{name}:{split}:{number}", _without_nulls(row))
+
+
+def _load_hub(name: str, config: str | None, split: str) -> Any:
     from datasets import load_dataset
     from datasets.utils import logging as datasets_logging
 
     # Its failures become one line of error; its own logging would repeat them.
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)
-    with _readable(f"{name}:{split}"):
-        for number, row in enumerate(load_dataset(name, config, split=split), start=1):
-            yield DataRow(f"{name}:{split}:{number}", _without_nulls(row))
+    return load_dataset(name, config, split=split)
 
 
 def _readable(source: str) -> AbstractContextManager[None]:

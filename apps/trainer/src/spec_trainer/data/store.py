@@ -16,7 +16,7 @@ from spec_trainer.data.report import DataReport
 from spec_trainer.disk import not_written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 DATASET = ".dataset-"
 """How the names of such folders begin."""
@@ -35,19 +35,37 @@ def saved_dataset(dataset: Dataset, root: Path) -> Iterator[Path]:
         try:
             folder = Path(tempfile.mkdtemp(prefix=DATASET, dir=root))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            _write(dataset, folder)
+            write_dataset(dataset, folder)
         except OSError as error:
             raise not_written(f"the tokenised data below {root}", root, error) from error
         yield folder
 
 
-def _write(dataset: Dataset, folder: Path) -> None:
+def write_dataset(dataset: Dataset, folder: Path) -> None:
+    """Write ``DATASET_FILES`` into ``folder``."""
     samples = dataset.samples
     lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
     _save(folder / "lengths.npy", lengths)
     _save(folder / "num_train.npy", np.array(len(dataset.train), dtype=np.int64))
     _save(folder / "input_ids.npy", np.concatenate([sample.input_ids for sample in samples]))
     _save(folder / "loss_mask.npy", np.concatenate([sample.loss_mask for sample in samples]))
+
+
+def save_arrays(folder: Path, name: str, arrays: Sequence[np.ndarray | None]) -> None:
+    """Write int32 arrays of any lengths, None among them, for ``load_arrays``."""
+    lengths = np.array([-1 if array is None else len(array) for array in arrays], dtype=np.int64)
+    there = [array for array in arrays if array is not None]
+    _save(folder / f"{name}_lengths.npy", lengths)
+    _save(folder / f"{name}.npy", np.concatenate([np.empty(0, dtype=np.int32), *there]))
+
+
+def load_arrays(folder: Path, name: str) -> tuple[np.ndarray | None, ...]:
+    """Return what ``save_arrays`` wrote."""
+    lengths = np.load(folder / f"{name}_lengths.npy")
+    values = np.load(folder / f"{name}.npy")
+    borders = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0))])
+    parts = (values[start:stop] for start, stop in itertools.pairwise(borders))
+    return tuple(None if length < 0 else part for length, part in zip(lengths, parts, strict=True))
 
 
 def _save(file: Path, array: np.ndarray) -> None:

@@ -149,7 +149,7 @@ class Encoder:
         if self._tokenizer.unk_token_id is not None and self._tokenizer.unk_token_id in ids:
             return True
         decoded = self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
-        return _squeezed(decoded) == _squeezed(text)
+        return decoded == text or _squeezed(decoded) == _squeezed(text)
 
     @cached_property
     def _tokenizer(self) -> Any:

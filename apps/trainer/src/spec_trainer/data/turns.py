@@ -7,8 +7,9 @@ another end-of-turn token) fail that test; then the turn's content is replaced b
 template put around the placeholder must be found, literally, around the content. Nothing is guessed: a border
 that neither way confirms is None.
 
-A long conversation has few kinds of turns: where a rendering with placeholders for all contents shows that the
-template writes the same around two of them, the borders of the one are those of the other.
+There are few kinds of turns: where a rendering with placeholders for all contents shows that the template writes
+the same around two of them, of this conversation or of a plain one (``usual``), the borders of the one are
+those of the other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 Message = dict[str, Any]
 Render = Callable[["Sequence[Message]", bool], "str | None"]
@@ -32,12 +33,16 @@ _NUMBERED = re.compile(rf"{_PLACEHOLDER}(\d+)Q")
 _EMPTY_THOUGHT_AT_END = re.compile(r"<think>\s*</think>\s*\Z")
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
-_FEW = 4
+_FEW = 1
 """Up to so many turns, each is found by itself, with two renderings of all that is before it."""
 _MOST = 200
 """Turns of one conversation that may be found so, because the time grows with the square of its length."""
 
 Span = tuple[int, int]
+Around = tuple[str, str, str, str]
+"""The roles of the messages before and after one, and what the template writes before and behind its content."""
+Frames = dict[Around, Span]
+"""How much of what is before a content the turn begins with, and of what is behind it the turn ends with."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class TurnFinder:
     has_prompt: bool
     """Whether the template has generation prompts. Without, only a placeholder shows where an answer begins."""
     end_tokens: EndTokens = field(repr=False)
+    usual: Frames = field(default_factory=Frames, repr=False)
+    """Turns that the template is known to write."""
 
     def spans(self, turns: Sequence[int]) -> Iterator[Span | None]:
         """Yield for each of the messages ``turns`` the span that the assistant emits: content and end of turn.
@@ -57,7 +64,7 @@ class TurnFinder:
         The last item is None where a span is not certain.
         """
         frames = self._frames() if len(turns) > _FEW else {}
-        known: dict[tuple[str, str], Span] = {}
+        known = dict(self.usual)
         searched = 0
         for index in turns:
             frame = frames.get(index)
@@ -72,6 +79,14 @@ class TurnFinder:
                 return
             yield borders[0], self.end_tokens.close(self.text, *borders)
 
+    def frames(self, turns: Sequence[int]) -> Iterator[tuple[Around, Span]]:
+        """Yield items of ``Frames``: what the template writes around the messages ``turns``, each found by itself."""
+        for index, frame in self._frames().items():
+            known: Frames = {}
+            if index in turns and (borders := self._borders(index)):
+                frame.learn(known, borders)
+            yield from known.items()
+
     def _borders(self, index: int) -> Span | None:
         """Return the span of the turn and the layout behind it."""
         start, stop = self._start(index), self._stop(index)
@@ -85,13 +100,19 @@ class TurnFinder:
         return (start, stop) if start <= stop else None
 
     def _frames(self) -> dict[int, ContentFrame]:
-        """Return each message's content and what the template writes around it, from one rendering with placeholders.
+        """Return contents with what is around them, those of tools where the template writes them as they are."""
+        spoken = {message["role"] for message in self.messages}
+        return self._framed(spoken) or (self._framed(spoken - {"tool"}) if "tool" in spoken else {})
 
-        Return nothing where the text is not exactly that rendering with the contents in place.
+    def _framed(self, roles: Collection[str]) -> dict[int, ContentFrame]:
+        """Return the contents of ``roles`` and what is around them, from one rendering with placeholders.
+
+        Return nothing where the text is not exactly that rendering with the contents in place. To a template, no
+        content is not like any other.
         """
         numbered = [
             {**message, "content": f"{_PLACEHOLDER}{index}Q"}
-            if message.get("content") is not None
+            if message.get("content") and message["role"] in roles
             else message
             for index, message in enumerate(self.messages)
         ]
@@ -100,6 +121,7 @@ class TurnFinder:
             return {}
         first, *rest = _NUMBERED.split(text)
         indices, between = list(map(int, rest[::2])), [first, *rest[1::2]]
+        spoken = ["", *(message["role"] for message in self.messages), ""]
         frames: dict[int, ContentFrame] = {}
         position = len(first)
         if indices != sorted(set(indices)) or not self.text.startswith(first):
@@ -111,7 +133,8 @@ class TurnFinder:
             )
             if written is None:
                 return {}
-            frames[index] = ContentFrame(position, position + len(written), before, after)
+            around = spoken[index], spoken[index + 2], before, after
+            frames[index] = ContentFrame(position, position + len(written), around)
             position += len(written) + len(after)
         return frames if position == len(self.text) else {}
 
@@ -167,25 +190,25 @@ class TurnFinder:
 
 @dataclass(frozen=True)
 class ContentFrame:
-    """A message's content, at ``start`` to ``stop`` of a text, and what the template wrote before and behind it.
+    """A message's content, at ``start`` to ``stop`` of a text, and what is around it.
 
-    Two turns between the same texts have their borders at the same places of these.
+    Two turns with the same around them have their borders at the same places of it.
     """
 
     start: int
     stop: int
-    before: str
-    after: str
+    around: Around
 
-    def learn(self, known: dict[tuple[str, str], Span], borders: Span) -> None:
-        """Note where the borders of this turn are, for other turns between the same texts."""
+    def learn(self, known: Frames, borders: Span) -> None:
+        """Note where the borders of this turn are, for other turns with the same around them."""
         lead, tail = self.start - borders[0], borders[1] - self.stop
-        if 0 <= lead <= len(self.before) and 0 <= tail <= len(self.after):
-            known[self.before, self.after] = lead, tail
+        _, _, before, after = self.around
+        if 0 <= lead <= len(before) and 0 <= tail <= len(after):
+            known[self.around] = lead, tail
 
-    def place(self, known: Mapping[tuple[str, str], Span]) -> Span | None:
-        """Return the borders that another turn between the same texts has, or None."""
-        found = known.get((self.before, self.after))
+    def place(self, known: Frames) -> Span | None:
+        """Return the borders that another turn with the same around it has, or None."""
+        found = known.get(self.around)
         return (self.start - found[0], self.stop + found[1]) if found else None
 
 

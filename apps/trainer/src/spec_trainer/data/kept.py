@@ -1,0 +1,145 @@
+"""Keep a long rendering in the run directory: a run that is resumed does not render its data again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from contextlib import suppress
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pydantic
+
+from spec_core.errors import DataError
+from spec_core.foreign import cause
+from spec_trainer.data.dataset import Dataset, load_dataset
+from spec_trainer.data.report import DataReport
+from spec_trainer.data.sources import check_answers, source_files
+from spec_trainer.data.store import DATASET_FILES, load_arrays, open_dataset, save_arrays, write_dataset
+from spec_trainer.disk import new_folder, remove
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from spec_trainer.data.config import DataConfig
+
+log = logging.getLogger(__name__)
+
+FEW_SAMPLES = 2000
+"""So many conversations are rendered again in some seconds."""
+_KEPT = ".rendered-"
+"""How the names of such folders begin; the rest is ``Dataset.origin``."""
+_RECORD = "record.json"
+_ARRAYS = ("prompts", "questions")
+_FILES = (*DATASET_FILES, *(f"{name}{part}.npy" for name in _ARRAYS for part in ("", "_lengths")))
+_UNUSED = {"features", "packing", "shuffle"}
+"""Keys of section ``data`` that decide nothing before the samples are numbered."""
+_TOKENIZER_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+_LIBRARIES = ("jinja2", "tokenizers", "transformers")
+
+
+def load_run_data(
+    config: DataConfig,
+    tokenizer_folder: Path,
+    vocab_size: int,
+    longest_prompt: int | None,
+    with_questions: bool,
+    run_directory: Path,
+) -> Dataset:
+    """Return what ``load_dataset`` returns, from ``run_directory`` where that was kept there; write nothing."""
+    settings = {
+        "data": config.model_dump(mode="json", exclude=_UNUSED),
+        "vocab_size": vocab_size,
+        "longest_prompt": longest_prompt,
+        "with_questions": with_questions,
+    }
+    sources = list(filter(None, (config.path, config.eval_path)))
+    origin = _origin(settings, sources, tokenizer_folder)
+    kept = _open(run_directory / f"{_KEPT}{origin}", origin) if origin else None
+    if kept is None:
+        found = load_dataset(
+            config, tokenizer_folder, vocab_size, longest_prompt, with_questions=with_questions
+        )
+        return replace(found, origin=origin)
+    for path in sources:
+        check_answers(path, config)
+    return kept
+
+
+def keep_run_data(dataset: Dataset, run_directory: Path) -> None:
+    """Keep what took long to render, in place of what was kept before; the caller holds the directory's lock.
+
+    A full disk is a warning: the run does without.
+    """
+    folder = run_directory / f"{_KEPT}{dataset.origin}"
+    wanted = dataset.origin and len(dataset.samples) > FEW_SAMPLES
+    if wanted and _open(folder, dataset.origin) is not None:
+        return
+    for left in run_directory.glob(f"{_KEPT}*"):
+        remove(left)
+    if not wanted:
+        return
+    scratch = new_folder(run_directory, _KEPT)
+    try:
+        _write(dataset, scratch)
+        scratch.rename(folder)
+    except OSError as error:
+        remove(scratch)
+        log.warning("the rendered data is not kept below %s: %s", run_directory, cause(error))
+
+
+def _origin(settings: Mapping[str, Any], sources: Iterable[str], tokenizer_folder: Path) -> str:
+    """Return a digest of all that samples are made from; empty where something of it cannot be read."""
+    whole = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+    whole.update(json.dumps([version(name) for name in _LIBRARIES]).encode())
+    own = sorted(Path(__file__).parent.glob("*.py"))
+    tokenizer = sorted(file for file in tokenizer_folder.rglob("*") if file.suffix in _TOKENIZER_FILES)
+    try:
+        for file in chain(own, tokenizer, *(source_files(path) for path in sources)):
+            whole.update(f"{file}\0{_digest(file)}\0".encode())
+    except (OSError, DataError):  # whoever reads the rows says so
+        return ""
+    return whole.hexdigest()
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "blake2b").hexdigest()
+
+
+def _write(dataset: Dataset, folder: Path) -> None:
+    write_dataset(dataset, folder)
+    save_arrays(folder, "prompts", [sample.prompt for sample in dataset.samples])
+    save_arrays(folder, "questions", dataset.questions)
+    record = {
+        "report": asdict(dataset.report),
+        "where": [sample.where for sample in dataset.samples],
+        "digests": {name: _digest(folder / name) for name in _FILES},
+    }
+    text = json.dumps(record)
+    (folder / _RECORD).write_text(f"{hashlib.blake2b(text.encode()).hexdigest()}\n{text}")
+
+
+def _open(folder: Path, origin: str) -> Dataset | None:
+    """Return what ``keep_run_data`` has written; None where it is not there, whole and unchanged."""
+    with suppress(OSError, UnicodeDecodeError):
+        digest, _, text = (folder / _RECORD).read_text().partition("\n")
+        if hashlib.blake2b(text.encode()).hexdigest() != digest:
+            return None
+        record = json.loads(text)
+        if {name: _digest(folder / name) for name in _FILES} != record["digests"]:
+            return None
+        dataset, prompts = open_dataset(folder), load_arrays(folder, "prompts")
+        samples = [
+            replace(sample, where=where, prompt=prompt)
+            for sample, where, prompt in zip(dataset.samples, record["where"], prompts, strict=True)
+        ]
+        num_train = len(dataset.train)
+        report = pydantic.TypeAdapter(DataReport).validate_python(record["report"])
+        questions = load_arrays(folder, "questions")
+        return Dataset(tuple(samples[:num_train]), tuple(samples[num_train:]), report, questions, origin)
+    return None

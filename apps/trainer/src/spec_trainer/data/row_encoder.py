@@ -1,0 +1,166 @@
+"""Make rows into tokens, in this process or, where there are many, in one process for each core."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spec_core.errors import DataError, RunError
+from spec_core.processes import die_with_parent
+from spec_trainer.data.errors import BadRow
+from spec_trainer.data.rows import Chat, Text, parse_row
+from spec_trainer.data.tokens import Encoded, Encoder
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+    from pathlib import Path
+
+    from spec_trainer.data.config import DataConfig
+    from spec_trainer.data.rows import Tokens
+    from spec_trainer.data.sources import DataRow
+
+ALONE_S = 5.0
+"""Seconds of rows before other processes take over: about what one takes to start and load a tokenizer."""
+_MOST_PROCESSES = 16
+"""Each takes 0.4 GB; so many render 200,000 conversations in about a minute."""
+_CHUNK_ROWS = 32
+_CHUNKS_AHEAD = 4
+"""Chunks that wait for each process: what is read ahead stays small."""
+
+
+@dataclass(frozen=True)
+class EncodedRow:
+    """The tokens of one row, not yet cut."""
+
+    encoded: Encoded
+    prompt: np.ndarray | None
+    """int32 [P]: what is to be answered, where prompts are asked for."""
+    chat: Chat | None
+    """The row, where its question may be asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowEncoder:
+    """Turns one row by itself into tokens: shape, rendering, ids. It goes to other processes."""
+
+    config: DataConfig
+    tokenizer_folder: Path
+    vocab_size: int
+    longest_prompt: int | None
+    """Most tokens of a prompt; None where no prompts are asked for."""
+    with_questions: bool
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The encoder of this process."""
+        return Encoder(self.tokenizer_folder, self.vocab_size, self.config)
+
+    def encode(self, row: DataRow) -> EncodedRow | BadRow:
+        """Return the row's tokens, or why it cannot be used. Raise DataError where no row can."""
+        try:
+            content = parse_row(row.content)
+            encoded = self.encoder.encode(content, self.config.last_turn_only)
+            if len(encoded.input_ids) < 2:
+                raise BadRow("fewer than 2 tokens", harmless=True)
+            prompt = self._prompt(content)
+        except BadRow as bad:
+            return bad
+        return EncodedRow(
+            encoded, prompt, content if self.with_questions and isinstance(content, Chat) else None
+        )
+
+    def _prompt(self, row: Chat | Text | Tokens) -> np.ndarray | None:
+        longest = self.longest_prompt
+        if longest is None:
+            return None
+        prompt = self.encoder.prompt(row)
+        if isinstance(row, Text):
+            prompt = prompt[:longest]
+        elif len(prompt) > longest:
+            raise BadRow("prompt too long", f"{len(prompt)} tokens, {longest} are possible", harmless=True)
+        return np.array(prompt, dtype=np.int32)
+
+
+def encode_rows(
+    row_encoder: RowEncoder, rows: Iterator[DataRow]
+) -> Generator[tuple[str, EncodedRow | BadRow], None, None]:
+    """Yield place and result of every row, in order: the same results, whatever the number of processes.
+
+    Raise DataError, in its turn, where no row can be encoded or the source cannot be read further.
+    """
+    num_processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    until = time.monotonic() + ALONE_S
+    for row in rows:
+        yield row.where, row_encoder.encode(row)
+        if num_processes > 1 and time.monotonic() > until:
+            yield from _by_processes(num_processes, row_encoder, rows)
+
+
+def _by_processes(
+    num_processes: int, row_encoder: RowEncoder, rows: Iterator[DataRow]
+) -> Iterator[tuple[str, EncodedRow | BadRow]]:
+    # Each loads the tokenizer for itself, not from this process: a fork would copy locks that threads here hold.
+    pool = ProcessPoolExecutor(
+        num_processes, multiprocessing.get_context("spawn"), _begin, (replace(row_encoder),)
+    )
+    try:
+        yield from _in_order(pool, rows, _CHUNKS_AHEAD * num_processes)
+    except BrokenProcessPool as error:
+        raise RunError(
+            f"one of {num_processes} processes that render the data was killed; see whether memory was short, then "
+            "run the same command again"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_order(
+    pool: ProcessPoolExecutor, rows: Iterator[DataRow], most: int
+) -> Iterator[tuple[str, EncodedRow | BadRow]]:
+    unread: list[DataError] = []
+    readable = _until_error(rows, unread)
+    running: deque = deque()
+    while chunk := list(islice(readable, _CHUNK_ROWS)):
+        running.append(pool.submit(_encode_chunk, chunk))
+        if len(running) == most:
+            yield from running.popleft().result()
+    while running:
+        yield from running.popleft().result()
+    if unread:
+        raise unread[0]
+
+
+def _until_error(rows: Iterable[DataRow], unread: list[DataError]) -> Iterator[DataRow]:
+    """Yield the rows; note in ``unread`` why there are no more of them."""
+    try:
+        yield from rows
+    except DataError as error:
+        unread.append(error)
+
+
+_mine: list[RowEncoder] = []
+"""The row encoder of a process that ``_by_processes`` has started."""
+
+
+def _begin(row_encoder: RowEncoder) -> None:
+    die_with_parent()
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():  # it died before the line above
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    _mine.append(row_encoder)
+
+
+def _encode_chunk(rows: list[DataRow]) -> list[tuple[str, EncodedRow | BadRow]]:
+    return [(row.where, _mine[0].encode(row)) for row in rows]

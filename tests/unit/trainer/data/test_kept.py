@@ -1,0 +1,202 @@
+"""A rendering that the run directory keeps: taken where it was made from the same, and only there."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from transformers.utils import chat_template_utils
+
+from spec_trainer.data import kept
+from spec_trainer.data.config import DataConfig
+from spec_trainer.data.dataset import load_dataset
+from spec_trainer.data.kept import keep_run_data, load_run_data
+
+from .conftest import CHATML, VOCAB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"What is {i}?"},
+            {"role": "assistant", "content": "Four, I think."},
+        ]
+    }
+    for i in range(12)
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The run directory; all data is long."""
+    monkeypatch.setattr(kept, "FEW_SAMPLES", 0)
+    root = tmp_path / "run"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+def renderings(monkeypatch) -> list[int]:
+    """Has one item for each rendering."""
+    calls: list[int] = []
+    render = chat_template_utils.render_jinja_template
+    monkeypatch.setattr(
+        chat_template_utils, "render_jinja_template", lambda **given: calls.append(1) or render(**given)
+    )
+    return calls
+
+
+def content(dataset) -> object:
+    """All that a run uses of its data."""
+    return (
+        dataset.digest,
+        str(dataset.report),
+        [sample.where for sample in dataset.samples],
+        [None if sample.prompt is None else sample.prompt.tolist() for sample in dataset.samples],
+        [None if question is None else question.tolist() for question in dataset.questions],
+        (len(dataset.train), len(dataset.held_out)),
+    )
+
+
+@pytest.mark.parametrize(("longest_prompt", "with_questions"), [(None, False), (50, False), (None, True)])
+def test_what_is_kept_is_what_was_rendered(
+    folder, renderings, tokenizer_folder, write, longest_prompt, with_questions
+):
+    config = DataConfig(
+        path=write(*ROWS, "no JSON", {"text": "a b"}), on_bad_row="skip", max_length=30, eval_samples=3
+    )
+    arguments = config, tokenizer_folder(), VOCAB, longest_prompt, with_questions, folder
+    first = load_run_data(*arguments)
+    assert list(folder.iterdir()) == []  # whoever loads, writes nothing
+    keep_run_data(first, folder)
+    before = len(renderings)
+    again = load_run_data(*arguments)
+    assert len(renderings) == before
+    assert content(again) == content(first)
+    assert content(first) == content(
+        load_dataset(config, arguments[1], VOCAB, longest_prompt, with_questions=with_questions)
+    )
+    keep_run_data(again, folder)
+    assert content(load_run_data(*arguments)) == content(first)
+
+
+def change_row(file, target, config):
+    file.write_text(file.read_text().replace("What is 3", "What is 9"))
+
+
+def change_tokenizer(file, target, config):
+    tokenizer = json.loads((target / "tokenizer.json").read_text())
+    del tokenizer["model"]["merges"][5:]
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def change_template(file, target, config):
+    text = (target / "chat_template.jinja").read_text()
+    (target / "chat_template.jinja").write_text(text.replace("m.role +", "m.role + ':' +"))
+
+
+def change_template_of_the_run(file, target, config):
+    config["chat_template"] = CHATML.replace("m.role +", "m.role + ':' +")
+
+
+def change_length(file, target, config):
+    config["max_length"] = 21
+
+
+def add_file(file, target, config):
+    shutil.copy(file, file.with_name("more.jsonl"))
+
+
+def add_held_out(file, target, config):
+    held_out = file.parent.parent / "held_out.jsonl"
+    shutil.copy(file, held_out)
+    config["eval_path"] = str(held_out)
+
+
+CHANGES = [
+    change_row, change_tokenizer, change_template, change_template_of_the_run, change_length, add_file, add_held_out,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_the_samples_has_them_rendered_anew(
+    folder, renderings, tokenizer_folder, write, tmp_path, change
+):
+    write(*ROWS, name="data/rows.jsonl")
+    target, values = tokenizer_folder(), {"path": str(tmp_path / "data")}
+    old = load_run_data(DataConfig(**values), target, VOCAB, None, False, folder)
+    keep_run_data(old, folder)
+    change(tmp_path / "data/rows.jsonl", target, values)
+    before = len(renderings)
+    new = load_run_data(DataConfig(**values), target, VOCAB, None, False, folder)
+    assert len(renderings) > before
+    assert new.digest != old.digest
+    assert content(new) == content(load_dataset(DataConfig(**values), target, VOCAB))
+    keep_run_data(new, folder)
+    assert len(list(folder.iterdir())) == 1
+    assert content(old)  # it is still mapped
+
+
+@pytest.mark.parametrize(
+    "name", ["input_ids.npy", "loss_mask.npy", "lengths.npy", "record.json", "prompts.npy"]
+)
+@pytest.mark.parametrize("damage", ["gone", "cut", "changed"])
+def test_a_damaged_rendering_is_made_anew(folder, renderings, tokenizer_folder, write, name, damage):
+    arguments = DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder
+    first = load_run_data(*arguments)
+    keep_run_data(first, folder)
+    (file,) = folder.glob(f"*/{name}")
+    whole = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(whole[:-1] if damage == "cut" else whole[:-1] + bytes([whole[-1] ^ 1]))
+    before = len(renderings)
+    again = load_run_data(*arguments)
+    assert len(renderings) > before
+    assert content(again) == content(first)
+    keep_run_data(again, folder)
+    assert file.read_bytes() == whole
+
+
+def test_what_a_killed_command_left_is_removed(folder, tokenizer_folder, write):
+    arguments = DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder
+    (folder / ".rendered-half").mkdir()
+    (folder / ".rendered-half" / "input_ids.npy").write_text("half")
+    dataset = load_run_data(*arguments)
+    keep_run_data(dataset, folder)
+    assert [file.name for file in folder.iterdir()] == [f".rendered-{dataset.origin}"]
+
+
+def test_a_command_that_reads_while_another_writes_has_all_or_nothing(folder, tokenizer_folder, write):
+    arguments = DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder
+    first = load_run_data(*arguments)
+    keep_run_data(first, folder)
+    opened = load_run_data(*arguments)
+    write(*ROWS[1:])
+    keep_run_data(load_run_data(*arguments), folder)
+    assert content(opened) == content(first)
+
+
+def test_data_that_is_rendered_at_once_is_not_kept(folder, tokenizer_folder, write, monkeypatch):
+    monkeypatch.setattr(kept, "FEW_SAMPLES", len(ROWS))
+    arguments = DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder
+    keep_run_data(load_run_data(*arguments), folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_without_room_the_run_goes_on(folder, tokenizer_folder, write, caplog):
+    dataset = load_run_data(DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        keep_run_data(dataset, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "the rendered data is not kept" in caplog.text
+    assert list(folder.iterdir()) == []
