@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +40,14 @@ READ = sorted(name for name, kind in TARGET_TYPES.items() if kind.norm != "layer
 # What a config.json always has. Everything else may be left out, and then transformers' default holds.
 ESSENTIAL = {
     *("model_type", "text_config", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
-    *("max_position_embeddings", "model_max_length", "head_dim", "layer_types", "attn_layer_indices"),
-    *("rms_norm_eps", "norm_eps", "mamba_n_heads", "layers_block_type"),
+    *("layer_types", "attn_layer_indices", "mamba_n_heads", "layers_block_type"),
     *("eos_token_id", "pad_token_id"),
 }
 # Of a rope_scaling with the oldest key, "type", these take the factor and no kind: we take both.
 TYPE_KEY_UNHEARD = {"gemma3", "gemma3_text", "olmo3"}
+
+# Without an epsilon it has layer norms; of the scalings, transformers refuses all but its own.
+REFUSED_SPARSE: dict[str, set[str]] = {"cohere2_moe": set(), "phi3": {"rope_scaling"}}
 
 
 def here(names: Iterable[str]) -> list[str]:
@@ -136,11 +139,73 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(name, tmp_path):
         if TARGET_TYPES[WRAPPERS.get(name, name)].needs_rope and not is_whole(spelling):
             with pytest.raises(TargetError, match="rope_"):
                 read_target(tmp_path)
+        elif name in REFUSED_SPARSE and REFUSED_SPARSE[name] <= spelling.keys():
+            with pytest.raises(TargetError, match="=None, expected"):
+                read_target(tmp_path)
         elif name not in TYPE_KEY_UNHEARD or "type" not in spelling.get("rope_scaling", {}):
             read = described(read_target(tmp_path))
             with contextlib.suppress(StrictDataclassError, KeyError):  # phi3 and others know one scaling only
                 write_out(tmp_path)
             assert described(read_target(tmp_path)) == read, spelling
+
+
+GEMMA_3 = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+SPARSE = {
+    "google/gemma-3-4b-it": {
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "text_config": GEMMA_3 | {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34},
+    },
+    "google/gemma-3-12b-it": {
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "text_config": GEMMA_3
+        | {"hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 48}
+        | {"num_attention_heads": 16, "num_key_value_heads": 8},
+    },
+    **{
+        name: {"model_type": name}
+        for name in (
+            *("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "phi3", "glm4", "glm4_moe"),
+            *("deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text"),
+        )
+    },
+    "gemma3": {"model_type": "gemma3", "text_config": {}},
+}
+"""Gemma 3's own files, and those of other families without any key that they might leave out."""
+
+
+@pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", SPARSE)
+def test_shapes_that_a_config_leaves_out_are_those_of_transformers(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SPARSE[name]))
+    theirs = AutoConfig.from_pretrained(tmp_path).get_text_config()
+    wide = [theirs.vocab_size, theirs.hidden_size]
+    write_empty_tensors(tmp_path, {"model.embed_tokens.weight": wide, "model.norm.weight": wide[1:]})
+    target = read_target(tmp_path)
+    own_head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert (target.vocab_size, target.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
+    assert target.num_layers == theirs.num_hidden_layers
+    assert (target.num_heads, target.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert target.head_dim == own_head_dim
+    assert target.intermediate_size == theirs.intermediate_size
+    assert target.max_positions == theirs.max_position_embeddings
+    assert target.norm_eps == theirs.rms_norm_eps
+    activation = "hidden_activation" if "gemma" in name else "hidden_act"
+    assert target.hidden_act == getattr(theirs, activation)
+
+
+def write_empty_tensors(folder: Path, shapes: dict[str, list[int]]) -> None:
+    """Files of safetensors that take no room: zeros that are never written."""
+    start, header = 0, {}
+    for name, shape in shapes.items():
+        stop = start + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + start)
 
 
 def is_whole(rope: dict[str, Any]) -> bool:
@@ -160,6 +225,7 @@ def without_defaults(config: dict[str, Any]) -> dict[str, Any]:
 
 def described(target: TargetSpec) -> dict[str, Any]:
     wanted = ("norm", "norm_eps", "embedding_scale", "logit_scale", "logit_softcap", "max_positions")
+    wanted += ("num_heads", "num_kv_heads", "head_dim", "intermediate_size", "hidden_act")
     rope = {"rope_type": "default", "partial_rotary_factor": 1.0, **target.rope}
     return {name: getattr(target, name) for name in wanted} | {"rope": rope}
 

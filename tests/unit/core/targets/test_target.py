@@ -251,9 +251,10 @@ def test_digest_tells_targets_apart_and_is_stable(damaged, tiny_llama):
         ({"hidden_size": 10**400}, ["hidden_size=1000"]),
         ({"hidden_size": 33}, ["model.embed_tokens.weight", "[97, 32]", "[97, 33]"]),
         ({"vocab_size": 98}, ["[97, 32]", "vocab_size 98"]),
-        ({"num_hidden_layers": "absent"}, ["num_hidden_layers"]),
+        ({"num_hidden_layers": "absent", "rope_parameters": 5}, ["num_hidden_layers=None"]),
+        ({"vocab_size": "absent"}, ["[97, 32]", "vocab_size 32000"]),
         ({"num_hidden_layers": "eight"}, ["num_hidden_layers='eight'"]),
-        ({"rms_norm_eps": "absent"}, ["rms_norm_eps"]),
+        ({"hidden_act": 5}, ["hidden_activation=5", "a name"]),
     ],
 )
 def test_config_that_cannot_be_trusted_is_refused_in_one_line(damaged, values, words):

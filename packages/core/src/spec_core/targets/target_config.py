@@ -5,7 +5,11 @@ The meaning of the values is in ``target_types``, positions are in ``target_rope
 
 from __future__ import annotations
 
+import warnings
+from contextlib import suppress
+from copy import deepcopy
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from spec_core.errors import TargetError
@@ -20,7 +24,11 @@ _LARGEST = 2**53  # beyond it a number of JSON is none that a float holds exactl
 
 
 class TargetConfig:
-    """The values of a target's config.json; a nested ``text_config`` lies over the top level."""
+    """The values of a target's config.json; a nested ``text_config`` lies over the top level.
+
+    What it leaves out, as Gemma 3's own files leave out the number of heads, is what transformers takes for this type
+    of model beside the values that are there.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Read ``folder``; TargetError where it has no config.json that is a JSON object."""
@@ -56,6 +64,19 @@ class TargetConfig:
         """Return the value of the first name that is there and not null, or None."""
         return next((found for name in names if (found := self._values.get(name)) is not None), None)
 
+    @cached_property
+    def _left_out(self) -> Mapping[str, Any]:
+        """All values that transformers makes of the file; none where it is not installed or cannot read it."""
+        values = self._top if self._nested is None else self._nested
+        # transformers promises no type of error for odd values, and warns of old spellings.
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):
+            from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+            return (
+                CONFIG_MAPPING[self.model_type].from_dict(deepcopy(values)).to_dict()
+            )  # it changes what it is given
+        return {}
+
     def is_null(self, name: str) -> bool:
         """Return whether a name is there with the value null."""
         return name in self._values and self._values[name] is None
@@ -79,6 +100,13 @@ class TargetConfig:
         value = self.number(*names, default=default)
         if value <= 0:
             raise self.error(names, value, "a positive number")
+        return value
+
+    def word(self, *names: str, default: str) -> str:
+        """Return a text under one of ``names``; TargetError where it is something else."""
+        value = self._value(names, default)
+        if not isinstance(value, str):
+            raise self.error(names, value, "a name")
         return value
 
     def flag(self, name: str) -> bool:
@@ -126,8 +154,8 @@ class TargetConfig:
         return value
 
     def _value(self, names: tuple[str, ...], default: Any) -> Any:
-        value = self.get(*names)
-        return default if value is None else value
+        values = chain((self.get(*names),), (self._left_out.get(name) for name in names), (default,))
+        return next((value for value in values if value is not None), None)
 
     def _architecture(self) -> str:
         names: object = self._top.get("architectures")

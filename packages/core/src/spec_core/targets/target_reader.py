@@ -114,7 +114,7 @@ def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str,
         norm_eps=config.positive(
             described.eps, default=_LAYER_NORM_EPS if described.norm == "layer" else None
         ),
-        hidden_act=str(config.get("hidden_activation", "hidden_act", "activation_function") or "silu"),
+        hidden_act=config.word("hidden_activation", "hidden_act", "activation_function", default="silu"),
         attention_bias=_attention_bias(config, tensors, embedding),
         embedding_scale=described.embedding_scale(config),
         logit_scale=described.logit_scale(config),
