@@ -216,7 +216,7 @@ def evaluate(
     overrides
         Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
-    from spec_trainer.evaluation.command import evaluate_draft
+    from spec_trainer.evaluation.command import evaluate_draft, write_page
     from spec_trainer.evaluation.document import benchmark_lines, load_lines
 
     document = evaluate_draft(request, overrides)
@@ -224,6 +224,8 @@ def evaluate(
     for lines in () if as_json else (benchmark_lines(document), load_lines(document)):
         if table := "\n".join(lines):
             _print(table)
+    if request.report is not None:  # last, so that a full disk does not cost the figures
+        write_page(document, request.report)
 
 
 @app.command

@@ -142,6 +142,13 @@ def test_a_damaged_compressed_file_is_refused(tmp_path):
     [
         ('{"problem": "x"}', "1 is no row of gsm8k as in openai/gsm8k: it has no 'question'"),
         ('{"question": 3}', "1 is no row of gsm8k as in openai/gsm8k: expected a text, got int"),
+        ('{"question": " "}', "1 is no row of gsm8k as in openai/gsm8k: expected a text, got an empty one"),
+        (
+            '{"turns": "abc"}',
+            "1 is no row of gsm8k as in openai/gsm8k: expected a list of texts in 'turns', got str",
+        ),
+        ('{"turns": null}', "expected a list of texts in 'turns', got NoneType"),
+        ('{"turns": ["a", 1]}', "expected a text, got int"),
         ("[]", "1 is no row of gsm8k as in openai/gsm8k: expected texts"),
         ('{"question": ', "1: not JSON"),
         ("", "benchmark gsm8k has no rows in "),
@@ -154,6 +161,53 @@ def test_a_row_of_something_else_is_refused(tmp_path, line, problem):
     assert problem in str(caught.value)
 
 
+def test_a_single_text_is_no_list_of_turns(tmp_path):
+    (tmp_path / "mt_bench.jsonl").write_text('{"prompt": "What is 2+2?"}')
+    with pytest.raises(DataError, match="expected a list of texts in 'prompt', got str"):
+        read_benchmarks({"mt_bench": None}, tmp_path)
+
+
+@pytest.fixture
+def hub_cache(tmp_path):
+    """A cache of the hub with two revisions of a data set, whose files are links as everywhere in such a cache."""
+    data_set = tmp_path / "hub" / "datasets--openai--gsm8k"
+    for revision in ("0ld", "curr3nt"):
+        blob = data_set / "blobs" / revision
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pa.Table.from_pylist([{"question": revision, "answer": "#### 1"}]), blob)
+        for config in ("main", "socratic"):
+            folder = data_set / "snapshots" / revision / config
+            folder.mkdir(parents=True)
+            (folder / "test-00000-of-00001.parquet").symlink_to(blob)
+    (data_set / "refs").mkdir()
+    (data_set / "refs" / "main").write_text("curr3nt")
+    return tmp_path / "hub"
+
+
+@pytest.mark.parametrize("place", [".", "..", "datasets--openai--gsm8k"])
+def test_of_a_cache_of_the_hub_the_current_snapshot_is_read(hub_cache, place):
+    (row,) = read_benchmarks({"gsm8k": None}, hub_cache / place)
+    assert row.questions == ["curr3nt" + BOXED]
+
+
+def test_a_snapshot_may_be_named_itself(hub_cache):
+    snapshot = hub_cache / "datasets--openai--gsm8k" / "snapshots" / "0ld"
+    (row,) = read_benchmarks({"gsm8k": None}, snapshot)
+    assert row.questions == ["0ld" + BOXED]
+    with pytest.raises(DataError, match="has no mbpp"):
+        read_benchmarks({"mbpp": None}, snapshot)
+
+
+@pytest.mark.parametrize("place", [".", "HuggingFaceH4", "HuggingFaceH4/MATH-500"])
+def test_a_downloaded_data_set_is_found_from_each_folder_above(tmp_path, place):
+    copy = tmp_path / "HuggingFaceH4" / "MATH-500"
+    copy.mkdir(parents=True)
+    (copy / "rows.jsonl").write_text(json.dumps(ROWS["math500"]))
+    (copy / "dataset_info.json").write_text('{"splits": {}}')
+    (row,) = read_benchmarks({"math500": None}, tmp_path / place)
+    assert row.questions == QUESTIONS["math500"]
+
+
 def test_a_folder_without_the_benchmark_is_refused(tmp_path):
     with pytest.raises(
         DataError, match=r"has no gsm8k: expected gsm8k\.jsonl, gsm8k\.json, gsm8k\.parquet or a folder"
@@ -164,6 +218,11 @@ def test_a_folder_without_the_benchmark_is_refused(tmp_path):
 def test_benchmarks_are_named_with_numbers_of_rows():
     assert parse_benchmarks("mt-bench, gsm8k:20") == {"mt_bench": None, "gsm8k": 20}
     assert parse_benchmarks("MATH-500,HumanEval") == {"math500": None, "humaneval": None}
+    assert parse_benchmarks("openai/gsm8k:5,aime_2024,AIME2025") == {
+        "gsm8k": 5,
+        "aime24": None,
+        "aime25": None,
+    }
     for wrong in ("mmlu", "gsm8k:0", "gsm8k:", "gsm8k:x", "gsm8k,gsm8k:3", "gsm8k,,mbpp"):
         with pytest.raises(ConfigError, match="expected some of mt_bench, gsm8k"):
             parse_benchmarks(wrong)

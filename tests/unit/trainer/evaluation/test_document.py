@@ -147,5 +147,5 @@ def test_figures_of_every_pass_that_are_not_valid_are_warned_of():
     few, clock, waves, cached = summarise(work, plain, with_draft)["warnings"]
     assert few == "sampled: 40 generated tokens are few, 5000 or more are advised"
     assert clock.startswith("2 answers at once: a pass took 0.50 s, too short")
-    assert waves.startswith("2 answers at once: 2 prompts are few")
+    assert waves.startswith("2 answers at once: 2 answers are few")
     assert cached.startswith("6 tokens of prompts came from a prefix cache")

@@ -53,16 +53,21 @@ def _one(field: str, wording: str = "{}") -> Callable[[Row], list[str]]:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a text, got {type(value).__name__}")
+    if not value.strip():
+        raise TypeError("expected a text, got an empty one")
     return value
 
 
-def _turns(row: Row) -> list[str]:
-    return list(row["prompt"])
+def _turns(row: Row, field: str = "prompt") -> list[str]:
+    turns = row[field]
+    if not isinstance(turns, list):  # a text would be asked letter by letter
+        raise TypeError(f"expected a list of texts in '{field}', got {type(turns).__name__}")
+    return [_text(turn) for turn in turns]
 
 
 def _instruction(row: Row) -> list[str]:
-    added = row.get("input")
-    return [f"{row['instruction']}\n\nInput:\n{added}" if added else row["instruction"]]
+    instruction, added = _text(row["instruction"]), row.get("input")
+    return [f"{instruction}\n\nInput:\n{added}" if added else instruction]
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -114,10 +119,10 @@ class BenchmarkRow:
 def parse_benchmarks(words: str) -> dict[str, int | None]:
     """Return the number of rows to take of each benchmark in ``words``, as in ``gsm8k:200,mt_bench``; None takes all.
 
-    Names count without capitals, dashes and underscores: ``MT-Bench`` is ``mt_bench``. Raise ConfigError for anything
-    else.
+    Names count without capitals, dashes and underscores: ``MT-Bench`` is ``mt_bench``. A data set's name on the hub
+    names its benchmark, too. Raise ConfigError for anything else.
     """
-    names = {_plain(name): name for name in BENCHMARKS}
+    names = {spelling: name for name in BENCHMARKS for spelling in _spellings(name)}
     wanted: dict[str, int | None] = {}
     for word in words.split(","):
         given, colon, count = word.strip().partition(":")
@@ -135,6 +140,13 @@ def parse_benchmarks(words: str) -> dict[str, int | None]:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _spellings(name: str) -> set[str]:
+    """Return a benchmark's names, plain: ours, also with its configuration, and the data set's on the hub."""
+    benchmark = BENCHMARKS[name]
+    names = (name, f"{benchmark.config}-{name}", benchmark.hub, benchmark.hub.partition("/")[2])
+    return {_plain(spelling) for spelling in names}
 
 
 class Questions:
@@ -199,22 +211,35 @@ def _rows(name: str, folder: Path | None) -> Iterator[DataRow]:
 
 
 def _files(name: str, folder: Path) -> list[Path]:
-    """Return the benchmark's files in ``folder``: one with its name, or those of a folder with its name.
+    """Return the benchmark's files in ``folder``: one with its name, or those of a copy of its data set.
 
     The name is ours, also with its configuration (``sanitized-mbpp``), or the data set's on the hub, in any spelling.
     """
-    benchmark = BENCHMARKS[name]
-    names = {_plain(name), _plain(benchmark.hub.partition("/")[2]), _plain(f"{benchmark.config}-{name}")}
+    benchmark, names = BENCHMARKS[name], _spellings(name)
     with foreign_errors(DataError, f"--bench-data={folder} cannot be read"):
         members = sorted(folder.iterdir())
     for member in members:
         suffix = next((suffix for suffix in READABLE if member.name.endswith(suffix)), "")
         if _plain(member.name.removesuffix(suffix)) in names and (suffix or member.is_dir()):
             return _of_split(benchmark, member) if member.is_dir() else [member]
+    if copy := _copy(benchmark.hub, names, folder.absolute()):
+        return _of_split(benchmark, copy)
     raise DataError(
         f"--bench-data={folder} has no {name}: expected {name}.jsonl, {name}.json, {name}.parquet or a folder {name} "
         f"with rows as in {benchmark.hub} on the hub"
     )
+
+
+def _copy(hub: str, names: set[str], folder: Path) -> Path | None:
+    """Return the copy of a data set: in a cache of the hub, as owner/name in ``folder``, or ``folder`` itself."""
+    cached = f"datasets--{hub.replace('/', '--')}"
+    for place in (folder / cached, folder / "hub" / cached, folder):
+        if place.name == cached and (current := place / "refs" / "main").is_file():
+            return place / "snapshots" / current.read_text(encoding="utf-8").strip()
+    if (folder / hub).is_dir():
+        return folder / hub
+    is_snapshot = folder.parent.name == "snapshots" and folder.parent.parent.name == cached
+    return folder if is_snapshot or _plain(folder.name) in names else None
 
 
 def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
@@ -238,10 +263,12 @@ def _questions(name: str, row: DataRow) -> list[str]:
     try:
         questions = []
         if isinstance(content, Mapping):
-            questions = list(content["turns"]) if "turns" in content else BENCHMARKS[name].questions(content)
+            questions = (
+                _turns(content, "turns") if "turns" in content else BENCHMARKS[name].questions(content)
+            )
     except (KeyError, TypeError) as error:
         problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{row.where} is no row of {name} as in {BENCHMARKS[name].hub}: {problem}") from error
-    if not questions or not all(isinstance(question, str) and question for question in questions):
+    if not questions:
         raise DataError(f"{row.where} is no row of {name} as in {BENCHMARKS[name].hub}: expected texts")
     return questions

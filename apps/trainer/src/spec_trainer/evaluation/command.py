@@ -20,7 +20,7 @@ from spec_trainer.evaluation.prepare import prepare
 from spec_trainer.wiring import create_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from spec_core import Draft, Engine, TargetSpec
     from spec_trainer.evaluation.request import EvaluationRequest
@@ -40,7 +40,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
             if evaluation.asked is not None:
                 work = ask_all(engine, work, evaluation.asked)
             figures = measure(engine, request.draft_model, work, untrained)
-    document = {
+    return {
         "target": str(evaluation.target.folder),
         "draft": str(request.draft_model),
         "engine": evaluation.options.engine_type.name,
@@ -50,11 +50,13 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
         **figures,
     }
-    if request.report is not None:
-        from spec_trainer.evaluation.evaluation_page import evaluation_page
 
-        write_atomically(request.report, evaluation_page(document))
-    return document
+
+def write_page(document: Mapping[str, Any], file: Path) -> None:
+    """Write the figures and plots of an evaluation's document as one page that needs no network."""
+    from spec_trainer.evaluation.evaluation_page import evaluation_page
+
+    write_atomically(file, evaluation_page(document))
 
 
 def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,8 +55,7 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     from spec_trainer.evaluation.finite import check_finite
     from spec_trainer.resolve import resolve_target
 
-    if request.report is not None and not request.report.absolute().parent.is_dir():
-        raise ConfigError(f"--report={request.report}: its folder does not exist")
+    _check_report(request)
     options = read_engine_options(request.engine, request.backend, words)
     target = read_target(resolve_target(request.target))
     draft, num_draft_tokens = check_draft(request.draft_model, target, request.num_draft_tokens)
@@ -84,6 +84,16 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     return Evaluation(
         request=request, options=options, target=target, draft=draft, chat=chat, work=work, asked=asked
     )
+
+
+def _check_report(request: EvaluationRequest) -> None:
+    if request.report is None:
+        return
+    folder = request.report.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"--report={request.report}: its folder does not exist")
+    if os.path.isdir(request.report) or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"--report={request.report} is not a file that can be written; name another")
 
 
 def _longest_prompt(request: EvaluationRequest, target: TargetSpec, num_draft_tokens: int) -> int:

@@ -31,8 +31,8 @@ def invalid_figures(plain: Passes, drafted: Passes, own: str) -> Iterator[str]:
         yield from _of_clock(name, plain.loads[size], one)
         if len(one.answers) < _ENOUGH_WAVES * size and size > 1:
             yield (
-                f"{name}{len(one.answers)} prompts are few, most begin together and the last ones have the engine to "
-                f"themselves; {_ENOUGH_WAVES * size} or more are advised"
+                f"{name}{len(one.answers)} answers are few, most begin together and the last ones have the engine to "
+                f"themselves; {_ENOUGH_WAVES * size} or more prompts are advised"
             )
     if cached := _cached_tokens(plain) + _cached_tokens(drafted):
         yield (
