@@ -67,6 +67,7 @@ def as_specforge(draft: Path, target: Path, output: Path) -> Path:
         "pretraining_tp": 1,
         "use_cache": True,
         "initializer_range": 0.02,
+        "tie_word_embeddings": True,  # copied from a small target; the draft's head is its own
         "transformers_version": "4.57.1",
     }
     (output / "config.json").write_text(json.dumps(theirs))

@@ -109,7 +109,7 @@ class Lab:
         self.runs.append(Run(process, output, errors, marker, last_step(output)))
         return self.runs[-1]
 
-    def train(self, output: Path, timeout_s: float = 150, **keys: object) -> Run:
+    def train(self, output: Path, timeout_s: float = 240, **keys: object) -> Run:
         """A run from start to a good end."""
         run = self.start(output, **keys)
         assert run.wait(timeout_s) == 0, run.story()

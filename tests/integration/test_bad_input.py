@@ -135,8 +135,8 @@ def test_wrong_word(refused, word, line):
         (["plan", "--draft", "nothing"], "no draft plugin is called 'nothing'"),
         (["quickstart", "--backend", "nothing"], "no backend plugin is called 'nothing'"),
         (["check", "--backend", "nothing"], "no backend plugin is called 'nothing'"),
-        ([], "target is required"),
-        (["--target", "here"], "data is required"),
+        ([], "target is required, such as target=VALUE"),
+        (["--target", "here"], "data.path is required, such as data.path=VALUE"),
     ],
 )
 def test_wrong_command_line(command_line, place, words, line):

@@ -434,6 +434,18 @@ def test_evaluation_of_everything_that_can_be_asked_for(
     assert "timing 3 answers at once with 4 draft tokens" in caplog.text
 
 
+def test_figures_are_printed_also_where_the_report_cannot_be_written(
+    command_line, trained, peaked_target, prompts, tmp_path
+):
+    outcome = command_line(
+        "evaluate", "--target", peaked_target, "--draft-model", trained / "draft", "--prompts", prompts,
+        "--max-new-tokens", 2, "--temperature", 0, "--no-untrained", "--json", "--report", tmp_path / ("x" * 300),
+    )  # fmt: skip
+    assert outcome.code == 1
+    assert "File name too long" in outcome.err
+    assert json.loads(outcome.out)["prompts"] == PROMPTS
+
+
 def test_evaluation_measures_greedy_and_sampled_answers(command_line, trained, peaked_target, prompts):
     flags = ["--target", peaked_target, "--draft-model", trained / "draft", "--prompts", prompts, "--json"]
     both = json.loads(command_line("evaluate", *flags, "--max-new-tokens", 3, "--no-untrained").out)

@@ -246,7 +246,7 @@ def test_files(refused, flawed, algorithm):
     weights.unlink()
     assert "model.safetensors cannot be read: No such file" in refused(folder)
     config.unlink()
-    assert "it has no config.json" in refused(folder)
+    assert "it has no config.json; a draft is the folder draft/ of a run" in refused(folder)
     assert len(set(lines)) == len(lines)
 
 
@@ -277,6 +277,14 @@ def test_more_draft_tokens_than_a_block_holds(refused, whole):
     line = refused(whole["dflash"], "--num-draft-tokens", 4)
     assert line.startswith("--num-draft-tokens=4: draft")
     assert "blocks of 4 (a known token and 3 guesses); use 3 or less" in line
+
+
+def test_a_report_that_cannot_be_written(refused, whole, tmp_path):
+    line = refused(whole["eagle3"], "--report", tmp_path)
+    assert line == f"--report={tmp_path} is not a file that can be written; name another"
+    assert "its folder does not exist" in refused(
+        whole["eagle3"], "--report", tmp_path / "no" / "report.html"
+    )
 
 
 def test_no_room_for_a_prompt(refused, whole):

@@ -127,7 +127,7 @@ def test_override_may_refer_to_another_key(tmp_path):
 
 
 def test_required_key_is_named(tmp_path):
-    assert refusal(tmp_path) == "run.yaml: target is required"
+    assert refusal(tmp_path) == "run.yaml: target is required, such as target=VALUE"
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ FLAWS = [
     (check_sglang_folder, "eagle3", {"architectures": ["LlamaForCausalLM"]}, "name that SGLang does not know"),
     (check_sglang_folder, "eagle3", {"draft_vocab_size": None}, "has no draft_vocab_size"),
     (check_sglang_folder, "eagle3, every option", {"eagle_config": {IDS: None}}, "at the top level only"),
+    (check_sglang_folder, "eagle3", {"tie_word_embeddings": True}, "has tie_word_embeddings=true"),
     (check_sglang_folder, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_sglang_folder, "dflash", {"num_target_layers": None}, "has no num_target_layers"),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from spec_core import Tracker, plugins
-from spec_core.errors import ConfigError, PluginImportFailed
+from spec_core.errors import ConfigError, PluginImportFailed, RunError
 from spec_core.records import Availability
 from spec_trainer.run_directory import RunDirectory
 from spec_trainer.track_config import track_config_type
@@ -56,3 +56,16 @@ def test_a_client_that_is_missing_is_named(installed, monkeypatch):
         ConfigError, match=r"^track.noting: noting is not installed; pip install noting, or rem"
     ):
         check_trackers(installed(noting="project"))
+
+
+def test_a_tracker_that_does_not_open_is_named_in_one_line(installed, tmp_path, monkeypatch):
+    def unreachable(self, value, folder):
+        raise ConnectionError("no server at http://127.0.0.1:9\nRetried 5 times.")
+
+    monkeypatch.setattr(Noting, "__init__", unreachable)
+    with pytest.raises(RunError) as caught:
+        build_trackers(installed(noting="project"), RunDirectory(tmp_path))
+    assert str(caught.value) == (
+        "track.noting='project': the tracker does not open; see to its server and variables, or remove the key: "
+        "ConnectionError: no server at http://127.0.0.1:9"
+    )

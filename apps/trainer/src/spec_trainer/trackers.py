@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Tracker, plugins
-from spec_core.errors import ConfigError
+from spec_core.errors import ConfigError, RunError
+from spec_core.foreign import foreign_errors
+from spec_core.wording import shown
 
 if TYPE_CHECKING:
     from spec_trainer.run_directory import RunDirectory
@@ -21,8 +23,14 @@ def check_trackers(config: TrackConfig) -> None:
 
 
 def build_trackers(config: TrackConfig, directory: RunDirectory) -> list[Tracker]:
-    """Return the trackers that the configuration asks for."""
-    return [plugins.load(Tracker, name)(value, directory.root) for name, value in _asked(config).items()]
+    """Return the trackers that the configuration asks for. Raise RunError where one does not open."""
+    return [_open(name, value, directory) for name, value in _asked(config).items()]
+
+
+def _open(name: str, value: object, directory: RunDirectory) -> Tracker:
+    remedy = "see to its server and variables, or remove the key"
+    with foreign_errors(RunError, f"track.{name}={shown(value)}: the tracker does not open; {remedy}"):
+        return plugins.load(Tracker, name)(value, directory.root)
 
 
 def _asked(config: TrackConfig) -> dict[str, Any]:

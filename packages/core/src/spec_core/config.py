@@ -239,7 +239,13 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         hint = f" (did you mean {' or '.join(homes)}?)" if homes else ""
         return f"unknown {kind} {shown(key)}" + (hint or suggestion(path[-1], _keys_beside(model, path)))
     if problem["type"] == "missing":
-        return f"{key} is required"
+        inner = next(iter(_keys_beside(model, [*path, ""])), "")  # of a section that is missing as a whole
+        key = f"{key}.{inner}" if inner else key
+        return (
+            f"{key} is required, such as {key}=VALUE"
+            if len(path) == len(problem["loc"])
+            else f"{key} is required"
+        )
     if problem["type"] == "model_type":
         first = next(iter(_keys_beside(model, [*path, ""])), "key")
         return f"{key}={shown(problem['input'])}: expected a section, with keys such as {key}.{first}"
