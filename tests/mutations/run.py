@@ -271,9 +271,9 @@ MUTATIONS = [
     Mutation(
         "T4",
         RECEIVER,
-        "            self._held[id(sample)] = (sample, arrival)\n",
-        "            self._held[id(sample)] = (sample, arrival)\n"
-        "            self._reclaim(arrival.peer.pool, arrival.block)\n",
+        "        self._held[id(sample)] = (sample, arrival)\n",
+        "        self._held[id(sample)] = (sample, arrival)\n"
+        "        self._reclaim(arrival.peer.pool, arrival.block)\n",
         SHM_TEST + "a_held_sample_stays_as_it_is",
     ),
     Mutation(
@@ -328,8 +328,8 @@ MUTATIONS = [
     Mutation(
         "T6",
         RECEIVER,
-        "wait_for(self._has_news, timeout_s)",
-        "wait_for(self._has_news, 4 * timeout_s + 4)",
+        "        deadline = time.monotonic() + timeout_s\n",
+        "        deadline = time.monotonic() + 4 * timeout_s + 4\n",
         SHM_TEST + "a_receive_that_timed_out_loses_nothing",
     ),
     Mutation(
@@ -356,9 +356,17 @@ MUTATIONS = [
     Mutation(
         "T7",
         RECEIVER,
-        "                self._deserted = False\n",
+        "                    self._deserted = False\n",
         "",
         SHM_TEST + "a_closed_sender_is_lost_after_its_last_sample",
+    ),
+    Mutation(
+        "T7",
+        RECEIVER,
+        "        arrival.peer.channel.shutdown()\n",
+        "",
+        "tests/unit/core/streams/test_shared_memory_transport.py::"
+        "test_a_sender_whose_samples_cannot_be_read_is_lost_with_all_of_them[False]",
     ),
     Mutation(
         "T7",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import fake_cann
@@ -10,11 +11,12 @@ import torch
 from cards import free_card
 
 from spec_backend_ascend.backend import AscendBackend
+from spec_backend_ascend.hccl_pool import HcclPoolFactory
 from spec_core.errors import PeerLost, RunError
 from spec_core.records import FeatureSample
 from spec_core.testing import TransportSuite
 from spec_core.testing.processes import Fault, run_ranks, watch_ranks
-from spec_core.testing.transport_stage import LONG_S, SCHEMA, Stage
+from spec_core.testing.transport_stage import LONG_S, SCHEMA, Stage, take
 
 
 def build():
@@ -255,3 +257,38 @@ def lose_the_receiver(me, stage):
 
 def test_a_ticket_ends_with_its_receiver_whatever_the_device_does():
     run_ranks(lose_the_receiver, 2, Stage(build, "npu"))
+
+
+def receive_beside_a_newcomer(me, stage):
+    """A sample is received when another sender's communicator is under way: HCCL takes one call at a time."""
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            assert me.receive() == "announced"
+            admitted, admit = threading.Event(), HcclPoolFactory.admit
+
+            def admit_slowly(factory, *words):
+                pool = admit(factory, *words)
+                admitted.set()
+                time.sleep(SLOW_S)
+                return pool
+
+            HcclPoolFactory.admit = admit_slowly
+            me.publish("connect")
+            assert admitted.wait(LONG_S)
+            take(stage, receiver, 1)
+            take(stage, receiver, 2)
+            me.publish("received")
+        return
+    address = me.receive()
+    if me.rank == 2:
+        assert [me.receive(), me.receive()] == ["announced", "connect"]
+    with stage.build().connect(address, SCHEMA, LONG_S) as sender:
+        sender.send(stage.sample(me.rank), LONG_S)
+        if me.rank == 1:
+            me.publish("announced")
+            assert me.receive() == "connect"
+        assert me.receive() == "received"
+
+
+def test_a_sample_is_received_while_another_sender_connects():
+    run_ranks(receive_beside_a_newcomer, 3, Stage(build, "npu"))

@@ -91,9 +91,15 @@ MUTATIONS = [
     # What a sender announces, and when a ticket is done
     Mutation(
         RECEIVER,
-        "if not peer.dead or peer.pool.is_written(arrival.block):",
-        "if True:",
+        "if peer.dead and not peer.pool.is_written(block):",
+        "if False:",
         HCCL_TEST + "test_a_sample_that_died_with_its_sender_is_not_waited_for",
+    ),
+    Mutation(
+        RECEIVER,
+        "        with self._changed:\n            pool = factory.admit(request.device_id, self._has_room)\n",
+        "        pool = factory.admit(request.device_id, self._has_room)\n        with self._changed:\n",
+        HCCL_TEST + "test_a_sample_is_received_while_another_sender_connects",
     ),
     Mutation(
         SHARING,

@@ -174,6 +174,48 @@ def test_a_sender_that_cannot_be_admitted_keeps_nobody_out(device_id):
         check_works(receiver)
 
 
+class BrokenPool(HostPool):
+    """No sample can be read until it is mended; it notes when a sender has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(SampleLayout(SCHEMA), WINDOW)
+        self.mended, self.ended = False, threading.Event()
+
+    def disconnect(self, ended):
+        super().disconnect(ended)
+        self.ended.set()
+
+    def read(self, block):
+        if not self.mended:
+            raise PeerLost("the link is broken")
+        return super().read(block)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_sender_whose_samples_cannot_be_read_is_lost_with_all_of_them(is_closed):
+    """Whether it is there or has closed: it is reported once, and the room of its samples is free again."""
+    pool = BrokenPool()
+    with StreamReceiver(SCHEMA, WINDOW, [pool]) as receiver:
+        with connect(receiver) as sender:
+            for number in range(3):
+                sender.send(sample(number), LONG_S)
+            if is_closed:
+                sender.close()
+                assert pool.ended.wait(LONG_S)
+            with pytest.raises(PeerLost, match="the link is broken"):
+                receiver.receive(LONG_S)
+            if not is_closed:
+                with pytest.raises(PeerLost):
+                    sender.send(sample(), LONG_S)
+        with pytest.raises(PeerLost, match="every sender"):
+            receiver.receive(LONG_S)
+        pool.mended = True
+        whole = sample(num_tokens=WINDOW // sample(num_tokens=1).num_bytes)
+        with connect(receiver) as sender:
+            sender.send(whole, LONG_S)
+            assert torch.equal(receiver.receive(LONG_S).hidden_TNH, whole.hidden_TNH)
+
+
 def test_a_sender_counts_as_soon_as_it_is_connected(receiver, monkeypatch):
     """Another one that leaves is not the last, however late the receiver's thread goes on after its reply."""
     first, go_on, send = connect(receiver), threading.Event(), FramedSocket.send

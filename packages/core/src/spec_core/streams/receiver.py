@@ -129,22 +129,23 @@ class StreamReceiver(FeatureReceiver):
 
     def receive(self, timeout_s: float) -> FeatureSample:
         """Return the next sample of any sender (T3, T6, T7)."""
+        deadline = time.monotonic() + timeout_s
         with self._changed:
-            if not self._changed.wait_for(self._has_news, timeout_s):
-                raise DeadlineExceeded(f"no sample within {timeout_s} s; {self._situation()}")
-            if self._closed:
-                raise ProtocolError("the receiver was closed")
-            if not self._arrived:
-                self._deserted = False
-                raise PeerLost(f"every sender of {self._name} has gone")
-            arrival = self._arrived.popleft()
-            if isinstance(arrival, _Loss):
-                raise arrival.error
-            self._check_written(arrival)
-            ids, hidden = arrival.peer.pool.read(arrival.block)
-            sample = FeatureSample(request_id=arrival.request_id, input_ids=ids, hidden_TNH=hidden)
-            self._held[id(sample)] = (sample, arrival)
-            return sample
+            while True:
+                if not self._changed.wait_for(self._has_news, max(0.0, deadline - time.monotonic())):
+                    raise DeadlineExceeded(f"no sample within {timeout_s} s; {self._situation()}")
+                if self._closed:
+                    raise ProtocolError("the receiver was closed")
+                if not self._arrived:
+                    self._deserted = False
+                    raise PeerLost(f"every sender of {self._name} has gone")
+                arrival = self._arrived.popleft()
+                if isinstance(arrival, _Loss):
+                    raise arrival.error
+                try:
+                    return self._read(arrival)
+                except RunError as error:
+                    self._lose(arrival, error)
 
     def release(self, sample: FeatureSample) -> None:
         """Give the bytes of a sample free for another one (T4)."""
@@ -177,21 +178,29 @@ class StreamReceiver(FeatureReceiver):
         deserted = self._deserted and not self._peers
         return self._closed or bool(self._arrived) or deserted
 
-    def _check_written(self, arrival: _Arrival) -> None:
-        """Raise PeerLost if the sender has died before its device came to the sample that it had announced (T7).
+    def _read(self, arrival: _Arrival) -> FeatureSample:
+        """Return a sample. Raise RunError where it is not there, as with a sender that died before (T7)."""
+        peer, block = arrival.peer, arrival.block
+        if peer.dead and not peer.pool.is_written(block):
+            raise PeerLost(f"the sender in {peer.name} died while it sent sample {arrival.request_id}")
+        ids, hidden = peer.pool.read(block)
+        sample = FeatureSample(request_id=arrival.request_id, input_ids=ids, hidden_TNH=hidden)
+        self._held[id(sample)] = (sample, arrival)
+        return sample
 
-        What it announced later is lost as well; one error stands for all.
+    def _lose(self, arrival: _Arrival, error: RunError) -> None:
+        """Give up a sample that cannot be read, and its sender, whose end ``receive`` then reports (T7).
+
+        Where the sender has ended already, raise the error, for all that was still to be received of it.
         """
-        peer = arrival.peer
-        if not peer.dead or peer.pool.is_written(arrival.block):
+        self._give_up(arrival, error)
+        if arrival.peer in self._peers:
             return
-        later = [entry for entry in self._arrived if entry.peer is peer]
-        self._arrived = deque(entry for entry in self._arrived if entry.peer is not peer)
-        for entry in (arrival, *later):
+        for entry in [entry for entry in self._arrived if entry.peer is arrival.peer]:
+            self._arrived.remove(entry)
             if isinstance(entry, _Arrival):
-                self._reclaim(peer.pool, entry.block)
-        self._grant_in_order()
-        raise PeerLost(f"the sender in {peer.name} died while it sent sample {arrival.request_id}")
+                self._give_up(entry, error)
+        raise error
 
     def _situation(self) -> str:
         """Return who is to blame that no sample has come."""
@@ -233,15 +242,17 @@ class StreamReceiver(FeatureReceiver):
             refusal = f"the sender has {request.schema}, the receiver {self._name} wants {self._schema}"
             channel.send(ConnectReply(refusal=refusal, schema_differs=True).encode())
             return None
-        factory = next(pool for pool in self._pools if pool.serves(request.device_id))
-        pool = factory.admit(request.device_id, self._has_room)
-        peer = _Peer(channel, name or request.sender, pool)
         if not name:
             detect_dead_host(channel.end)
-        reply = ConnectReply(self._window_bytes, pool.size, pool.kind, pool.offer).encode()
-        with self._changed:  # before it knows: when its ``connect`` returns, it counts
+        factory = next(pool for pool in self._pools if pool.serves(request.device_id))
+        # ``receive`` has the lock while it reads, and may wait there until this sender has connected to its pool: the
+        # reply, by which it does so, must not wait for the lock. When its ``connect`` returns, it counts already.
+        with self._changed:
+            pool = factory.admit(request.device_id, self._has_room)
+            peer = _Peer(channel, name or request.sender, pool)
             self._peers.add(peer)
             self._num_admitted += 1
+        reply = ConnectReply(self._window_bytes, pool.size, pool.kind, pool.offer).encode()
         try:
             channel.send(reply, descriptor=pool.descriptor if name else None)
         except OSError:
@@ -338,12 +349,16 @@ class StreamReceiver(FeatureReceiver):
                 return
             if failure is None:
                 self._arrived.append(arrival)
+                self._changed.notify_all()
             else:
-                self._reclaim(arrival.peer.pool, arrival.block)
-                self._grant_in_order()
-                arrival.peer.failure = arrival.peer.failure or failure
-                arrival.peer.channel.shutdown()  # ``_serve`` then handles its end like any other
-            self._changed.notify_all()
+                self._give_up(arrival, failure)
+
+    def _give_up(self, arrival: _Arrival, failure: RunError) -> None:
+        """Free a sample's room, and end the connection of its sender, which ``_serve`` handles like any other end."""
+        self._reclaim(arrival.peer.pool, arrival.block)
+        self._grant_in_order()
+        arrival.peer.failure = arrival.peer.failure or failure
+        arrival.peer.channel.shutdown()
 
     def _withdraw(self, peer: _Peer, number: int) -> None:
         block = peer.granted.pop(number, None)
