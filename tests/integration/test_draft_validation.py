@@ -246,7 +246,7 @@ def test_files(refused, flawed, algorithm):
     weights.unlink()
     assert "model.safetensors cannot be read: No such file" in refused(folder)
     config.unlink()
-    assert "it has no config.json; a draft is the folder draft/ of a run" in refused(folder)
+    assert "it has no config.json; take the folder draft/ of a run" in refused(folder)
     assert len(set(lines)) == len(lines)
 
 

@@ -241,11 +241,8 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     if problem["type"] == "missing":
         inner = next(iter(_keys_beside(model, [*path, ""])), "")  # of a section that is missing as a whole
         key = f"{key}.{inner}" if inner else key
-        return (
-            f"{key} is required, such as {key}=VALUE"
-            if len(path) == len(problem["loc"])
-            else f"{key} is required"
-        )
+        example = f", such as {key}=VALUE" if len(path) == len(problem["loc"]) else ""
+        return f"{key} is required{example}"
     if problem["type"] == "model_type":
         first = next(iter(_keys_beside(model, [*path, ""])), "key")
         return f"{key}={shown(problem['input'])}: expected a section, with keys such as {key}.{first}"

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError, DataError
@@ -263,9 +264,8 @@ def _questions(name: str, row: DataRow) -> list[str]:
     try:
         questions = []
         if isinstance(content, Mapping):
-            questions = (
-                _turns(content, "turns") if "turns" in content else BENCHMARKS[name].questions(content)
-            )
+            ask = partial(_turns, field="turns") if "turns" in content else BENCHMARKS[name].questions
+            questions = ask(content)
     except (KeyError, TypeError) as error:
         problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{row.where} is no row of {name} as in {BENCHMARKS[name].hub}: {problem}") from error

@@ -43,9 +43,7 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
 def _what_it_is(folder: Path) -> str:
     fields = read_config(folder)
     if fields is None:
-        return (
-            "it has no config.json; a draft is the folder draft/ of a run, or what spec-trainer export writes"
-        )
+        return "it has no config.json; take the folder draft/ of a run, or what spec-trainer export writes"
     if kind := fields.get("speculators_model_type"):
         return f"it is in the layout of speculators, of the algorithm {kind!r}"
     if not (named := architectures(fields)):

@@ -72,9 +72,10 @@ class TargetConfig:
         with suppress(Exception), warnings.catch_warnings(action="ignore"):
             from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-            return (
-                CONFIG_MAPPING[self.model_type].from_dict(deepcopy(values)).to_dict()
+            config = CONFIG_MAPPING[self.model_type].from_dict(
+                deepcopy(values)
             )  # it changes what it is given
+            return config.to_dict()
         return {}
 
     def is_null(self, name: str) -> bool:
