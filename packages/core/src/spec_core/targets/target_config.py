@@ -67,15 +67,12 @@ class TargetConfig:
     @cached_property
     def _left_out(self) -> Mapping[str, Any]:
         """All values that transformers makes of the file; none where it is not installed or cannot read it."""
-        values = self._top if self._nested is None else self._nested
+        values = deepcopy(self._top if self._nested is None else self._nested)  # transformers writes to it
         # transformers promises no type of error for odd values, and warns of old spellings.
         with suppress(Exception), warnings.catch_warnings(action="ignore"):
             from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-            config = CONFIG_MAPPING[self.model_type].from_dict(
-                deepcopy(values)
-            )  # it changes what it is given
-            return config.to_dict()
+            return CONFIG_MAPPING[self.model_type].from_dict(values).to_dict()
         return {}
 
     def is_null(self, name: str) -> bool:
