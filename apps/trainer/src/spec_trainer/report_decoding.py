@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DECODING_STYLE = """
-.text { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.7 ui-monospace, monospace; background: #fafbfd;
+.text { white-space: break-spaces; overflow-wrap: anywhere; font: 13px/1.7 ui-monospace, monospace; background: #fafbfd;
   border-radius: 10px; padding: .8rem 1rem; margin: .6rem 0 }
 .text i { font-style: normal; color: #7a8594 } .text b, .key b { font-weight: inherit; border-radius: 3px }
 .text s, .key s { color: #b3261e; font-size: 85% } dt { font-weight: 600 } dd { margin: 0 0 .5rem }

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ALONE_S = 5.0
 """Seconds of rows before other processes take over: about what one takes to start and load a tokenizer."""
 _MOST_PROCESSES = 16
-"""Each takes 0.4 GB; so many render 200,000 conversations in about a minute."""
+"""Each takes 0.4 GB of memory."""
 _CHUNK_ROWS = 32
 _CHUNKS_AHEAD = 4
 """Chunks that wait for each process: what is read ahead stays small."""
