@@ -200,6 +200,24 @@ def test_a_tokenizer_without_chat_template_is_refused_whatever_on_bad_row_says(l
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (CHATML + "\n{% if %}", r"line \d+: Expected an expression, got 'end of statement block'"),
+        (CHATML + "{{ messages | no_filter }}", r"line \d+: No filter named 'no_filter'\."),
+    ],
+)
+@pytest.mark.parametrize("on_bad_row", ["error", "skip"])
+def test_a_template_that_jinja_cannot_read_is_refused_whatever_on_bad_row_says(
+    load, template, problem, on_bad_row
+):
+    with pytest.raises(
+        DataError,
+        match=rf"^the chat template of '.*' is no template of jinja: {problem}; mend it, or set data",
+    ):
+        load(conversation("a", "b"), template=template, on_bad_row=on_bad_row)
+
+
 def test_tools_reach_the_template(load, supervised):
     template = "{% if tools %}{{ tools[0].name }}{% endif %}" + CHATML
     with_tools, without = load(

@@ -20,6 +20,7 @@ from spec_trainer.data.turns import Around, EndTokens, Frames, Render, TurnFinde
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from jinja2 import TemplateSyntaxError
     from transformers import PreTrainedTokenizerBase
 
     from spec_trainer.data.chat_config import ChatConfig
@@ -150,20 +151,31 @@ class ChatRenderer:
     def _render(
         self, chat: Chat, messages: Sequence[dict[str, Any]], *, prompt: bool = False, marked: bool = False
     ) -> tuple[str, Spans]:
+        from jinja2 import TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         template, kwargs = self._template(chat), self._config.chat_template_kwargs
         # A template's raise_exception, its operations on odd values and the limits raise errors of any type.
         with foreign_errors(BadRow, "refused by the chat template"), rendering_limits():
-            texts, marks = render_jinja_template(
-                conversations=[[{"content": "", **message} for message in messages]],
-                tools=[served_tool(tool) for tool in chat.tools] if chat.tools else None,
-                chat_template=template,
-                return_assistant_tokens_mask=marked,
-                add_generation_prompt=prompt,
-                **{**self._tokenizer.special_tokens_map, **kwargs},
-            )
+            try:
+                texts, marks = render_jinja_template(
+                    conversations=[[{"content": "", **message} for message in messages]],
+                    tools=[served_tool(tool) for tool in chat.tools] if chat.tools else None,
+                    chat_template=template,
+                    return_assistant_tokens_mask=marked,
+                    add_generation_prompt=prompt,
+                    **{**self._tokenizer.special_tokens_map, **kwargs},
+                )
+            except TemplateSyntaxError as error:  # no row can be rendered
+                raise self._unreadable(error) from error
         return texts[0], [(start, stop) for start, stop in marks[0]] if marked else []
+
+    def _unreadable(self, error: TemplateSyntaxError) -> DataError:
+        of = "in data.chat_template" if self._config.chat_template else f"of '{self._tokenizer.name_or_path}'"
+        return DataError(
+            f"the chat template {of} is no template of jinja: line {error.lineno}: {error.message}; mend it, or set "
+            "data.chat_template to the file of another"
+        )
 
     def _template(self, chat: Chat) -> str:
         template = self._config.chat_template
