@@ -7,8 +7,9 @@
 Not a test: run it by hand. It runs ``spec-trainer evaluate --engine sglang`` with four benchmarks at several numbers
 of answers at once; a quickstart leaves a target and a draft for it. Of each load, with the draft and without it, the
 mean time to the first token and the mean inter-token latency have to be within 5 % of what a client measures of the
-same requests, which SGLang's own process streams to it by HTTP. The exit code is 1 if they are not. ``--output``
-keeps the document, and that of ``evaluate``.
+same requests, which SGLang's own process streams to it by HTTP. The exit code is 1 if they are not. The client's
+times are those that SGLang's process writes beside each part; ``as_read`` has those at which the client read it.
+``--output`` keeps the document, and that of ``evaluate``.
 """
 
 from __future__ import annotations
@@ -145,6 +146,7 @@ def compare(figures: dict[str, Any], clients: Sequence[Client], new_tokens: int)
             timed = slice(done + requests, done + 2 * requests)
             done = timed.stop
             client_ms = client.times(timed, new_tokens)
+            read_ms = client.times(timed, new_tokens, as_read=True)
             ours_ms = [load[side][name]["mean"] for name in FIGURES]
             yield {
                 "concurrency": load["concurrency"],
@@ -152,6 +154,7 @@ def compare(figures: dict[str, Any], clients: Sequence[Client], new_tokens: int)
                 "requests": requests,
                 "ours_ms": dict(zip(FIGURES, ours_ms, strict=True)),
                 "client_ms": dict(zip(FIGURES, client_ms, strict=True)),
+                "client_ms_as_read": dict(zip(FIGURES, read_ms, strict=True)),
                 "differences": [
                     abs(ours - theirs) / theirs for ours, theirs in zip(ours_ms, client_ms, strict=True)
                 ],

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 class Client:
     """Reads by HTTP when an engine's streamed requests begin, and when each part of their answers comes.
 
-    A line says when it was written. So a busy machine, where a client reads late, changes nothing but ``late_s``.
+    A line says when it was written. So a busy machine, where a client reads late, changes nothing but ``late_s`` and
+    ``read``.
     """
 
     def __init__(self, port: int) -> None:
         self.parts: dict[str, list[tuple[float, int]]] = defaultdict(list)
         """Request -> when its parts were written, the number of tokens of each; the first one is its beginning."""
+        self.read: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        """The same, by when this client has read them."""
         self.late_s: list[float] = []
         self._port = port
         self._response = self._get("/")
@@ -40,6 +43,7 @@ class Client:
             name, written, tokens = line.decode().split()
             self.late_s.append(now - float(written))
             self.parts[name].append((float(written), int(tokens)))
+            self.read[name].append((now, int(tokens)))
 
     def end(self) -> None:
         """Have an engine that lives on end the stream."""
@@ -52,13 +56,13 @@ class Client:
         assert not self._reader.is_alive()
         assert min(self.late_s, default=0) >= 0
 
-    def times(self, requests: slice, tokens: int) -> tuple[float, float]:
+    def times(self, requests: slice, tokens: int, *, as_read: bool = False) -> tuple[float, float]:
         """Mean time to the first token and inter-token latency of some requests, in milliseconds.
 
         ``requests`` counts them in the order in which they began; each has so many ``tokens``.
         """
         firsts, per_token = [], []
-        found = list(self.parts.values())[requests]
+        found = list((self.read if as_read else self.parts).values())[requests]
         for (begun, _), (first, _), *_, (last, _) in found:
             firsts.append(first - begun)
             per_token.append((last - first) / (tokens - 1))
