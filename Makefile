@@ -14,7 +14,7 @@ EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-engines test-sglang test-ascend test-ray test-megatron test-targets test-chaos check docs bench mutations mutations-ascend clean
+.PHONY: help install environments quickstart test test-engines test-sglang test-ascend test-ray test-megatron test-targets test-chaos check release docs bench mutations mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -59,6 +59,11 @@ check: install ## lint, format, types, layers, public names
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python tests/architecture/private_imports.py
+
+release: install ## sdists and wheels of one version in dist/, each checked alone and all together
+	$(INSTALL) --constraint constraints.txt --group release
+	rm -rf dist
+	$(BIN)/python -m tests.packaging.release
 
 docs: install ## the documentation site, in site/; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from .environments import all_of_others, make_environment, run
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 THIRD_PARTIES = sorted(file.parent for file in ROOT.glob("tests/plugins/*/pyproject.toml"))
-LIMIT_S = 600
-
-
-def run(*command: object, **options: object) -> str:
-    """Output of a command that must succeed; what it said is in the failure otherwise."""
-    words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, **options)
-    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="session", name="run")
@@ -52,11 +44,7 @@ def clean_python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     nothing is downloaded, and the working tree is out of sight.
     """
     folder = tmp_path_factory.mktemp("environment")
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
-    python = folder / "bin" / "python"
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    for name, entry in _of_others().items():
-        (site / name).symlink_to(entry)
+    python = make_environment(folder, all_of_others())
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*pip, "--no-deps", "--no-index", *wheels.values())
     return python
@@ -77,14 +65,3 @@ def losses_of() -> Callable[[Path], list[float]]:
     return lambda output: [
         json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()
     ]
-
-
-def _of_others() -> dict[str, Path]:
-    """What is installed, by name, but for our packages and what points elsewhere (editable installs)."""
-    folders = [Path(folder) for folder in sys.path if Path(folder).name == "site-packages"]
-    return {
-        entry.name: entry
-        for folder in reversed(folders)
-        for entry in folder.iterdir()
-        if entry.suffix != ".pth" and not entry.name.startswith(("spec_", "__pycache__", "__editable__"))
-    }

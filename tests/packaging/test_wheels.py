@@ -89,6 +89,13 @@ def test_wheel_is_typed_and_licensed_and_holds_only_its_package(wheels, name):
     assert {file.partition("/")[0].split("-")[0] for file in files} == {package}
     assert not [file for file in files if "__pycache__" in file]
     assert metadata_of(wheels[name])["License-Expression"] == "Apache-2.0"
+    assert read(wheels[name], "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
+
+
+def test_no_member_holds_a_link():
+    """A link that leads out of its folder breaks the sdist."""
+    members = [file.parent for file in ROOT.glob("*/*/pyproject.toml")]
+    assert [file for member in members for file in member.rglob("*") if file.is_symlink()] == []
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
