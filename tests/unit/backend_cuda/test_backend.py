@@ -74,13 +74,14 @@ def test_probe_and_capabilities_need_no_torch():
     assert torch == "None"
 
 
-def test_the_library_of_the_driver_is_asked_for_by_its_soname(monkeypatch):
-    def load(name: str) -> None:
-        raise OSError(name)
-
-    monkeypatch.setattr(nvml.ctypes, "CDLL", load)
+def test_without_a_driver_the_message_names_its_library_and_what_to_do(monkeypatch):
+    monkeypatch.setattr(nvml.pynvml, "CDLL", absent_library)
     with pytest.raises(DriverMissing, match=r"libnvidia-ml\.so\.1.*install"):
         nvml.inventory()
+
+
+def absent_library(name: str) -> None:
+    raise OSError(name)
 
 
 def test_capabilities_come_from_the_devices_that_are_visible(two_gpus, monkeypatch):

@@ -7,17 +7,21 @@ owner: what it frees must not be open anywhere else.
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
-from typing import ClassVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver as cuda
 
 from spec_core.errors import RunError
 
-# cuda.h
-_PINNED, _DEVICE, _POSIX_FD, _READ_WRITE = 1, 1, 1, 3
-_MINIMUM_GRANULARITY = 0
-UNSUPPORTED = frozenset({800, 801})
-"""CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_NOT_SUPPORTED."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UNSUPPORTED = frozenset(
+    map(int, (cuda.CUresult.CUDA_ERROR_NOT_PERMITTED, cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED))
+)
+"""Codes of a driver, or a device, that cannot share memory by descriptors."""
+_DESCRIPTOR = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 class CudaError(RunError):
@@ -29,105 +33,75 @@ class CudaError(RunError):
         self.code = code
 
 
-class _Location(ctypes.Structure):
-    _fields_: ClassVar = [("type", ctypes.c_int), ("id", ctypes.c_int)]
-
-
-class _AllocationProp(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("type", ctypes.c_int),
-        ("requested_handle_types", ctypes.c_int),
-        ("location", _Location),
-        ("win32_metadata", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    ]
-
-
-class _AccessDesc(ctypes.Structure):
-    _fields_: ClassVar = [("location", _Location), ("flags", ctypes.c_int)]
-
-
 def create_memory(size: int, device: int) -> int:
     """Return the handle of new memory on a device; ``size`` is a multiple of ``granularity``."""
-    handle = ctypes.c_uint64()
-    _call(
-        "cuMemCreate",
-        ctypes.byref(handle),
-        ctypes.c_size_t(size),
-        ctypes.byref(_prop(device)),
-        ctypes.c_uint64(0),
-    )
-    return handle.value
+    return int(_call(cuda.cuMemCreate, size, _properties(device), 0))
 
 
 def granularity(device: int) -> int:
     """Return the number of bytes that sizes of device memory are multiples of."""
-    size = ctypes.c_size_t()
-    _call(
-        "cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(_prop(device)), _MINIMUM_GRANULARITY
-    )
-    return size.value
+    minimum = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    return _call(cuda.cuMemGetAllocationGranularity, _properties(device), minimum)
 
 
 def export(handle: int) -> int:
     """Return a file descriptor that stands for the memory."""
-    descriptor = ctypes.c_int()
-    _call(
-        "cuMemExportToShareableHandle",
-        ctypes.byref(descriptor),
-        ctypes.c_uint64(handle),
-        _POSIX_FD,
-        ctypes.c_uint64(0),
-    )
-    return descriptor.value
+    return int(_call(cuda.cuMemExportToShareableHandle, handle, _DESCRIPTOR, 0))
 
 
 def import_(descriptor: int) -> int:
     """Return the handle of the memory that a descriptor stands for."""
-    handle = ctypes.c_uint64()
-    _call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), _POSIX_FD)
-    return handle.value
+    return int(_call(cuda.cuMemImportFromShareableHandle, descriptor, _DESCRIPTOR))
 
 
 def release(handle: int) -> None:
     """Release a handle; the memory stays for as long as it is mapped or exported."""
-    _call("cuMemRelease", ctypes.c_uint64(handle))
+    _call(cuda.cuMemRelease, handle)
 
 
 def map_(handle: int, size: int, device: int) -> int:
     """Map the memory; return the address at which ``device`` reads and writes it."""
-    address = ctypes.c_uint64()
-    length, zero = ctypes.c_size_t(size), ctypes.c_uint64(0)
-    _call("cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero)
+    address = int(_call(cuda.cuMemAddressReserve, size, 0, 0, 0))
     try:
-        _call("cuMemMap", address, length, ctypes.c_size_t(0), ctypes.c_uint64(handle), zero)
-        access = _AccessDesc(_Location(_DEVICE, device), _READ_WRITE)
-        _call("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
+        _call(cuda.cuMemMap, address, size, 0, handle, 0)
+        access = cuda.CUmemAccessDesc()
+        access.location = _location(device)
+        access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        _call(cuda.cuMemSetAccess, address, size, [access], 1)
     except CudaError:
-        _library().cuMemUnmap(address, length)
-        _library().cuMemAddressFree(address, length)
+        with suppress(CudaError):
+            _call(cuda.cuMemUnmap, address, size)
+        with suppress(CudaError):
+            _call(cuda.cuMemAddressFree, address, size)
         raise
-    return address.value
+    return address
 
 
 def unmap(address: int, size: int) -> None:
     """Unmap the memory at an address and free the address."""
-    _call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(size))
-    _call("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(size))
+    _call(cuda.cuMemUnmap, address, size)
+    _call(cuda.cuMemAddressFree, address, size)
 
 
-def _prop(device: int) -> _AllocationProp:
-    return _AllocationProp(_PINNED, _POSIX_FD, _Location(_DEVICE, device))
+def _properties(device: int) -> cuda.CUmemAllocationProp:
+    properties = cuda.CUmemAllocationProp()
+    properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.requestedHandleTypes = _DESCRIPTOR
+    properties.location = _location(device)
+    return properties
 
 
-@cache
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+def _location(device: int) -> cuda.CUmemLocation:
+    location = cuda.CUmemLocation()
+    location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    location.id = device
+    return location
 
 
-def _call(name: str, *arguments: object) -> None:
-    code = getattr(_library(), name)(*arguments)
-    if code != 0:
-        reason = ctypes.c_char_p()
-        _library().cuGetErrorString(code, ctypes.byref(reason))
-        raise CudaError(name, code, (reason.value or b"unknown error").decode())
+def _call(function: Callable[..., tuple[Any, ...]], *arguments: object) -> Any:
+    """Return what a call of the driver returns beside its status, None if nothing; raise CudaError if it failed."""
+    status, *values = function(*arguments)
+    if status != cuda.CUresult.CUDA_SUCCESS:
+        _, reason = cuda.cuGetErrorString(status)
+        raise CudaError(function.__name__, int(status), (reason or b"unknown error").decode())
+    return values[0] if values else None
