@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from spec_core.draft import Draft
 from spec_core.drafting.draft_files import architectures, read_config
-from spec_core.errors import ArtifactError, PluginError
-from spec_core.plugins import load_each
+from spec_core.errors import ArtifactError, PluginError, SpecError
+from spec_core.foreign import cause
+from spec_core.plugins import find, load_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,13 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
         if isinstance(plugin, PluginError):
             tried.append(f"{name} (broken: {plugin})")
             continue
-        draft = plugin.from_folder(folder)
+        try:
+            draft = plugin.from_folder(folder)
+        except SpecError:
+            raise
+        except Exception as error:  # a plugin may raise anything, also for a folder that is another one's
+            tried.append(f"{name} (its plugin {find(Draft, name).owner} failed: {cause(error)})")
+            continue
         if draft is not None:
             draft.check_target(target)
             return draft
