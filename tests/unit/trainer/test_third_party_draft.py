@@ -167,11 +167,15 @@ def test_only_an_engine_that_the_draft_names_refuses_its_export(
 def test_a_draft_plugin_that_fails_on_anothers_folder_does_not_hide_the_one_that_knows_it(
     install, target, cousin, tmp_path
 ):
-    broken = COUSIN.replace("cousin", "another").replace("fields = read_config(folder) or {}", "return {}['x']")
+    broken = COUSIN.replace("cousin", "another").replace(
+        "fields = read_config(folder) or {}", "return {}['x']"
+    )
     install("drafts", "another", "CousinDraft", broken)
     assert recognise(cousin, target).name == "cousin"
     (cousin / "config.json").write_text(json.dumps({"architectures": ["Unknown"]}))
-    with pytest.raises(ArtifactError, match=r"another \(its plugin another-plugin 1.0 failed: KeyError: 'x'\)"):
+    with pytest.raises(
+        ArtifactError, match=r"another \(its plugin another-plugin 1.0 failed: KeyError: 'x'\)"
+    ):
         recognise(cousin, target)
 
 

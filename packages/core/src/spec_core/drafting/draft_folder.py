@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from spec_core.draft import Draft
 from spec_core.drafting.draft_files import architectures, read_config
-from spec_core.errors import ArtifactError, PluginError, SpecError
-from spec_core.foreign import cause
+from spec_core.errors import ArtifactError, PluginError
+from spec_core.foreign import foreign_errors
 from spec_core.plugins import find, load_each
 
 if TYPE_CHECKING:
@@ -31,11 +31,10 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
             tried.append(f"{name} (broken: {plugin})")
             continue
         try:
-            draft = plugin.from_folder(folder)
-        except SpecError:
-            raise
-        except Exception as error:  # a plugin may raise anything, also for a folder that is another one's
-            tried.append(f"{name} (its plugin {find(Draft, name).owner} failed: {cause(error)})")
+            with foreign_errors(PluginError, f"its plugin {find(Draft, name).owner} failed"):
+                draft = plugin.from_folder(folder)
+        except PluginError as error:
+            tried.append(f"{name} ({error})")
             continue
         if draft is not None:
             draft.check_target(target)
