@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticUndefined
 
-from spec_core import plugins
+from spec_core import WeightTransport, plugins
 from spec_trainer.config import SECTIONS, run_config_type
 from spec_trainer.track_config import track_config_type
 
@@ -24,7 +24,8 @@ command's flags, and `section.key=value` words; later wins, unknown keys are err
 value of another key. Nothing else is replaced, and the environment is not read: write `target=$NAME` on the command
 line. `section.key=null` is no value; `section.key=` is refused. [data.md](data.md) lists the bounds of what is read.
 The first table holds what every run has; sections `backend`, `draft`, `strategy`, `engine` and `launcher` have
-further keys, those of the plugins that they name.
+further keys, those of the plugins that they name, and so has `push.options.NAME` of each weight transport (and its
+`bucket_bytes`, which comes before `push.bucket_bytes`).
 """
 OURS = "spec-"
 """How the names of this repository's distributions begin; plugins of third parties document themselves."""
@@ -39,19 +40,23 @@ def main() -> None:
     for section, interface in SECTIONS.items():
         for record in sorted(plugins.installed(interface), key=lambda record: record.name):
             if record.distribution.startswith(OURS):
-                _print_plugin(
-                    section, record.name, plugins.load(interface, record.name).Config, interface.Config
-                )
+                config = plugins.load(interface, record.name).Config
+                _print_plugin(f"{section}.name={record.name}", section, config, interface.Config)
+    for record in plugins.installed(WeightTransport):
+        if record.distribution.startswith(OURS):
+            section = f"push.options.{record.name}"
+            config = plugins.load(WeightTransport, record.name).Config
+            _print_plugin(section, section, config, WeightTransport.Config)
 
 
-def _print_plugin(section: str, name: str, config: type[BaseModel], base: type[BaseModel]) -> None:
+def _print_plugin(title: str, section: str, config: type[BaseModel], base: type[BaseModel]) -> None:
     own = [
         (key, field)
         for key, field in _keys(config, f"{section}.")
-        if key.split(".")[1] not in base.model_fields
+        if key.removeprefix(f"{section}.").split(".")[0] not in base.model_fields
     ]
     if own:
-        print(f"\n## `{section}.name={name}`\n")
+        print(f"\n## `{title}`\n")
         _print_table(own)
 
 

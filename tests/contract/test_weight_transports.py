@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spec_core import WeightTransportConfig
-from spec_core.testing import WeightTransportSuite
-from spec_core.testing.reference import reference_backend
-from spec_core.testing.weight_stage import BUCKET_BYTES
+from spec_core.testing import BUCKET_BYTES, WeightTransportSuite, reference_backend
 from spec_weight_transports.collective import CollectiveTransport
 from spec_weight_transports.file import FileConfig, FileTransport
 from spec_weight_transports.ipc import IpcWeightTransport

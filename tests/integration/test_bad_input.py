@@ -247,6 +247,18 @@ def test_illegal_combination_names_the_remedy(refused, words, remedy):
         (["push.address=127.0.0.1:70000"], "the highest port is 65535"),
         (["push.transport=[pigeon]"], "no weight_transport plugin is called 'pigeon'"),
         (["push.transport=[ipc]", "push.folder=x"], "no weight transport among ipc has the option folder"),
+        (["push.options.file.kep=5"], "unknown key 'push.options.file.kep' (did you mean 'keep'?)"),
+        (["push.options.file.keep=many"], "push.options.file.keep='many': Input should be a valid integer"),
+        (
+            ["push.options.file.keep=0"],
+            "push.options.file.keep=0: Input should be greater than or equal to 1",
+        ),
+        (["push.options.fil.keep=5"], "no weight_transport plugin is called 'fil' (did you mean 'file'?)"),
+        (["push.options.file=5"], "push.options.file=5"),
+        (
+            ["push.options.file.keep=5", "push.transport=[ipc]"],
+            "weight transport 'file' has options, but only ipc may be used; remove its options, or name it too",
+        ),
         (["push.bucket_bytes=1"], "push.bucket_bytes=1: Input should be greater than or equal to 4096"),
         ([], "environment variable SPEC_DRAFT_TOKEN is not set"),
     ],
@@ -262,8 +274,9 @@ def test_a_plan_of_pushes_with_a_secret_or_folder_of_no_use_is_refused(refused, 
     assert refused(*pushes, command="plan").endswith("without spaces at its ends (SPEC_DRAFT_TOKEN)")
     taken = tmp_path / "file"
     taken.touch()
-    line = refused(*pushes, f"push.folder={taken}/versions", command="plan")
-    assert line.startswith(f"folder for weights {taken}/versions: {taken} is not a folder")
+    for key in ("push.folder", "push.options.file.folder"):
+        line = refused(*pushes, f"{key}={taken}/versions", command="plan")
+        assert line.startswith(f"folder for weights {taken}/versions: {taken} is not a folder")
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard=true", "wandb=project"])

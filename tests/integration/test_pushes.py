@@ -75,15 +75,19 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
         document = json.loads(command_line(*push, drafts["trained"], *by_file, "--json").out)
         assert (document["version"], document["committed"]) == (2, True)
         assert [path.name[:3] for path in tmp_path.iterdir()] == ["v2-"]
+        # The folder would keep two versions by default; keep=1 is the transport's own option.
+        push.insert(1, "push.options.file.keep=1")
+        document = json.loads(command_line(*push, drafts["trained"], *by_file, "--json").out)
+        assert [path.name[:3] for path in tmp_path.iterdir()] == ["v3-"]
 
         for url in (fresh_server, other):
             until(lambda url=url: (served(command_line, url)["rounds"] or 0) > 20)
             now = served(command_line, url)
-            assert (now["version"], now["digest"], now["state"]) == (2, document["digest"], "committed")
+            assert (now["version"], now["digest"], now["state"]) == (3, document["digest"], "committed")
             assert draft_server.traffic(url)["as_without"]
         lines = command_line("serving", "--of", fresh_server, other).out.splitlines()
         assert [line.split()[:3] for line in lines] == [
-            [url, "version", "2"] for url in (fresh_server, other)
+            [url, "version", "3"] for url in (fresh_server, other)
         ]
 
 
@@ -102,6 +106,18 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
             ["--to", "http://127.0.0.1:1", "--transport", "pigeon"],
             "no weight_transport plugin is called 'pigeon'",
         ),
+        (
+            ["push.options.file.kep=5", "--to", "http://127.0.0.1:1"],
+            "options: unknown key 'push.options.file.kep' (did you mean 'keep'?)",
+        ),
+        (
+            ["push.options.fil.keep=5", "--to", "http://127.0.0.1:1"],
+            "no weight_transport plugin is called 'fil' (did you mean 'file'?)",
+        ),
+        (["push.option.file.keep=5", "--to", "http://127.0.0.1:1"], "(did you mean 'options'?)"),
+        (["--to", "http://127.0.0.1:1", "push.options.file.keep=5"], "write it before the flags"),
+        (["train.lr=5", "--to", "http://127.0.0.1:1"], "unknown section or key 'train'"),
+        (["--to", "http://127.0.0.1:1", "--bucket-bytes", "5"], "--bucket-bytes=5: expected 4096 or more"),
     ],
 )
 def test_a_push_that_cannot_begin_is_refused_in_one_line(command_line, lab, drafts, words, line):

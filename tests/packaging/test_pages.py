@@ -23,7 +23,15 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_pages_are_found():
-    kinds = {"a-backend", "a-draft", "an-engine", "a-launcher", "a-strategy", "a-tracker"}
+    kinds = {
+        "a-backend",
+        "a-draft",
+        "an-engine",
+        "a-launcher",
+        "a-strategy",
+        "a-tracker",
+        "a-weight-transport",
+    }
     assert PAGES.keys() == {f"write-{kind}" for kind in kinds}
 
 

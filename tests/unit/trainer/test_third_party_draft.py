@@ -51,7 +51,7 @@ class CousinDraft(Draft):
 """
 PICKY = """
 from spec_core import Engine
-from spec_core.errors import ArtifactError
+from spec_core.errors import ArtifactError, EngineError
 
 
 class PickyEngine(Engine):
@@ -60,7 +60,7 @@ class PickyEngine(Engine):
 
     @classmethod
     def check_export(cls, target, draft, folder):
-        raise ArtifactError(f"draft {folder} cannot be served by Picky: it is not picky enough")
+        raise FAILURE
 
     def start(self, schema): ...
     def capture(self, requests, schema): ...
@@ -135,12 +135,48 @@ def test_an_export_of_a_third_party_is_checked_by_the_engines_that_it_names(targ
     check_export(recognise(cousin, target), cousin, target)
 
 
-def test_an_engine_of_a_third_party_checks_every_export(install, target, cousin):
-    install("engines", "picky", "PickyEngine", PICKY)
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ('ArtifactError("it is not picky enough")', "it is not picky enough"),
+        ('EngineError("no card")', "no card"),
+        ('KeyError("layers")', "KeyError: 'layers'"),
+        ('OSError(2, "No such file")', "No such file"),
+        ('Exception("two\\nlines")', "Exception: two"),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_only_an_engine_that_the_draft_names_refuses_its_export(
+    install, target, cousin, caplog, monkeypatch, error, said, named
+):
+    install("engines", "picky", "PickyEngine", PICKY.replace("FAILURE", error))
+    draft = recognise(cousin, target)
+    monkeypatch.setattr(type(draft), "serving_methods", {"picky": "mine"} if named else {"vllm": "eagle3"})
+    line = f"the cousin draft was exported and fails the check: engine 'picky' (picky-plugin 1.0): {said}"
+    if named:
+        with pytest.raises(RunError) as caught:
+            check_export(draft, cousin, target)
+        assert str(caught.value) == line
+    else:
+        check_export(draft, cousin, target)
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{line}; the draft does not name this engine, so the export stands"
+        ]
+
+
+def test_a_draft_plugin_that_fails_on_anothers_folder_does_not_hide_the_one_that_knows_it(
+    install, target, cousin, tmp_path
+):
+    broken = COUSIN.replace("cousin", "another").replace(
+        "fields = read_config(folder) or {}", "return {}['x']"
+    )
+    install("drafts", "another", "CousinDraft", broken)
+    assert recognise(cousin, target).name == "cousin"
+    (cousin / "config.json").write_text(json.dumps({"architectures": ["Unknown"]}))
     with pytest.raises(
-        RunError, match=r"the cousin draft was exported and fails .* by Picky: it is not picky"
+        ArtifactError, match=r"another \(its plugin another-plugin 1.0 failed: KeyError: 'x'\)"
     ):
-        check_export(recognise(cousin, target), cousin, target)
+        recognise(cousin, target)
 
 
 def test_a_broken_engine_does_not_stop_an_export(install, target, cousin, caplog):

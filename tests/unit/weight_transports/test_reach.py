@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import re
 
 import pytest
 import torch
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import WeightMedium, WeightTransportConfig
-from spec_core.errors import ConfigError
+from spec_core.errors import ConfigError, PluginError
 from spec_core.testing.reference import reference_backend
 from spec_core.weight_sync import open_weight_transports
 from spec_weight_transports.collective import CollectiveTransport
+from spec_weight_transports.file import FileConfig
 from spec_weight_transports.ipc import IpcWeightTransport
 
 CPU = torch.device("cpu")
@@ -115,6 +118,44 @@ def test_each_transport_takes_the_options_that_it_has(tmp_path):
     )
     assert [transport.config.bucket_bytes for transport in transports.values()] == [8192, 8192]
     assert transports["file"].config.folder == tmp_path
+
+
+def test_an_option_of_one_transport_comes_before_that_of_all():
+    transports = open_weight_transports(
+        reference_backend(), None, {"bucket_bytes": 8192}, {"file": FileConfig(bucket_bytes=4096, keep=7)}
+    )
+    assert transports["file"].config == FileConfig(bucket_bytes=4096, keep=7)
+    assert transports["ipc"].config.bucket_bytes == 8192
+
+
+BROKEN = """
+from spec_weight_transports.ipc import IpcWeightTransport
+
+
+class BrokenTransport(IpcWeightTransport):
+    name = "broken"
+
+    def __init__(self, config, backend):
+        raise KeyError("card")
+"""
+
+
+def test_a_broken_transport_matters_only_to_whoever_names_it(monkeypatch, caplog, tmp_path):
+    info = tmp_path / "their_dist-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-dist\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[spec_core.weight_transports]\nbroken = broken_way:BrokenTransport\n"
+    )
+    (tmp_path / "broken_way.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    line = r"weight transport 'broken' \(their-dist 1.0\) fails: KeyError: 'card'"
+    with caplog.at_level(logging.INFO):
+        assert sorted(open_weight_transports(reference_backend())) == ["collective", "file", "ipc"]
+    assert re.search(line, caplog.text)
+    for named in ({"names": ["broken"]}, {"configs": {"broken": WeightTransportConfig()}}):
+        with pytest.raises(PluginError, match=line):
+            open_weight_transports(reference_backend(), **named)
 
 
 @pytest.mark.parametrize(

@@ -229,11 +229,20 @@ def evaluate(
 
 
 @app.command
-def push(*, request: Annotated[PushRequest, Parameter(name="*")], as_json: Json = False) -> None:
-    """Give running servers a draft to serve from now on, without a restart; exit code 1 if they did not take it."""
+def push(
+    *overrides: str, request: Annotated[PushRequest, Parameter(name="*")], as_json: Json = False
+) -> None:
+    """Give running servers a draft to serve from now on, without a restart; exit code 1 if they did not take it.
+
+    Parameters
+    ----------
+    overrides
+        Options of a weight transport, push.options.NAME.KEY=VALUE.
+    """
+    _check_words(overrides)
     from spec_trainer.push_command import push_draft, push_lines
 
-    document = push_draft(request)
+    document = push_draft(request, overrides)
     _print_lines(document, push_lines(document), as_json)
     if not document["committed"]:
         raise SystemExit(1)

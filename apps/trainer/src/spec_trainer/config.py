@@ -33,6 +33,7 @@ from spec_core.config import Seconds
 from spec_core.errors import ConfigError
 from spec_trainer.data.config import DataConfig
 from spec_trainer.track_config import TrackConfig
+from spec_trainer.transport_options import TransportOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,6 +151,8 @@ class PushConfig(Config):
     folder: Annotated[Path | None, BeforeValidator(_named)] = None
     """Folder in which weight transports that send by files keep the newest versions; servers see it under the same
     name. By default a temporary one on this host."""
+    options: TransportOptions = Field(default_factory=dict)
+    """Options of single weight transports, such as ``push.options.NAME.KEY=VALUE``."""
     address: Name = "127.0.0.1:0"
     """host:port at which servers reach the trainer; port 0 is any free one."""
     timeout_s: Seconds = 60.0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from spec_core.drafting.draft_folder import recognise
 from spec_core.engine import Engine
-from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError, UsageError
-from spec_core.plugins import load_each
+from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError
+from spec_core.foreign import cause
+from spec_core.plugins import find, load_each
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from spec_core.draft import Draft
@@ -45,18 +48,33 @@ def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) 
 def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
     """Check the folder that ``draft`` has exported.
 
-    Its plugin must find it whole and made for ``target``, and every installed engine must read the same in it. Raise
-    RunError otherwise, because the user is not at fault.
+    Its plugin must find it whole and made for ``target``, and so must the engines that the draft names in
+    ``serving_methods``. What any other installed engine finds is a warning. Raise RunError otherwise, because the
+    user is not at fault.
     """
-    try:
+    exported = f"the {draft.name} draft was exported and fails the check"
+    with _failures_of(f"{exported}: draft plugin {draft.name!r}"):
         again = type(draft).from_folder(folder)
         if again is None:
             raise ArtifactError(f"{draft.name} does not recognise it")
         again.check_target(target)
-        for name, engine_type in load_each(Engine):
-            if isinstance(engine_type, PluginError):
-                log.warning("the export is not checked for engine %s: %s", name, engine_type)
-            else:
+    for name, engine_type in load_each(Engine):
+        if isinstance(engine_type, PluginError):
+            log.warning("the export is not checked for engine %s: %s", name, engine_type)
+            continue
+        try:
+            with _failures_of(f"{exported}: engine {name!r} ({find(Engine, name).owner})"):
                 engine_type.check_export(target, again, folder)
-    except UsageError as error:
-        raise RunError(f"the {draft.name} draft was exported and fails the check: {error}") from error
+        except RunError as error:
+            if name in draft.serving_methods:
+                raise
+            log.warning("%s; the draft does not name this engine, so the export stands", error)
+
+
+@contextmanager
+def _failures_of(checker: str) -> Generator[None]:
+    """Raise whatever a plugin's check ends in as RunError, one line that begins with ``checker``."""
+    try:
+        yield
+    except Exception as error:  # a plugin may raise anything
+        raise RunError(f"{checker}: {cause(error)}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend
@@ -12,6 +13,7 @@ from spec_trainer.draft_folder import check_draft
 from spec_trainer.evaluation.finite import check_finite
 from spec_trainer.push.servers import connect_servers, open_publisher
 from spec_trainer.resolve import resolve_target
+from spec_trainer.transport_options import read_transport_options, transport_configs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,15 +23,18 @@ if TYPE_CHECKING:
     from spec_trainer.push.request import PushRequest
 
 
-def push_draft(request: PushRequest) -> dict[str, Any]:
+def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any]:
     """Publish the draft as one version more than any of the servers has; return the document of ``push --json``.
 
-    Raise UsageError, one line, for anything that is wrong before a server was asked to receive.
+    ``words`` are options of weight transports, ``push.options.NAME.KEY=VALUE``. Raise UsageError, one line, for
+    anything that is wrong before a server was asked to receive.
     """
     from safetensors.torch import load_file
 
     from spec_core.targets.target_reader import read_target
 
+    request = replace(request, options=read_transport_options(words))
+    transport_configs(request.options, "options")
     target = read_target(resolve_target(request.target))
     check_draft(request.draft_model, target, None)
     check_finite(request.draft_model)

@@ -24,6 +24,7 @@ from spec_trainer.offline.store import open_features
 from spec_trainer.run_spec import RunParts, RunSpec
 from spec_trainer.track_config import track_config_type
 from spec_trainer.trackers import check_trackers
+from spec_trainer.transport_options import transport_configs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -222,6 +223,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
     )
     _place(values, types["engine"])
     config = validate(model, values, source)
+    transport_configs(config.push.options, source)
     _check_decoding(config)
     _check_placement(config, types["engine"])
     return config, types

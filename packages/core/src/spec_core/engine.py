@@ -140,8 +140,8 @@ class Engine(Resource):
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
         """Raise ArtifactError if no supported version of this engine can serve the export in ``folder``.
 
-        Every export is checked so by each installed engine, whether it can run on this machine or not. An engine
-        accepts, unchecked, a draft that is not made for it (``Draft.serving_methods``).
+        Every export is checked so by each installed engine, whether it can run on this machine or not. An error of
+        one that the draft names in ``serving_methods`` refuses the export; that of another is a warning.
         """
 
     @abstractmethod

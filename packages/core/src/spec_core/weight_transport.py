@@ -21,6 +21,8 @@ W7  A transport may keep what it has built for an update until the next one of t
     uses that again only where every end has come through the update before and has kept it too; else all build anew
     in the same update: after a failure, for other ranks, for a process that was started anew. ``forget`` releases
     what is kept towards a replica, ``close`` all of it; an update that is under way keeps what it uses.
+W8  Options (``Config``) are those of whoever pushes. A server opens the transport with their defaults, so each has
+    one; what a rank needs to know of the sender's options is in its entry of what ``open`` has returned.
 """
 
 from __future__ import annotations

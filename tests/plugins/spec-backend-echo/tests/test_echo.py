@@ -14,8 +14,7 @@ from spec_core.testing import BackendSuite, ProcessGroupSuite, TransportSuite
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spec_core import Backend, ProcessGroup, Transport
-    from spec_core.rendezvous import Rendezvous
+    from spec_core import Backend, ProcessGroup, Rendezvous, Transport
 
 
 def build_group(rendezvous: Rendezvous) -> ProcessGroup:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from spec_core.errors import ConfigError
+from spec_trainer.transport_options import TransportOptions  # noqa: TC001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class PushRequest:
     folder: Path | None = None
     """Folder in which weight transports that send by files keep the newest versions; servers see it under the same
     name. By default a temporary one on this host."""
+    options: Annotated[TransportOptions, Parameter(parse=False)] = field(default_factory=dict)
+    """Options of single weight transports, by their names: the words of the command."""
     backend: str = "cpu"
     """Hardware of this side."""
     address: str = "127.0.0.1:0"
@@ -40,7 +43,14 @@ class PushRequest:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a value out of its range."""
+        for word in (*self.to, *(self.transport or ())):
+            if word.startswith("push."):
+                raise ConfigError(
+                    f"{word} stands behind a flag that takes several values; write it before the flags"
+                )
         if not self.to:
             raise ConfigError("--to names no server; expected addresses such as http://127.0.0.1:8000")
+        if self.bucket_bytes is not None and self.bucket_bytes < 4096:
+            raise ConfigError(f"--bucket-bytes={self.bucket_bytes}: expected 4096 or more")
         if not 0 < self.timeout_s <= 1e6:
             raise ConfigError(f"--timeout-s={self.timeout_s}: expected seconds above 0, at most 1000000")

@@ -12,6 +12,7 @@ from spec_core.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica, check_draft_tok
 from spec_core.rendezvous import bind, parse_address
 from spec_core.weight_sync import open_weight_transports
 from spec_trainer.disk import check_writable
+from spec_trainer.transport_options import transport_configs
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -34,13 +35,16 @@ def connect_servers(urls: Sequence[str]) -> dict[str, HttpReplica]:
 def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict[str, WeightTransport]:
     """Return the weight transports that a push may use.
 
-    Raise UsageError where none is, one cannot be used, or nothing can be written to the folder.
+    Raise UsageError where none is, one that was asked for cannot be used, or nothing can be written to its folder.
     """
     wanted: dict[str, object] = {"bucket_bytes": options.bucket_bytes, "folder": options.folder}
     values = {key: value for key, value in wanted.items() if value is not None}
-    transports = open_weight_transports(backend, options.transport, values)
-    if options.folder is not None:
-        check_writable(options.folder, "folder for weights")
+    configs = transport_configs(options.options, "options")
+    transports = open_weight_transports(backend, options.transport, values, configs)
+    for transport in transports.values():
+        folder = getattr(transport.config, "folder", None)
+        if folder is not None:
+            check_writable(folder, "folder for weights")
     if not transports:
         raise ConfigError("no weight transport can run here; spec-trainer plugins says what is installed")
     return transports

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from spec_core.draft import Draft
 from spec_core.drafting.draft_files import architectures, read_config
 from spec_core.errors import ArtifactError, PluginError
-from spec_core.plugins import load_each
+from spec_core.foreign import foreign_errors
+from spec_core.plugins import find, load_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,12 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
         if isinstance(plugin, PluginError):
             tried.append(f"{name} (broken: {plugin})")
             continue
-        draft = plugin.from_folder(folder)
+        try:
+            with foreign_errors(PluginError, f"its plugin {find(Draft, name).owner} failed"):
+                draft = plugin.from_folder(folder)
+        except PluginError as error:
+            tried.append(f"{name} ({error})")
+            continue
         if draft is not None:
             draft.check_target(target)
             return draft

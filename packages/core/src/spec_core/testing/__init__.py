@@ -40,12 +40,15 @@ if TYPE_CHECKING:
     from spec_core.testing.kernels import assert_kernel_agrees
     from spec_core.testing.launcher_suite import LauncherSuite
     from spec_core.testing.process_group_suite import ProcessGroupSuite
+    from spec_core.testing.reference import reference_backend
     from spec_core.testing.strategy_suite import StrategySuite
     from spec_core.testing.tracker_suite import TrackerSuite
     from spec_core.testing.transport_suite import TransportSuite
+    from spec_core.testing.weight_stage import BUCKET_BYTES
     from spec_core.testing.weight_transport_suite import WeightTransportSuite
 
 __all__ = [
+    "BUCKET_BYTES",
     "BackendSuite",
     "DraftReplicaSuite",
     "DraftSuite",
@@ -57,6 +60,7 @@ __all__ = [
     "TransportSuite",
     "WeightTransportSuite",
     "assert_kernel_agrees",
+    "reference_backend",
 ]
 
 __getattr__ = lazy_names(
@@ -68,8 +72,10 @@ __getattr__ = lazy_names(
     kernels="assert_kernel_agrees",
     launcher_suite="LauncherSuite",
     process_group_suite="ProcessGroupSuite",
+    reference="reference_backend",
     strategy_suite="StrategySuite",
     tracker_suite="TrackerSuite",
     transport_suite="TransportSuite",
+    weight_stage="BUCKET_BYTES",
     weight_transport_suite="WeightTransportSuite",
 )

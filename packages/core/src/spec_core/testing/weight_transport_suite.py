@@ -1,8 +1,8 @@
-"""WeightTransportSuite: the contract of spec_core.weight_transport (W1–W7) as tests, alone and in whole updates.
+"""WeightTransportSuite: the contract of spec_core.weight_transport (W1–W8) as tests, alone and in whole updates.
 
 ::
 
-    from spec_core.testing.weight_stage import BUCKET_BYTES
+    from spec_core.testing import BUCKET_BYTES, WeightTransportSuite, reference_backend
 
     def build() -> WeightTransport:
         return MyTransport(MyConfig(bucket_bytes=BUCKET_BYTES), reference_backend())
@@ -108,9 +108,10 @@ class WeightTransportSuite(ConformanceSuite):
         run_ranks(_thirty_updates, 2, stage)
 
     def test_w6_it_says_whether_it_can_be_used(self, stage: WeightStage) -> None:
-        """W6: the probe answers, and a rank of this very process is reached or refused with a reason, by a medium."""
+        """W6, W8: the probe answers, options have defaults, a rank of this process is reached or refused."""
         transport = stage.build()
         assert type(transport).probe().ok
+        assert type(transport).Config(), "W8: a server opens the transport without options"
         place = transport.place(stage.device)
         assert place.isascii()
         assert isinstance(transport.obstacle(place, stage.device), str)

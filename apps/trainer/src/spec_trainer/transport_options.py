@@ -1,0 +1,50 @@
+"""Keys ``push.options.NAME``: options of single weight transports, checked by the ``Config`` of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, create_model
+
+from spec_core import Config, WeightTransport, WeightTransportConfig, plugins
+from spec_core.config import read_configuration, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TransportOptions = dict[str, dict[str, Any]]
+"""Name of a weight transport -> its options as they were written: ``config.yaml`` names no transport that nobody has
+asked for."""
+
+
+class _PushSection(Config):
+    options: TransportOptions = Field(default_factory=dict)
+
+
+class _PushWords(Config):
+    push: _PushSection = _PushSection()
+
+
+def read_transport_options(words: Sequence[str]) -> TransportOptions:
+    """Return the options in a command's words, ``push.options.NAME.KEY=VALUE``. Raise ConfigError for others."""
+    values = read_configuration(None, {}, words)
+    return validate(_PushWords, values, "options").push.options
+
+
+def transport_configs(options: TransportOptions, source: str) -> dict[str, WeightTransportConfig]:
+    """Return the options as each transport's own ``Config``, which knows those that were written.
+
+    Raise UsageError, one line that begins with ``source``, for a transport that is not installed and for options that
+    are not its own.
+    """
+    configs = {name: plugins.load(WeightTransport, name).Config for name in options}
+    section = _section_of(configs)
+    whole = _section_of({"push": _section_of({"options": section})})
+    checked: Any = validate(whole, {"push": {"options": options}}, source)
+    return {name: getattr(checked.push.options, name) for name in options}
+
+
+def _section_of(keys: Mapping[str, type[Config]]) -> type[Config]:
+    """Return a section with these keys, so that a message names a key by its whole path."""
+    fields: dict[str, Any] = {name: (model, ...) for name, model in keys.items()}
+    return create_model("Section", __base__=Config, **fields)

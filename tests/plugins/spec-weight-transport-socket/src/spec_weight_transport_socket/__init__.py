@@ -1,0 +1,1 @@
+"""A weight transport by somebody else."""
