@@ -224,8 +224,45 @@ def test_a_key_of_endless_depth_is_refused(tmp_path):
 
 def test_a_number_that_json_cannot_write_is_refused(tmp_path):
     for key in ("train.steps", "draft"):
-        with pytest.raises(ConfigError, match=r"^configuration does not merge: Exceeds the limit \(4300"):
-            read_configuration(None, {}, [f"{key}=0x" + "f" * 5_000])
+        with pytest.raises(ConfigError, match=r"is not YAML: Exceeds the limit \(4300"):
+            read_configuration(None, {}, [f"{key}=1" + "0" * 5_000])
+
+
+@pytest.mark.parametrize(
+    "number", ["0x1", "0b1", "010", "1_000", "1:30", "-0x1F", "1_0.5", "[1, 0x2]", "{a: 00}"]
+)
+def test_a_number_that_is_not_decimal_is_refused_in_words_and_files(tmp_path, number):
+    """In YAML 1.1, 010 is 8 and 1:30 is 90."""
+    for line in (
+        refusal(tmp_path, None, "target=t", f"train.steps={number}"),
+        refusal(tmp_path, f"target: t\ntrain: {{steps: {number}}}\n"),
+    ):
+        assert line.endswith("is not a decimal number; write decimal digits, or quotes around a text")
+
+
+@pytest.mark.parametrize(
+    "text", ["'0x1'", '"1_000"', "0x1g", "1:99", "0", "-1", "0.5", "1e-4", "a_1", "10.0.0.1:80"]
+)
+def test_texts_and_decimal_numbers_are_read_as_they_stand(text):
+    (value,) = read_configuration(None, {}, [f"key={text}"]).values()
+    assert str(value) == {"1e-4": "0.0001"}.get(text, text.strip("'\""))
+
+
+@pytest.mark.parametrize(
+    "word", ["train[lr]=5", "train..lr=5", ".lr=5", "train.=5", "train .lr=5", " train.lr=5", "[0]=1"]
+)
+def test_a_key_has_one_spelling(tmp_path, word):
+    assert refusal(tmp_path, None, word).endswith("is not of the form section.key=value")
+
+
+@pytest.mark.parametrize("word", ["train.lr=\n5", "train.lr= 5", "train.lr=5\n", "train.lr=5 "])
+def test_white_space_around_a_value_is_refused(tmp_path, word):
+    assert "has white space around its value; remove it" in refusal(tmp_path, None, word)
+
+
+def test_a_text_with_nul_is_refused(tmp_path):
+    assert "holds the character NUL" in refusal(tmp_path, None, r'output="a\0b"')
+    assert "holds the character NUL" in refusal(tmp_path, 'target: "a\\0b"\n')
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import json
+import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
@@ -30,6 +31,9 @@ _FILE_BYTES = 1 << 20
 _WORD_CHARACTERS = 1 << 16
 _LEVELS = 32
 """Levels of nesting; a plugin's options have three or four."""
+_KEY = re.compile(r"[^\s.\[\]]+(\.[^\s.\[\]]+)*")
+_ODD_NUMBER = re.compile(r"[-+]?(0[xXbB][\da-fA-F_]+|0[0-7_]+|\d[\d.]*_[\d._]*|\d+(:[0-5]?\d)+(\.\d*)?)")
+"""Numbers that YAML 1.1 has besides decimal ones: hexadecimal, binary, octal (010 is 8), grouped and to the base 60."""
 _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -175,12 +179,16 @@ def _parse_word(word: str) -> tuple[str, object]:
     """Return key and value of ``section.key=value``."""
     where = f"override {shown(word)}"
     key, separator, text = word.partition("=")
-    if not separator or not key:
+    if not separator or not _KEY.fullmatch(key):
         raise ConfigError(f"{where} is not of the form section.key=value")
     if not text.strip():
         raise ConfigError(f"{shown(key)[1:-1]}= is empty; leave the word out, or write null")
     _check_word(word, where)
     _check_yaml(text, where)
+    if text != text.strip():
+        raise ConfigError(
+            f"{where} has white space around its value; remove it, or put the value into quotes"
+        )
     # OmegaConf's YAML rules, so that 1e-4 is a number on the command line as in a file.
     with foreign_errors(ConfigError, f"{where}: the value is not YAML"):
         parsed = cast("dict[Any, Any]", OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"])))
@@ -206,9 +214,19 @@ def _check_yaml(text: str, where: str) -> None:
             if depth > _LEVELS:
                 raise ConfigError(f"{where} is nested in more than {_LEVELS} levels")
             if isinstance(event, yaml.ScalarEvent):
-                check_references(event.value, where)
+                _check_scalar(event, where)
     except yaml.YAMLError:
         return  # the loader finds it too, with a better message
+
+
+def _check_scalar(event: yaml.ScalarEvent, where: str) -> None:
+    check_references(event.value, where)
+    if "\0" in event.value:
+        raise ConfigError(f"{where}: {shown(event.value)} holds the character NUL, which no value can have")
+    if event.implicit[0] and _ODD_NUMBER.fullmatch(event.value):
+        raise ConfigError(
+            f"{where}: {shown(event.value)} is not a decimal number; write decimal digits, or quotes around a text"
+        )
 
 
 @contextmanager
@@ -222,7 +240,7 @@ def _yaml_errors(problem: str) -> Generator[None]:
 
 
 def _assign(layer: DictConfig, key: str, value: object, word: str) -> None:
-    if key.count(".") > _LEVELS or key.count("[") > _LEVELS:
+    if key.count(".") > _LEVELS:
         raise ConfigError(f"override {shown(word)} is nested in more than {_LEVELS} levels")
     with foreign_errors(ConfigError, f"override {shown(word)} cannot be applied"):
         OmegaConf.update(layer, key, value, force_add=True)
