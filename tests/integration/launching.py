@@ -13,12 +13,15 @@ import uuid
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import psutil
 
 from spec_trainer import cli
+
+from .traps import Traps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +70,7 @@ def write_stranger(folder: Path) -> str:
 
 @dataclass
 class Lab:
-    """Starts runs on one target and one data set, and leaves none of them behind."""
+    """Starts runs on one target and one data set, in a folder of traps, and leaves none of them behind."""
 
     folder: Path
     keys: dict[str, object]
@@ -77,16 +80,22 @@ class Lab:
 
     one_and_two: ClassVar[dict[str, object]] = {"placement__kind": "disaggregated", "train__ranks": 2}
 
+    @cached_property
+    def traps(self) -> Traps:
+        """The working directory of its runs."""
+        return Traps.lay(self.folder / "traps")
+
     def _path(self) -> str:
         """Where its runs look for packages: what the tests inherit counts, too."""
-        return os.pathsep.join(filter(None, [self.python_path, os.environ.get("PYTHONPATH")]))
+        places = [str(self.traps.site), self.python_path, os.environ.get("PYTHONPATH")]
+        return os.pathsep.join(filter(None, places))
 
     def words(self, output: Path, **keys: object) -> list[str]:
         words = {**self.keys, "output": output, **{key.replace("__", "."): v for key, v in keys.items()}}
         return ["train", *(f"{key}={value}" for key, value in words.items())]
 
     def command(self, output: Path, command: str = "train", **keys: object) -> list[str]:
-        return [*_program(), command, *self.words(output, **keys)[1:]]
+        return [*program(), command, *self.words(output, **keys)[1:]]
 
     def train_here(self, output: Path, **keys: object) -> None:
         """Train to a good end in this process, which has imported torch and transformers already."""
@@ -104,6 +113,7 @@ class Lab:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 env=env,
+                cwd=self.traps.directory,
                 start_new_session=True,
             )
         self.runs.append(Run(process, output, errors, marker, last_step(output)))
@@ -113,6 +123,7 @@ class Lab:
         """A run from start to a good end."""
         run = self.start(output, **keys)
         assert run.wait(timeout_s) == 0, run.story()
+        self.traps.assert_untouched(program())
         return run
 
     def plan(self, **keys: object) -> subprocess.CompletedProcess[str]:
@@ -120,7 +131,10 @@ class Lab:
         words[words.index("train")] = "plan"
         words.append("--json")
         env = {**os.environ, "PYTHONPATH": self._path()}
-        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
+        here = self.traps.directory
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=here
+        )
 
     def sample_bytes(self, num_tokens: int) -> int:
         """Features and int64 ids of a sample."""
@@ -133,6 +147,7 @@ class Lab:
         for run in self.runs:
             run.kill_everything()
             run.process.wait()
+        self.traps.assert_untouched(program())
 
 
 _MARKER = "SPEC_TEST_RUN"
@@ -209,11 +224,12 @@ class Run:
         return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in logs)
 
 
-def _program() -> list[str]:
+def program() -> list[str]:
+    """The first words of a command line."""
     script = Path(sys.executable).with_name("spec-trainer")
     if script.exists():
         return [str(script)]
-    return [sys.executable, "-c", "from spec_trainer.cli import main; main()"]
+    return [sys.executable, "-P", "-c", "from spec_trainer.cli import main; main()"]
 
 
 def metrics(output: Path) -> list[dict[str, Any]]:

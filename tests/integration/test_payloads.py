@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +18,13 @@ from transformers import PreTrainedTokenizerFast
 
 from spec_trainer.cli import run
 
+from .traps import Traps
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 KEYS = {"train.global_batch_tokens": 64, "draft.num_steps": 2, "train.save_every": 1}
-MODULES = ("queue", "secrets", "torch", "numpy", "sitecustomize", "multiprocessing", "socket", "spec_trainer")
 
 
 class Payload:
@@ -225,14 +229,44 @@ def test_a_configuration_runs_nothing(command_line, good_target, data, marker, v
 # --- the working directory --------------------------------------------------------------------------------------
 
 
-def test_the_working_directory_is_imported_by_no_process(command_line, good_target, data, marker):
-    for name in MODULES:
-        (marker.parent / f"{name}.py").write_text(python_that_touches(marker))
-    words = train_words(
-        good_target, data, marker.with_name("out"), "placement.kind=disaggregated", "train.steps=1"
+SLOW_RENDERING = """\
+from spec_trainer.data import row_encoder
+row_encoder.ALONE_S = 0.0
+from spec_trainer.cli import main
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "children"),
+    [
+        (
+            "train",
+            ["multiprocessing.resource_tracker", "multiprocessing.spawn", "spec_core.processes.worker_main"],
+        ),
+        ("check", ["multiprocessing.resource_tracker", "multiprocessing.spawn"]),
+    ],
+)
+def test_the_working_directory_is_imported_by_no_process(good_target, data, tmp_path, command, children):
+    """Nor by what ``multiprocessing`` starts for rows that take long to render, and for a backend's test."""
+    traps = Traps.lay(tmp_path / "traps")
+    (tmp_path / "command.py").write_text(SLOW_RENDERING)
+    started = [sys.executable, str(tmp_path / "command.py")]
+    words = train_words(good_target, data, tmp_path / "out", "placement.kind=disaggregated", "train.steps=1")
+    if command == "check":
+        words = ["check", "--backend", "cpu"]
+    path = os.pathsep.join(filter(None, [str(traps.site), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [*started, *words],
+        cwd=traps.directory,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
-    outcome = command_line(*words)
-    assert not marker.exists()
-    assert outcome.code == 0, outcome.err
-    command_line("plugins")
-    assert not marker.exists()
+    traps.assert_untouched(started)
+    assert done.returncode == 0, done.stderr
+    seen = [" ".join(words) for _, words in traps.starts()]
+    assert [child for child in children if any(child in words for words in seen)] == children

@@ -17,7 +17,12 @@ from cyclopts.validators import Number
 
 from spec_core.errors import ConfigError, SpecError
 from spec_core.plugins import packages
-from spec_core.processes import collect_rarely, hide_broken_extensions, restart_where_torch_would_fail
+from spec_core.processes import (
+    collect_rarely,
+    hide_broken_extensions,
+    leave_out_working_directory,
+    restart_where_torch_would_fail,
+)
 from spec_core.wording import one_line, printable, shown
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.last_resort import unforeseen_errors
@@ -301,6 +306,7 @@ def quickstart(
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    leave_out_working_directory()
     restart_where_torch_would_fail()
     collect_rarely()
     sys.exit(run(sys.argv[1:]))

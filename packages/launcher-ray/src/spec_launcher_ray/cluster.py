@@ -14,10 +14,12 @@ import ray
 from ray._private.state import (
     available_resources_per_node,  # vLLM counts by it too; the public API has sums alone
 )
+from ray.job_config import JobConfig
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from spec_core.errors import ConfigError, RunError
+from spec_core.processes import SAFE_PATH
 from spec_launcher_ray.placement import Host
 
 if TYPE_CHECKING:
@@ -32,9 +34,11 @@ _ANSWER_S = 5.0
 """Longest wait for a host's port to answer."""
 _CORES = "CPU"
 """Ray's resource for cores; all cores of a host are one device, as everywhere in this project."""
-_UNCOUNTED = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0"}}}
+_UNCOUNTED = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0", **SAFE_PATH}}}
 """Options of an actor that asks for no core, and runs at the priority of the run: else Ray lowers it by 15, and that
-of the processes that it starts."""
+of the processes that it starts. A cluster that runs already was perhaps started without PYTHONSAFEPATH."""
+_OWN_PACKAGES = JobConfig(_client_job=True)
+"""Settings of the connection: without the flag, Ray has workers import from this process's working directory, too."""
 _COUNTED = {"CPU": "num_cpus", "GPU": "num_gpus"}
 """Resources that an actor asks for by an option of its own."""
 
@@ -130,6 +134,7 @@ class Cluster:
                     address=self._address or "local",
                     log_to_driver=False,
                     configure_logging=False,
+                    job_config=_OWN_PACKAGES,
                     **({} if self._address else {"include_dashboard": False}),
                 )
             except (

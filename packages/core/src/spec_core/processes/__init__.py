@@ -10,12 +10,14 @@ from spec_core.processes.channel_listener import ChannelListener, connect_channe
 from spec_core.processes.collector import collect_rarely
 from spec_core.processes.control import BEATS_PER_TIMEOUT, ControlChannel
 from spec_core.processes.reaper import Reaper, end_group, ending
+from spec_core.processes.safe_path import SAFE_PATH, leave_out_working_directory
 from spec_core.processes.spawn import channel_to_parent, die_with_parent, spawn, spawn_on
 from spec_core.processes.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
 from spec_core.processes.worker_inbox import WORKER_MODULE, ChannelWorker, WorkerInbox
 
 __all__ = [
     "BEATS_PER_TIMEOUT",
+    "SAFE_PATH",
     "WORKER_MODULE",
     "ChannelListener",
     "ChannelWorker",
@@ -30,6 +32,7 @@ __all__ = [
     "end_group",
     "ending",
     "hide_broken_extensions",
+    "leave_out_working_directory",
     "restart_where_torch_would_fail",
     "spawn",
     "spawn_on",

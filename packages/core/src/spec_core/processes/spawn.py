@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 from spec_core.processes.collector import collect_rarely
 from spec_core.processes.control import ControlChannel
+from spec_core.processes.safe_path import SAFE_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ def spawn_on(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env={**env, "PYTHONSAFEPATH": "1"},
+        env={**env, **SAFE_PATH},
         start_new_session=True,
     )
 
