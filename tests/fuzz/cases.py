@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import damage, material
+from . import damage, material, servers
 
 if TYPE_CHECKING:
     import random
@@ -48,22 +48,23 @@ class Case:
     folder: Path
 
 
-def make_case(root: Path, folder: Path, draw: random.Random) -> Case:
-    """Draws one. ``folder`` must not exist."""
+def make_case(root: Path, folder: Path, draw: random.Random, only: str | None = None) -> Case:
+    """Draws one, of the group ``only`` where that is given. ``folder`` must not exist."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    group = draw.choice(list(_GROUPS))
+    group = only or draw.choice(list(_GROUPS))
     what, words = _GROUPS[group](root, folder, draw)
     return Case(group, what, list(map(str, words)), folder)
 
 
-def violations(code: int, out: str, err: str, plans: bool) -> list[str]:
+def violations(words: list[str], code: int, out: str, err: str) -> list[str]:
     """What a command line promised and did not keep."""
+    plans, reports = words[0] == "plan", servers.reports_on_output(words, code, err)
     lines = [line for line in err.splitlines() if not _LOG_LINE.match(line)]
-    found = []
+    found = servers.violations(words, out) if reports else []
     if code not in ((0, 2) if plans else (0, 1, 2)):
         found.append(f"exit code {code}")
-    if code != 0 and (len(lines) != 1 or not lines[0].startswith("spec-trainer: error: ")):
+    if code != 0 and not reports and (len(lines) != 1 or not lines[0].startswith("spec-trainer: error: ")):
         found.append(f"{len(lines)} lines instead of one")
     if "Traceback" in err or "Traceback" in out:
         found.append("a traceback")
@@ -179,4 +180,5 @@ _GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[str, list[object]
     "features": _features,
     "yaml": _yaml,
     "words": _words,
+    "servers": servers.draw_words,
 }

@@ -39,6 +39,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", type=int, nargs="*", help="cases by their numbers, their output shown")
+    parser.add_argument("--group", help="cases of one group alone")
     asked = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.TemporaryDirectory() as place:
@@ -60,7 +61,7 @@ def _run_all(
     waiting = iter(numbers)
     while True:
         while len(running) < asked.processes and (number := next(waiting, None)) is not None:
-            one = _prepare(root, place, asked.seed, number)
+            one = _prepare(root, place, asked, number)
             running[_start(one)] = one
         if not running:
             return done, broken
@@ -81,9 +82,9 @@ def _run_all(
             )
 
 
-def _prepare(root: Path, place: Path, seed: int, number: int) -> Running:
+def _prepare(root: Path, place: Path, asked: argparse.Namespace, number: int) -> Running:
     folder = place / f"case-{number}"
-    case = cases.make_case(root, folder, random.Random(f"{seed} {number}"))
+    case = cases.make_case(root, folder, random.Random(f"{asked.seed} {number}"), asked.group)
     return Running(number, case, cases.contents(folder), place / f"output-{number}", time.monotonic())
 
 
@@ -122,7 +123,7 @@ def _wait(running: dict[int, Running]) -> tuple[Running, int, int]:
 
 
 def _found(one: Running, code: int, out: str, err: str, bytes_used: int) -> list[str]:
-    found = cases.violations(code, out, err, one.case.words[0] == "plan")
+    found = cases.violations(one.case.words, code, out, err)
     if cases.contents(one.case.folder) != one.before:
         found.append("something was created")
     if bytes_used > LARGEST_BYTES:

@@ -58,7 +58,7 @@ def test_whatever_is_damaged_a_command_ends_in_one_line_and_creates_nothing(
         with alarm(cases.LONGEST_S):
             code = run(case.words)
         out, err = capfd.readouterr()
-        found = cases.violations(code, out, err, case.words[0] == "plan")
+        found = cases.violations(case.words, code, out, err)
         if cases.contents(case.folder) != before:
             found.append("something was created")
         if found:

@@ -255,7 +255,10 @@ def push(
 
 @app.command
 def serving(
-    *, of: Annotated[list[str], Parameter(consume_multiple=True, negative="")], as_json: Json = False
+    *,
+    of: Annotated[list[str], Parameter(consume_multiple=True, negative="")],
+    timeout_s: float = 60.0,
+    as_json: Json = False,
 ) -> None:
     """Show which draft running servers serve: version, digest, acceptance; exit code 1 if one does not answer.
 
@@ -263,10 +266,12 @@ def serving(
     ----------
     of
         Addresses of the servers, such as http://127.0.0.1:8000.
+    timeout_s
+        Longest time for all answers; the servers are asked at the same time.
     """
     from spec_trainer.push_command import describe_serving, serving_lines
 
-    document = describe_serving(of)
+    document = describe_serving(of, timeout_s)
     _print_lines(document, serving_lines(document), as_json)
     if any("error" in server for server in document.values()):
         raise SystemExit(1)

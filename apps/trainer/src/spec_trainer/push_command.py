@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spec_core import Backend
-from spec_core.errors import EngineError
+from spec_core import LARGEST_VERSION, Backend
+from spec_core.errors import ConfigError, EngineError
 from spec_core.plugins import load_available
+from spec_core.wording import one_line
 from spec_trainer.draft_folder import check_draft
 from spec_trainer.evaluation.finite import check_finite
-from spec_trainer.push.servers import connect_servers, open_publisher
+from spec_trainer.push.servers import ask_servers, connect_servers, open_publisher
 from spec_trainer.resolve import resolve_target
 from spec_trainer.transport_options import read_transport_options, transport_configs
 
@@ -42,23 +44,32 @@ def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any
     backend = backend_type(backend_type.Config())
     with ExitStack() as stack:
         publisher = stack.enter_context(open_publisher(backend, request, target, backend.device(0)))
-        for url, server in connect_servers(request.to).items():
+        weights = load_file(request.draft_model / "model.safetensors")
+        deadline = time.monotonic() + request.timeout_s
+        servers = connect_servers(request.to, request.timeout_s)
+        version = _next_version(servers)
+        for url, server in servers.items():
             stack.enter_context(server)  # closed first: the publisher waits for no answer then
             publisher.add(url, server).result()
-        weights = load_file(request.draft_model / "model.safetensors")
-        versions = [status.version for status in publisher.serving().values()]
-        version = 1 + max((version for version in versions if version is not None), default=0)
-        report = publisher.publish(
-            version, weights, policy=request.policy, timeout_s=request.timeout_s
-        ).result()
+        left_s = max(1e-3, deadline - time.monotonic())
+        report = publisher.publish(version, weights, policy=request.policy, timeout_s=left_s).result()
     return _document(report)
+
+
+def _next_version(servers: Mapping[str, HttpReplica]) -> int:
+    """Return one version more than any server has. Raise EngineError where that is no version any more."""
+    served = {url: server.first_answer.status.version or 0 for url, server in servers.items()}
+    highest = max(served, key=lambda url: served[url])
+    if served[highest] == LARGEST_VERSION:
+        raise EngineError(f"{highest} serves version {served[highest]}, the largest; start that server anew")
+    return served[highest] + 1
 
 
 def push_lines(document: Mapping[str, Any]) -> Iterable[str]:
     """Yield a line for each server of a push."""
     for url, outcome in document["servers"].items():
         way = f" by {outcome['transport']}{_others(outcome['not_taken'])}" if outcome["transport"] else ""
-        reason = f": {outcome['reason']}" if outcome["reason"] else ""
+        reason = f": {one_line(outcome['reason'])}" if outcome["reason"] else ""
         yield (
             f"{url}  {outcome['state']}  version {document['version']}{way}"
             f"  {sum(outcome['seconds'].values()):.2f} s{reason}"
@@ -68,22 +79,24 @@ def push_lines(document: Mapping[str, Any]) -> Iterable[str]:
 def _others(not_taken: Mapping[str, str]) -> str:
     """Return why other transports were not used, in parentheses."""
     reasons = "; ".join(f"not {name}: {reason}" for name, reason in not_taken.items())
-    return f" ({reasons})" if reasons else ""
+    return f" ({one_line(reasons)})" if reasons else ""
 
 
-def describe_serving(urls: Sequence[str]) -> dict[str, Any]:
+def describe_serving(urls: Sequence[str], timeout_s: float) -> dict[str, Any]:
     """Return what each server says of the draft that it serves, or the error of one that does not answer."""
-    return {url: _describe(url) for url in urls}
+    if not 0 < timeout_s <= 1e6:
+        raise ConfigError(f"--timeout-s={timeout_s}: expected seconds above 0, at most 1000000")
+    return {url: _describe(server) for url, server in ask_servers(urls, timeout_s).items()}
 
 
 def serving_lines(document: Mapping[str, Any]) -> Iterable[str]:
     """Yield a line for each server of ``describe_serving``."""
     for url, server in document.items():
         if "error" in server:
-            yield f"{url}  {server['error']}"
+            yield f"{url}  {one_line(server['error'])}"
             continue
         version = "no version" if server["version"] is None else f"version {server['version']}"
-        parts = [url, version, server["digest"], server["state"]]
+        parts = [url, version, one_line(server["digest"]), server["state"]]
         if server["rounds"]:
             parts.append(f"tau {server['acceptance_length']:.2f} over {server['rounds']:,} rounds")
         yield "  ".join(filter(None, [*parts, server["reason"]]))
@@ -109,15 +122,10 @@ def _document(report: PublishReport) -> dict[str, Any]:
     }
 
 
-def _describe(url: str) -> dict[str, Any]:
-    try:
-        return _served_by(connect_servers([url])[url])
-    except EngineError as error:
-        return {"error": str(error)}
-
-
-def _served_by(server: HttpReplica) -> dict[str, Any]:
-    status, counted = server.status().result(), server.acceptance()
+def _describe(server: HttpReplica | EngineError) -> dict[str, Any]:
+    if isinstance(server, EngineError):
+        return {"error": str(server)}
+    status, counted = server.first_answer.status, server.first_answer.acceptance
     return {
         "version": status.version,
         "digest": status.digest,

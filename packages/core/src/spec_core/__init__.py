@@ -12,7 +12,7 @@ from spec_core.config import (
     WeightTransportConfig,
 )
 from spec_core.draft import Draft, Proposal, Proposer
-from spec_core.draft_replica import DraftReplica, ServingStatus, UpdateId, UpdateOrder
+from spec_core.draft_replica import LARGEST_VERSION, DraftReplica, ServingStatus, UpdateId, UpdateOrder
 from spec_core.engine import Engine, EngineContext
 from spec_core.foreign import foreign_errors
 from spec_core.host_tensors import to_device_async
@@ -43,6 +43,7 @@ from spec_core.weight_manifest import Manifest
 from spec_core.weight_transport import WeightMedium, WeightReceiver, WeightSender, WeightTransport
 
 __all__ = [
+    "LARGEST_VERSION",
     "LOOPBACK",
     "Backend",
     "BackendConfig",

@@ -29,9 +29,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import pydantic
 
 from spec_core.wire_record import WireRecord
+from spec_core.wording import one_line
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+LARGEST_VERSION = (1 << 53) - 1
+"""Every reader of JSON knows such a number exactly."""
 
 ServingState = Literal["idle", "prepared", "received", "committed", "aborted", "reverted", "quarantined"]
 ReplicaCall = Literal["prepare", "commit", "abort", "revert", "status"]
@@ -69,13 +73,13 @@ class ServingStatus(WireRecord):
     """Which draft a replica, or one rank of it, serves, and how its last update ended."""
 
     state: ServingState = "idle"
-    version: int | None = None
+    version: Annotated[int, pydantic.Field(ge=0, le=LARGEST_VERSION)] | None = None
     """Version of the draft that is served; None while none that a publisher has pushed is."""
-    digest: str = ""
+    digest: Annotated[str, pydantic.Field(max_length=128)] = ""
     """``Manifest.digest`` of the draft that is served."""
     update: UpdateId | None = None
     """The last order that was accepted."""
-    reason: str = ""
+    reason: Annotated[str, pydantic.AfterValidator(one_line)] = ""
     """Why the last update was aborted, or the replica is quarantined."""
 
 

@@ -94,8 +94,9 @@ def test_a_server_is_asked_by_its_routes(server, url) -> None:
     [
         ((409, {"error": "update 7 is over"}), "refused commit: update 7 is over"),
         ((404, {}), "has no /spec/draft/commit; start it with"),
-        ((200, b"<html>"), "answered b'<html>', expected JSON"),
-        ((200, [1]), "expected a JSON object"),
+        ((200, b"<html>"), "is no server .*: it answered commit with 200 'OK', b'<html>': .* Invalid JSON"),
+        ((200, [1]), "is no server with this project's extension"),
+        ((500, {"error": ["no"]}), "it answered commit with 500 'Internal Server Error'"),
         ((200, {"status": "fine"}), "is no server with this project's extension"),
         ((200, {**ANSWER, "ranks": 0}), "is no server with this project's extension"),
     ],

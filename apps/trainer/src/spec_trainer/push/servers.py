@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from spec_core.errors import ConfigError, ProtocolError
+from spec_core.errors import ConfigError, EngineError, ProtocolError
 from spec_core.foreign import cause
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica, check_draft_token
+from spec_core.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica, check_draft_token, server_address
 from spec_core.rendezvous import bind, parse_address
 from spec_core.weight_sync import open_weight_transports
 from spec_trainer.disk import check_writable
@@ -26,10 +27,37 @@ if TYPE_CHECKING:
     from spec_trainer.run_spec import RunParts, RunSpec
 
 
-def connect_servers(urls: Sequence[str]) -> dict[str, HttpReplica]:
+ANSWER_S = 60.0
+"""Longest time for an answer of a server, unless a command is told another."""
+
+
+def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[str, HttpReplica]:
     """Return the server at each address. Raise ConfigError for a wrong one, EngineError where none answers."""
+    servers: dict[str, HttpReplica] = {}
+    for url, server in ask_servers(urls, timeout_s).items():
+        if isinstance(server, EngineError):
+            raise server
+        servers[url] = server
+    return servers
+
+
+def ask_servers(urls: Sequence[str], timeout_s: float) -> dict[str, HttpReplica | EngineError]:
+    """Return the server at each address, or why it cannot be used; all are asked at once.
+
+    Raise ConfigError for a wrong address or secret before the secret goes anywhere.
+    """
     token = _token()
-    return {url: HttpReplica(url, token) for url in urls}
+    for url in urls:
+        server_address(url)
+
+    def ask(url: str) -> HttpReplica | EngineError:
+        try:
+            return HttpReplica(url, token, timeout_s)
+        except EngineError as error:
+            return error
+
+    with ThreadPoolExecutor(max(1, len(urls)), thread_name_prefix="servers") as pool:
+        return dict(zip(urls, pool.map(ask, urls), strict=True))
 
 
 def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict[str, WeightTransport]:

@@ -7,16 +7,11 @@ from spec_core.hosting.draft_rank import DraftRank
 from spec_core.hosting.draft_ranks import DraftRanks
 from spec_core.hosting.engine_subprocess import EngineSubprocess
 from spec_core.hosting.feature_exporter import FeatureExporter
+from spec_core.hosting.http_client import check_draft_token, server_address
 from spec_core.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_core.hosting.program_arguments import unreserved
 from spec_core.hosting.program_version import installed_version, probe_version
-from spec_core.hosting.replicas import (
-    DRAFT_TOKEN_VARIABLE,
-    HttpReplica,
-    ProgramReplica,
-    check_draft_token,
-    server_address,
-)
+from spec_core.hosting.replicas import DRAFT_TOKEN_VARIABLE, HttpReplica, ProgramReplica
 from spec_core.hosting.subprocess_engine import SubprocessEngine
 from spec_core.hosting.subprocess_main import EngineLink
 

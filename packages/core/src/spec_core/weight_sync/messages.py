@@ -32,6 +32,7 @@ from spec_core.framed_socket import FramedSocket, peer_errors
 from spec_core.rendezvous import parse_address
 from spec_core.weight_manifest import Manifest
 from spec_core.wire_record import WireRecord
+from spec_core.wording import one_line
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -40,6 +41,8 @@ MAX_PACKET_BYTES = 16 << 20
 """Largest message: a manifest of some 80,000 tensors."""
 _CONNECT_S = 10.0
 """Longest wait for a connection, which cannot be ended from another thread."""
+
+_Seconds = Annotated[float, pydantic.Field(ge=0, le=1e6)]
 
 
 class Greeting(WireRecord):
@@ -77,8 +80,10 @@ class Loaded(WireRecord):
     """Digest of a copy of the draft, as the engine holds it."""
 
     kind: Literal["loaded"] = "loaded"
-    digest: str
-    seconds: Mapping[str, float] = {}
+    digest: Annotated[str, pydantic.Field(max_length=128)]
+    seconds: Annotated[
+        Mapping[str, Annotated[float, pydantic.Field(ge=0, le=1e6)]], pydantic.Field(max_length=16)
+    ] = {}
     """Time that this rank has taken for each of its parts since the message before."""
 
 
@@ -92,7 +97,7 @@ class UpdateFailed(WireRecord):
     """The end of an update that cannot go on."""
 
     kind: Literal["failed"] = "failed"
-    reason: str
+    reason: Annotated[str, pydantic.AfterValidator(one_line)]
 
 
 M = TypeVar("M", Greeting, Offer, Endpoint, Loaded, Confirm)

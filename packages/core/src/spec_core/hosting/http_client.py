@@ -1,0 +1,204 @@
+"""HttpClient: short questions to one server, which may be broken or hostile.
+
+A request is over when its time is, however the server spends that. An answer has at most ``LONGEST_ANSWER`` bytes,
+counted as they arrive: headers, chunk sizes and interim answers (1xx) are among them. No redirect is followed, and no
+proxy is asked whatever the environment names, so the secret goes to the address that was given and nowhere else.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
+
+import h11
+
+from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, ProtocolError
+from spec_core.foreign import cause
+from spec_core.resource import Resource
+from spec_core.wording import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+LONGEST_ANSWER = 1 << 18
+"""Bytes of the largest answer that is read. A status has some hundred, a refusal a few thousand."""
+_LONGEST_HEAD = 1 << 16
+"""Bytes of the largest status line with its headers, and of the largest line between chunks."""
+_AT_ONCE = 1 << 16
+"""Most bytes that are taken from a connection at once."""
+_CONNECT_S = 10.0
+"""Longest wait for a connection, which cannot be ended from another thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpAnswer:
+    """The answer to one request."""
+
+    status: int
+    reason: str
+    location: str
+    """Address that a redirect names, else empty."""
+    body: bytes
+
+
+class HttpClient(Resource):
+    """Asks one server; each request has a connection and a thread of its own, and any thread may call."""
+
+    def __init__(self, url: str, token: str) -> None:
+        """Ask the server at ``url`` with ``token`` as the bearer. Raise ConfigError for either; connect to nobody."""
+        self._parts = server_address(url)
+        check_draft_token(token)
+        self._token = token
+        self.url = f"{self._parts.scheme}://{self._parts.netloc}"
+        self._lock = threading.Lock()
+        """Guards the two below."""
+        self._under_way: set[socket.socket] = set()
+        self._closed = False
+
+    def ask(self, path: str, body: str, timeout_s: float) -> Future[HttpAnswer]:
+        """Send a POST with ``body``, or a GET where it is empty; the future ends with the answer or EngineError.
+
+        It ends within ``timeout_s``, but for a system that looks up the host's name for longer.
+        """
+        answer: Future[HttpAnswer] = Future()
+        deadline = time.monotonic() + timeout_s
+        what = path.rpartition("/")[2].partition("?")[0]
+
+        def run() -> None:
+            try:
+                answer.set_result(self._exchange(path, body.encode(), deadline))
+            # UnicodeError: of a host's name. RuntimeError: of ours.
+            except (OSError, h11.RemoteProtocolError, UnicodeError, RuntimeError) as error:
+                late = isinstance(error, TimeoutError)
+                reason = f"no whole answer came within {timeout_s:g} s" if late else cause(error)
+                problem = EngineError(f"{self.url} does not answer {what}: {reason}")
+                problem.__cause__ = error
+                answer.set_exception(problem)
+            except BaseException as error:  # noqa: BLE001 (the top of a thread: the caller gets every error)
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name=f"http {what}", daemon=True).start()
+        return answer
+
+    def close(self) -> None:
+        """End every request under way with EngineError, and each that follows; any thread may call it."""
+        with self._lock:
+            self._closed = True
+            for connected in self._under_way:
+                with suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+
+    def _exchange(self, path: str, body: bytes, deadline: float) -> HttpAnswer:
+        request = h11.Request(
+            method="POST" if body else "GET",
+            target=self._parts.path.rstrip("/") + path,
+            headers=[
+                ("Host", self._parts.netloc),
+                ("Authorization", f"Bearer {self._token}"),
+                ("Content-Length", str(len(body))),
+                ("Connection", "close"),
+            ],
+        )
+        state = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
+        parts = (request, h11.Data(data=body), h11.EndOfMessage())
+        with self._connected(deadline) as connection:
+            connection.settimeout(_left_s(deadline))
+            connection.sendall(b"".join(state.send(part) or b"" for part in parts))
+            return _read_answer(state, connection, deadline)
+
+    @contextmanager
+    def _connected(self, deadline: float) -> Generator[socket.socket]:
+        """Connect; ``close`` ends what happens then."""
+        host, secure = self._parts.hostname or "", self._parts.scheme == "https"
+        port = self._parts.port or (443 if secure else 80)
+        with ExitStack() as stack:
+            limit_s = min(_CONNECT_S, _left_s(deadline))
+            connection = stack.enter_context(socket.create_connection((host, port), limit_s))
+            if secure:
+                connection.settimeout(_left_s(deadline))
+                tls = ssl.create_default_context()
+                connection = stack.enter_context(tls.wrap_socket(connection, server_hostname=host))
+            stack.enter_context(self._known(connection))
+            yield connection
+
+    @contextmanager
+    def _known(self, connection: socket.socket) -> Generator[None]:
+        with self._lock:
+            if self._closed:
+                raise ConnectionAbortedError("this side has closed")
+            self._under_way.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way.discard(connection)
+
+
+def server_address(url: str) -> SplitResult:
+    """Return the parts of ``http://host:port``, where a path may follow. Raise ConfigError for anything else."""
+    with suppress(ValueError):  # of a port or of an IPv6 address
+        parts = urlsplit(url)
+        is_plain = url.isascii() and url.isprintable() and not set(url) & set(" @?#\\")
+        if is_plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise ConfigError(f"{shown(url)} is no address of a server; expected http://host:port")
+
+
+def check_draft_token(token: str) -> None:
+    """Raise ConfigError for a secret that no header can carry."""
+    if not token or not token.isascii() or not token.isprintable() or token != token.strip():
+        raise ConfigError(
+            "the secret of the servers cannot be sent; expected printable ASCII without spaces at its ends "
+            "(SPEC_DRAFT_TOKEN)"
+        )
+
+
+def _read_answer(state: h11.Connection, connection: socket.socket, deadline: float) -> HttpAnswer:
+    """Return the answer, whose interim ones are left out. Raise ProtocolError for one that is too long."""
+    head, body, num_bytes = None, bytearray(), 0
+    while True:
+        event = state.next_event()
+        if event is h11.NEED_DATA:
+            data = _receive(connection, deadline)
+            num_bytes += len(data)
+            if num_bytes > LONGEST_ANSWER:
+                raise ProtocolError(f"its answer has more than {LONGEST_ANSWER} bytes")
+            state.receive_data(data)
+        elif isinstance(event, h11.Response):
+            head = event
+        elif isinstance(event, h11.Data):
+            body += event.data
+        elif head is not None and isinstance(event, h11.EndOfMessage):
+            return _whole(head, bytes(body))
+        elif not isinstance(event, h11.InformationalResponse):
+            raise ProtocolError("it closed the connection without an answer")
+
+
+def _whole(head: h11.Response, body: bytes) -> HttpAnswer:
+    location = dict(head.headers).get(b"location", b"")
+    return HttpAnswer(
+        status=head.status_code,
+        reason=head.reason.decode("latin-1"),
+        location=location.decode("latin-1"),
+        body=body,
+    )
+
+
+def _receive(connection: socket.socket, deadline: float) -> bytes:
+    connection.settimeout(_left_s(deadline))
+    return connection.recv(_AT_ONCE)
+
+
+def _left_s(deadline: float) -> float:
+    """Return the seconds until ``deadline``. Raise DeadlineExceeded where none are left."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise DeadlineExceeded("no time is left")
+    return left_s
