@@ -243,19 +243,19 @@ def push(*, request: Annotated[PushRequest, Parameter(name="*")], as_json: Json 
 def serving(
     *, of: Annotated[list[str], Parameter(consume_multiple=True, negative="")], as_json: Json = False
 ) -> None:
-    """Show which draft running servers serve: version, digest, acceptance; exit code 1 if one does not answer.
+    """Show which draft running servers serve: version, digest, acceptance; exit code 1 if they do not serve the same.
 
     Parameters
     ----------
     of
         Addresses of the servers, such as http://127.0.0.1:8000.
     """
-    from spec_trainer.push_command import describe_serving, serving_lines
+    from spec_trainer.push_command import describe_serving, serving_lines, serving_problem
 
     document = describe_serving(of)
     _print_lines(document, serving_lines(document), as_json)
-    if any("error" in server for server in document.values()):
-        raise SystemExit(1)
+    if problem := serving_problem(document):
+        raise SystemExit(_fail(problem, 1))
 
 
 @app.command

@@ -10,7 +10,7 @@ from spec_core.errors import EngineError
 from spec_core.plugins import load_available
 from spec_trainer.draft_folder import check_draft
 from spec_trainer.evaluation.finite import check_finite
-from spec_trainer.push.servers import connect_servers, open_publisher
+from spec_trainer.push.servers import check_addresses, connect_servers, open_publisher
 from spec_trainer.resolve import resolve_target
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def push_draft(request: PushRequest) -> dict[str, Any]:
             stack.enter_context(server)  # closed first: the publisher waits for no answer then
             publisher.add(url, server).result()
         weights = load_file(request.draft_model / "model.safetensors")
-        versions = [status.version for status in publisher.serving().values()]
-        version = 1 + max((version for version in versions if version is not None), default=0)
+        version = publisher.next_version()
         report = publisher.publish(
             version, weights, policy=request.policy, timeout_s=request.timeout_s
         ).result()
@@ -68,6 +67,7 @@ def _others(not_taken: Mapping[str, str]) -> str:
 
 def describe_serving(urls: Sequence[str]) -> dict[str, Any]:
     """Return what each server says of the draft that it serves, or the error of one that does not answer."""
+    check_addresses(urls)
     return {url: _describe(url) for url in urls}
 
 
@@ -82,6 +82,22 @@ def serving_lines(document: Mapping[str, Any]) -> Iterable[str]:
         if server["rounds"]:
             parts.append(f"tau {server['acceptance_length']:.2f} over {server['rounds']:,} rounds")
         yield "  ".join(filter(None, [*parts, server["reason"]]))
+
+
+def serving_problem(document: Mapping[str, Any]) -> str:
+    """Return in one line why the servers of ``describe_serving`` do not all serve one draft; empty where they do."""
+    if silent := [url for url, server in document.items() if "error" in server]:
+        return f"{', '.join(silent)} did not say what it serves"
+    if broken := [url for url, server in document.items() if server["state"] == "quarantined"]:
+        return f"{', '.join(broken)} may serve something else than it should; the next push to it settles that"
+    places: dict[str, list[str]] = {}
+    for url, server in document.items():
+        version = "no version" if server["version"] is None else f"version {server['version']}"
+        places.setdefault(" ".join(filter(None, [version, server["digest"]])), []).append(url)
+    if len(places) == 1:
+        return ""
+    differing = "; ".join(f"{draft} at {', '.join(urls)}" for draft, urls in places.items())
+    return f"the servers differ: {differing}; the next spec-trainer push to all of them settles that"
 
 
 def _document(report: PublishReport) -> dict[str, Any]:

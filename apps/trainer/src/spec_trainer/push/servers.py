@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError, ProtocolError
 from spec_core.foreign import cause
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica, check_draft_token
+from spec_core.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica, check_draft_token, server_address
 from spec_core.rendezvous import bind, parse_address
 from spec_core.weight_sync import open_weight_transports
 from spec_trainer.disk import check_writable
@@ -26,9 +26,19 @@ if TYPE_CHECKING:
 
 
 def connect_servers(urls: Sequence[str]) -> dict[str, HttpReplica]:
-    """Return the server at each address. Raise ConfigError for a wrong one, EngineError where none answers."""
+    """Return the server at each address. Raise ConfigError for a wrong one, EngineError where none answers.
+
+    Nobody gets the secret before all addresses were read.
+    """
     token = _token()
+    check_addresses(urls)
     return {url: HttpReplica(url, token) for url in urls}
+
+
+def check_addresses(urls: Sequence[str]) -> None:
+    """Raise ConfigError for what is no address of a server."""
+    for url in urls:
+        server_address(url)
 
 
 def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict[str, WeightTransport]:
