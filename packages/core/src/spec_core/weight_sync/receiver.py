@@ -212,7 +212,7 @@ class UpdateReceiver(Resource):
             raise EngineError(f"update group {update.group!r} is not this one, {self.group!r}")
         if last is not None and update.fence < last.fence:
             raise EngineError(
-                f"a later trainer publishes here (fence {last.fence}); this one is over (fence {update.fence})"
+                f"a trainer with fence {last.fence} publishes here; the one with fence {update.fence} is over"
             )
         if last is not None and update.precedence <= last.precedence:
             raise EngineError(f"update {update.number} is not newer than update {last.number}")
