@@ -143,7 +143,10 @@ class Delivery(Resource):
         with contextlib.suppress(Exception):  # it gives up by itself when the connection ends
             status = settled(self.replica.abort(self.update), time.monotonic() + _ANSWER_S, self.name)
             if status.update is not None and status.update.fence > self.update.fence:
-                self.reason = "a later trainer publishes here; this one is over"
+                self.reason = (
+                    f"a trainer with fence {status.update.fence} publishes here; the one with fence "
+                    f"{self.update.fence} is over"
+                )
 
     def cancel(self) -> None:
         """Make a phase under way end soon; any thread may call it."""
