@@ -2,6 +2,7 @@
 
 ``python draft_server.py TARGET DRAFT`` serves until it is killed. Beside ``/spec/draft/…`` it answers GET
 ``/traffic``: how many answers there were, and whether every greedy one was what the target says without a draft.
+GET ``/stream`` sends each answer when it is there, with the draft that it names, for ever.
 After GET ``/hang`` it takes connections and answers nothing.
 """
 
@@ -31,7 +32,9 @@ from spec_core.targets import read_target
 from spec_core.testing.reference import reference_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from spec_core import Generation
 
 TOKEN = "the secret of the test"
 ARGUMENTS = {"prepare": UpdateOrder, "commit": UpdateId, "abort": UpdateId, "revert": UpdateId}
@@ -49,7 +52,11 @@ def new_engine(target: Path) -> Engine:
 
 
 def generate(engine: Engine, sampling: SamplingParams = PLAIN) -> list[list[int]]:
-    return [list(answer.token_ids) for answer in engine.generate(PROMPTS, sampling)]
+    return tokens(engine.generate(PROMPTS, sampling))
+
+
+def tokens(answers: Sequence[Generation]) -> list[list[int]]:
+    return [list(answer.token_ids) for answer in answers]
 
 
 def answers(target: Path) -> list[list[int]]:
@@ -67,15 +74,34 @@ class Served:
         self._plain = generate(self.engine)
         self.engine.load_draft(draft)
         self.replica = self.engine.draft_replica()
+        self._newest: list[dict[str, Any]] = []
+        """What there is to stream of the last answers."""
         self._answered = threading.Condition()
 
     def answer_for_ever(self) -> None:
         while True:
-            self.as_without &= generate(self.engine, DRAFTING) == self._plain
+            answers = self.engine.generate(PROMPTS, DRAFTING)
+            self.as_without &= tokens(answers) == self._plain
             with self._answered:
                 self.answers += len(PROMPTS)
+                self._newest = [
+                    {
+                        "version": answer.draft_version,
+                        "digest": answer.draft_digest,
+                        "as_without": self.as_without,
+                    }
+                    for answer in answers
+                ]
                 self._answered.notify_all()
             time.sleep(PAUSE_S)
+
+    def stream(self) -> Iterator[dict[str, Any]]:
+        """Yield what each answer from now on names, for ever."""
+        while True:
+            with self._answered:
+                self._answered.wait()
+                newest = self._newest
+            yield from newest
 
     def call(self, name: str, body: str, held: dict[str, list[str]]) -> dict[str, Any]:
         if held:
@@ -101,6 +127,11 @@ class Routes(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/traffic":
             self._send(200, {"answers": self.served.answers, "as_without": self.served.as_without})
+        elif self.path == "/stream":
+            self.send_response(200)
+            self.end_headers()
+            for answer in self.served.stream():
+                self.wfile.write(json.dumps(answer).encode() + b"\n")
         elif self.path == "/hang":
             self._send(200, {})
             os.kill(os.getpid(), signal.SIGSTOP)

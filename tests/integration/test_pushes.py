@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +19,8 @@ from . import draft_server, launching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +90,26 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
             now = served(command_line, url)
             assert (now["version"], now["digest"], now["state"]) == (3, document["digest"], "committed")
             assert draft_server.traffic(url)["as_without"]
-        lines = command_line("serving", "--of", fresh_server, other).out.splitlines()
-        assert [line.split()[:3] for line in lines] == [
+        outcome = command_line("serving", "--of", fresh_server, other)
+        assert (outcome.code, outcome.err) == (0, "")
+        assert [line.split()[:3] for line in outcome.out.splitlines()] == [
             [url, "version", "3"] for url in (fresh_server, other)
         ]
+
+        # One server alone gets another draft, by whatever way: the servers differ until both are pushed to.
+        alone = ["push", "--target", lab.keys["target"], "--to", fresh_server, "--draft-model"]
+        assert command_line(*alone, drafts["fresh"]).code == 0
+        newer = served(command_line, fresh_server)["digest"]
+        for words in ((), ("--json",)):
+            outcome = command_line("serving", "--of", fresh_server, other, *words)
+            assert (outcome.code, outcome.err) == (
+                1,
+                f"spec-trainer: error: the servers differ: version 4 {newer} at {fresh_server}; version 3 "
+                f"{document['digest']} at {other}; the next spec-trainer push to all of them settles that\n",
+            )
+        assert command_line(*push, drafts["trained"]).code == 0
+        assert command_line("serving", "--of", fresh_server, other).code == 0
+        assert served(command_line, other)["version"] == 5
 
 
 @pytest.mark.parametrize(
@@ -149,6 +170,42 @@ def test_a_server_that_does_not_answer_is_named(command_line, lab, drafts, monke
         f"environment variable {DRAFT_TOKEN_VARIABLE} is not set"
         in command_line(*push, "--to", "http://127.0.0.1:1").error
     )
+
+
+def test_the_secret_is_sent_nowhere_before_every_address_was_read(command_line, lab, drafts):
+    push = ["push", "--target", lab.keys["target"], "--draft-model", drafts["trained"]]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        first = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for wrong in ("127.0.0.1:8001", "http://a:99999", "http://a b:8001", "http://a:1/ü", "http://a:1\n"):
+            for words in ([*push, "--to", first, "--to", wrong], ["serving", "--of", first, wrong]):
+                assert "is no address of a server; expected http://host:port" in command_line(*words).error
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, drafts, fresh_server):
+    push = [*launching._program(), "push", "--target", lab.keys["target"], "--json", "--to", fresh_server]
+    processes = [
+        subprocess.Popen([*push, "--draft-model", drafts[name]], stdout=subprocess.PIPE, text=True)
+        for name in ("fresh", "trained")
+    ]
+    outcomes = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+    committed = [outcome for outcome in outcomes if outcome["committed"]]
+    assert committed
+    assert len({outcome["version"] for outcome in committed}) == len(committed)
+    for outcome in outcomes:
+        reason = outcome["servers"][fresh_server]["reason"]
+        assert outcome["committed"] or "publishes here" in reason or "is another draft here" in reason
+
+
+def test_a_pusher_that_is_killed_anywhere_leaves_servers_that_answer_and_take_the_next_push(lab, drafts):
+    """Some statements; ``python -m tests.integration.killed_pushes`` takes all."""
+    options = ["--statements", "6", "--target", lab.keys["target"], "--drafts", *drafts.values()]
+    command = [sys.executable, "-m", "tests.integration.killed_pushes", *options]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert outcome.stdout.count("\n    killed; ") >= 5, outcome.stdout
 
 
 def test_a_run_pushes_while_it_trains(command_line, lab, drafts, fresh_server, caplog):
@@ -221,6 +278,6 @@ def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab
         until(lambda: (served(command_line, url)["rounds"] or 0) > 40)
         lab.train_here(lab.folder / "equal", **keys, **equal)
         now = served(command_line, url)
-        assert (now["state"], now["version"]) == ("committed", 10)
+        assert (now["state"], now["version"]) == ("committed", 11)  # version 10 is the one that was reverted
         verdict = json.loads((lab.folder / "equal" / "summary.json").read_text())["last_pushes"][-1]
         assert not verdict["push_reverted"]

@@ -96,6 +96,20 @@ MUTATIONS = [
         UPDATE_TEST + "order_is_refused",
     ),
     Mutation(
+        "U10",
+        UPDATES,
+        "self._owner.check_version(self.manifest)",
+        "pass",
+        UPDATE_TEST + "version_names_one_draft_for_good",
+    ),
+    Mutation(
+        "U10",
+        UPDATES,
+        "if problem := finite.problem():",
+        "if (problem := finite.problem()) and False:",
+        UPDATE_TEST + "what_arrives_with_nan_or_infinity_is_not_committed[nan]",
+    ),
+    Mutation(
         "U7",
         UPDATES,
         "self._owner.give_up(update, cause(error))",

@@ -88,7 +88,7 @@ def test_no_rank_commits_what_one_has_not_received() -> None:
 
 def test_no_rank_commits_another_update_than_it_has_received() -> None:
     llm = Ranks("received")
-    with pytest.raises(EngineError, match="update 8 cannot be committed: rank 0 is received"):
+    with pytest.raises(EngineError, match="update 8 cannot be committed: at rank 0 another update has"):
         call(llm, "commit", UPDATE.model_copy(update={"number": 8}).model_dump_json())
     assert llm.calls == ["status"]
 

@@ -260,7 +260,7 @@ def serving(
     timeout_s: float = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Show which draft running servers serve: version, digest, acceptance; exit code 1 if one does not answer.
+    """Show which draft running servers serve: version, digest, acceptance; exit code 1 if they do not serve the same.
 
     Parameters
     ----------
@@ -269,12 +269,12 @@ def serving(
     timeout_s
         Longest time for all answers; the servers are asked at the same time.
     """
-    from spec_trainer.push_command import describe_serving, serving_lines
+    from spec_trainer.push_command import describe_serving, serving_lines, serving_problem
 
     document = describe_serving(of, timeout_s)
     _print_lines(document, serving_lines(document), as_json)
-    if any("error" in server for server in document.values()):
-        raise SystemExit(1)
+    if problem := serving_problem(document):
+        raise SystemExit(_fail(problem, 1))
 
 
 @app.command

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spec_core import LARGEST_VERSION, Backend
+from spec_core import Backend
 from spec_core.errors import ConfigError, EngineError
 from spec_core.plugins import load_available
 from spec_core.wording import one_line
@@ -46,23 +46,13 @@ def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any
         publisher = stack.enter_context(open_publisher(backend, request, target, backend.device(0)))
         weights = load_file(request.draft_model / "model.safetensors")
         deadline = time.monotonic() + request.timeout_s
-        servers = connect_servers(request.to, request.timeout_s)
-        version = _next_version(servers)
-        for url, server in servers.items():
+        for url, server in connect_servers(request.to, request.timeout_s).items():
             stack.enter_context(server)  # closed first: the publisher waits for no answer then
             publisher.add(url, server).result()
+        version = publisher.next_version()
         left_s = max(1e-3, deadline - time.monotonic())
         report = publisher.publish(version, weights, policy=request.policy, timeout_s=left_s).result()
     return _document(report)
-
-
-def _next_version(servers: Mapping[str, HttpReplica]) -> int:
-    """Return one version more than any server has. Raise EngineError where that is no version any more."""
-    served = {url: server.first_answer.status.version or 0 for url, server in servers.items()}
-    highest = max(served, key=lambda url: served[url])
-    if served[highest] == LARGEST_VERSION:
-        raise EngineError(f"{highest} serves version {served[highest]}, the largest; start that server anew")
-    return served[highest] + 1
 
 
 def push_lines(document: Mapping[str, Any]) -> Iterable[str]:
@@ -100,6 +90,24 @@ def serving_lines(document: Mapping[str, Any]) -> Iterable[str]:
         if server["rounds"]:
             parts.append(f"tau {server['acceptance_length']:.2f} over {server['rounds']:,} rounds")
         yield "  ".join(filter(None, [*parts, server["reason"]]))
+
+
+def serving_problem(document: Mapping[str, Any]) -> str:
+    """Return in one line why the servers of ``describe_serving`` do not all serve one draft; empty where they do."""
+    if silent := [url for url, server in document.items() if "error" in server]:
+        return f"{', '.join(silent)} did not say what it serves"
+    if broken := [url for url, server in document.items() if server["state"] == "quarantined"]:
+        return (
+            f"{', '.join(broken)} may serve something else than it should; the next push to it settles that"
+        )
+    places: dict[str, list[str]] = {}
+    for url, server in document.items():
+        version = "no version" if server["version"] is None else f"version {server['version']}"
+        places.setdefault(" ".join(filter(None, [version, server["digest"]])), []).append(url)
+    if len(places) == 1:
+        return ""
+    differing = "; ".join(f"{draft} at {', '.join(urls)}" for draft, urls in places.items())
+    return f"the servers differ: {differing}; the next spec-trainer push to all of them settles that"
 
 
 def _document(report: PublishReport) -> dict[str, Any]:

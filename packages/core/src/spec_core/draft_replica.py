@@ -19,6 +19,8 @@ U8  After a commit that failed in the midst, the state is ``quarantined``, until
     engine drafts with the old version, or not at all.
 U9  Acceptance counts anew from a commit and from a revert. Answers that begin after one name what it serves
     (``Generation.draft_version``).
+U10 A version names one draft: an update is refused whose version was committed here with another digest. So is one
+    whose tensors hold NaN or infinity.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class UpdateId(WireRecord):
 
     group: str
     fence: int
+    """The publisher's place among those that have pushed to the replica (``spec_core.weight_sync.fence``)."""
     number: int
 
     @property
@@ -79,6 +82,8 @@ class ServingStatus(WireRecord):
     """``Manifest.digest`` of the draft that is served."""
     update: UpdateId | None = None
     """The last order that was accepted."""
+    newest: Annotated[int, pydantic.Field(ge=0, le=LARGEST_VERSION)] | None = None
+    """Highest version that was ever committed here: one for another draft must be higher (U10)."""
     reason: Annotated[str, pydantic.AfterValidator(one_line)] = ""
     """Why the last update was aborted, or the replica is quarantined."""
 

@@ -43,7 +43,7 @@ class Manifest(WireRecord):
     parent: Count | None = None
     """Version that was served before, as the publisher knows it."""
     fence: int
-    """Number of the trainer that made it; a later trainer has a higher one."""
+    """Fence of the trainer that made it; a later trainer has a higher one."""
     target: str
     """``TargetSpec.digest`` of the target that the draft was trained for."""
     tensors: tuple[TensorEntry, ...]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
 from concurrent.futures import Future
 
 import pytest
+import torch
 
 from spec_core import WeightMedium
 from spec_core.draft_replica import ServingStatus, UpdateId
@@ -439,6 +441,67 @@ def test_rank_that_cannot_reach_the_publisher_says_why(alone, monkeypatch):
     monkeypatch.setattr(ExpectedRanks, "wait", wait)
     reason = alone.publish(9).replicas["0"].reason
     assert reason == "ranks [0] did not connect (the publisher has gone: Connection refused)"
+
+
+def test_fence_is_one_more_than_any_that_replicas_have_seen(alone):
+    """A clock that runs ahead locks nobody out: here that of a trainer of an earlier release."""
+    ahead_ns = time.time_ns() + 3600 * 10**9
+    with Publisher(file_transports(), TARGET, fence=ahead_ns) as ahead, Publisher(file_transports(), TARGET) as later:
+        ahead.add("0", ReceiverReplica(alone.receivers[0])).result(LONG_S)
+        assert ahead.publish(9, odd_weights(9)).result(LONG_S).committed
+        later.add("0", ReceiverReplica(alone.receivers[0])).result(LONG_S)
+        assert later.publish(10, odd_weights(10)).result(LONG_S).committed
+        report = ahead.publish(11, odd_weights(11)).result(LONG_S)
+        assert "publishes here; the one with fence" in report.replicas["0"].reason
+    assert alone.slots[0].serves(odd_weights(10))
+
+
+def test_of_two_that_begin_at_the_same_moment_one_is_the_later_everywhere(fleet):
+    with contextlib.ExitStack() as stack:
+        rivals = [stack.enter_context(Publisher(file_transports(), TARGET)) for _ in range(2)]
+        for rival in rivals:
+            for index, receiver in enumerate(fleet.receivers):
+                rival.add(str(index), ReceiverReplica(receiver)).result(LONG_S)
+        for number, rival in enumerate(rivals):  # each is the first, then the second
+            rival.publish(1 + number, odd_weights(1 + number)).result(LONG_S)
+        earlier, later = sorted(rivals, key=lambda rival: rival.fence)
+        assert later.publish(3, odd_weights(3)).result(LONG_S).committed
+        report = earlier.publish(4, odd_weights(4)).result(LONG_S)
+        reasons = {outcome.reason for outcome in report.replicas.values()}
+        assert reasons == {
+            f"a trainer with fence {later.fence} publishes here; the one with fence {earlier.fence} is over"
+        }
+    assert fleet.versions() == [3] * 3
+
+
+def test_replica_that_is_added_late_is_taken_over_and_no_other_with_it(fleet):
+    fleet.publish(1)
+    late = ToySlot(odd_weights(0))
+    with UpdateReceiver(late, file_transports()) as receiver:
+        for version in (1, 2, 3):
+            with Publisher(file_transports(), TARGET) as other:
+                other.add("late", ReceiverReplica(receiver)).result(LONG_S)
+                other.add("0", ReceiverReplica(fleet.receivers[0])).result(LONG_S)
+                assert other.publish(version, odd_weights(version)).result(LONG_S).committed
+        fleet.publisher.add("late", ReceiverReplica(receiver)).result(LONG_S)
+        assert late.serves(odd_weights(1))
+        report = fleet.publish(4)
+        assert "publishes here; the one with fence" in report.replicas["0"].reason
+        assert report.replicas["late"].reason.startswith("too few replicas have received it")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2, torch.float64])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_draft_with_nan_or_infinity_is_sent_nowhere(fleet, dtype, value):
+    weights = odd_weights(1) | {"left": torch.full((5, 5), value).to(dtype)}
+    report = fleet.publisher.publish(1, weights).result(LONG_S)
+    assert not report.committed
+    assert {outcome.state for outcome in report.replicas.values()} == {"aborted"}
+    assert {outcome.reason[:40] for outcome in report.replicas.values()} == {
+        "left holds values that are not finite (N"
+    }
+    assert [receiver.status() for receiver in fleet.receivers] == [ServingStatus()] * 3
+    assert fleet.publish(2).committed
 
 
 class LosesAnAnswer(ReceiverReplica):

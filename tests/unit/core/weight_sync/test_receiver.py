@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -13,6 +14,7 @@ from spec_core.testing.reference import reference_backend
 from spec_core.testing.weight_stage import TARGET, ToySlot, odd_weights
 from spec_core.weight_sync import Publisher, ReceiverReplica, UpdateReceiver, combined
 from spec_core.weight_sync.delivery import Delivery
+from spec_core.weight_sync.finite import FiniteCheck
 from spec_weight_transports.file import FileConfig, FileTransport
 
 LONG_S = 20
@@ -117,6 +119,58 @@ def test_higher_fence_wins_for_good(receiver, publisher, slot):
     assert not report.committed
     assert "fence 6" in report.replicas["one"].reason
     assert slot.serves(odd_weights(1))
+
+
+def test_version_names_one_draft_for_good(receiver, publisher, slot):
+    """Also one that was reverted, and for another trainer."""
+    digests = [publisher.publish(version, odd_weights(version)).result(LONG_S).digest for version in (1, 2)]
+    publisher.revert().result(LONG_S)
+    assert receiver.status().newest == 2
+    with Publisher(file_transports(), TARGET) as later:
+        later.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        report = later.publish(2, odd_weights(3)).result(LONG_S)
+        assert not report.committed
+        assert f"version 2 is another draft here, of digest {digests[1]}" in report.replicas["one"].reason
+        assert slot.serves(odd_weights(1))
+        assert later.next_version() == 3
+        assert later.publish(3, odd_weights(2)).result(LONG_S).committed
+    with Publisher(file_transports(), TARGET) as again:
+        again.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        assert again.publish(1, odd_weights(1)).result(LONG_S).committed  # the same draft as before
+    assert (receiver.status().version, receiver.status().newest) == (1, 3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_arrives_with_nan_or_infinity_is_not_committed(receiver, publisher, slot, monkeypatch, value):
+    """Whatever its publisher has looked at."""
+    publisher.publish(1, odd_weights(1)).result(LONG_S)
+    monkeypatch.setattr("spec_core.weight_sync.publisher.FiniteCheck.add", lambda self, tensors: None)
+    monkeypatch.setattr("spec_core.weight_sync.receiver.FiniteCheck", OtherFiniteCheck)
+    weights = odd_weights(2)
+    weights["odd"][3, 1] = value
+    report = publisher.publish(2, weights).result(LONG_S)
+    assert not report.committed
+    assert "odd holds values that are not finite" in report.replicas["one"].reason
+    assert slot.serves(odd_weights(1))
+    assert receiver.status().version == 1
+
+
+class OtherFiniteCheck(FiniteCheck):
+    """That of the receiver, where the publisher's is switched off."""
+
+    add = FiniteCheck.add
+
+
+def test_reasons_of_another_update_are_none_of_its_own(receiver):
+    receiver.prepare(order(1))
+    receiver.prepare(order(1, fence=6))
+    receiver._transfer.join()
+    assert "has gone" in receiver.status().reason
+    for call in (receiver.commit, receiver.revert):
+        with pytest.raises(EngineError, match="1 cannot be .*: a later trainer's update has taken its place$"):
+            call(update(1))
+        with pytest.raises(EngineError, match="0 cannot be .*: another update has taken its place$"):
+            call(update(0, fence=6))
 
 
 def test_publisher_that_is_not_there_ends_in_the_status(receiver):
@@ -246,3 +300,11 @@ def test_status_of_ranks_that_differ_is_quarantined():
     both = combined([one, one.model_copy(update={"version": 2})])
     assert both.state == "quarantined"
     assert both.reason == "its ranks differ (rank 0: committed, version 3, rank 1: committed, version 2)"
+
+
+def test_status_of_ranks_names_the_latest_update_of_any():
+    one = ServingStatus(state="idle", newest=2)
+    other = one.model_copy(update={"update": update(1, fence=9), "newest": 4})
+    last = one.model_copy(update={"update": update(7)})
+    both = combined([one, other, last])
+    assert (both.update, both.newest) == (update(1, fence=9), 4)

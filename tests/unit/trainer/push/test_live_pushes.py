@@ -21,9 +21,13 @@ class SlowPublisher:
 
     def __init__(self, *args, **kwargs):
         self.committed = None
+        self.newest = 0
         self.under_way: dict[int, Future[PublishReport]] = {}
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.begun = threading.Semaphore(0)
+
+    def next_version(self):
+        return self.newest + 1
 
     def publish(self, version, weights, **options):
         self.under_way[version], self.weights[version] = Future(), weights
@@ -122,6 +126,18 @@ def test_a_push_is_left_out_while_one_is_under_way_but_for_the_last(spec, publis
         (last,) = pushes.finish()
         assert (last["push_version"], last["push_committed"]) == (5, True)
         assert pushes.news() == {"serving_version": 5}
+
+
+@pytest.mark.parametrize(("newest", "versions"), [(1, [2, 5]), (2, [3, 6]), (40, [41, 44])])
+def test_versions_of_a_run_are_its_steps_above_what_servers_have_had(spec, publisher, newest, versions):
+    publisher.newest = newest
+    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
+        for step, version in zip((2, 5), versions, strict=True):
+            pushes.begin(step, Trainer())
+            assert publisher.begun.acquire(timeout=30)
+            publisher.finish(version)
+            publisher.newest = version
+        assert pushes.finish()[-1]["push_version"] == versions[-1]
 
 
 def test_other_ranks_take_part_in_the_snapshots_alone_and_in_no_more_than_rank_0(spec, publisher, broadcasts):

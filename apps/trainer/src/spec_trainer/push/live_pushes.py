@@ -113,6 +113,8 @@ class _Pusher(Resource):
         """Transport by which each server last got a version."""
         for url, server in self._servers.items():
             self._publisher.add(url, server)
+        self._lead: int | None = None
+        """Versions of this run less its steps; None before the first push."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="live-pushes")
         self._newest: Future[None] | None = None
         self._outcomes: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -163,8 +165,18 @@ class _Pusher(Resource):
         for server in self._servers.values():
             server.close()
 
-    def _push(self, version: int, trainer: DraftTrainer, snapshot: WeightSnapshot) -> None:
+    def _version_of(self, done_steps: int) -> int:
+        """Return the version of the draft after so many steps: that number, above what any server has had before."""
+        if self._lead is None:
+            self._lead = max(0, self._publisher.next_version() - done_steps)
+            if self._lead:
+                log.info("versions of this run are its steps plus %d: servers had earlier ones", self._lead)
+        return done_steps + self._lead
+
+    def _push(self, done_steps: int, trainer: DraftTrainer, snapshot: WeightSnapshot) -> None:
+        version = done_steps
         try:
+            version = self._version_of(done_steps)
             with beside(self._device):
                 weights = trainer.exported(snapshot.read(), self._target)
                 if self._canary is not None:

@@ -70,9 +70,8 @@ class DraftRanks(ABC):
         update = UpdateId.decode(argument)
         for rank, status in enumerate([] if self._num_ranks == 1 else await self._each("status")):
             if status.update != update or status.state not in ("received", "committed"):
-                reason = f" ({status.reason})" if status.reason else ""
                 raise EngineError(
-                    f"update {update.number} cannot be committed: rank {rank} is {status.state}{reason}"
+                    f"update {update.number} cannot be committed: {_account(rank, status, update)}"
                 )
         answers = await self.answers("commit", argument)
         if refused := _first_refusal(answers):
@@ -85,6 +84,14 @@ class DraftRanks(ABC):
         if refused := _first_refusal(answers):
             raise EngineError(refused)
         return _statuses(answers)
+
+
+def _account(rank: int, status: ServingStatus, update: UpdateId) -> str:
+    """Return why a rank could not commit an update; the reasons of another update are none of its own."""
+    if status.update != update:
+        return f"at rank {rank} another update has taken its place"
+    reason = f" ({status.reason})" if status.reason else ""
+    return f"rank {rank} is {status.state}{reason}"
 
 
 def _difference(now: Fields, before: Fields) -> Fields:

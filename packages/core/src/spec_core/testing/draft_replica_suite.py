@@ -1,4 +1,4 @@
-"""DraftReplicaSuite: E10 of spec_core.engine and the contract of spec_core.draft_replica (U1–U9) as tests.
+"""DraftReplicaSuite: E10 of spec_core.engine and the contract of spec_core.draft_replica (U1–U10) as tests.
 
 ::
 
@@ -204,6 +204,27 @@ class DraftReplicaSuite(ConformanceSuite):
             with pytest.raises(EngineError):
                 replica.prepare(order).result(LIMIT_S)
         assert replica.status().result(LIMIT_S) == status
+
+    def test_u10_a_version_names_one_draft(
+        self,
+        engine: Engine,
+        replica: DraftReplica,
+        publisher: Publisher,
+        export: Export,
+        drafted: Drafted,
+    ) -> None:
+        """U10: another draft under a version that was committed is refused in one line, also after a revert."""
+        for version in (1, 2):
+            assert publisher.publish(version, _weights(export(version))).result(LIMIT_S).committed
+        publisher.revert().result(LIMIT_S)
+        before = drafted(engine)
+        assert publisher.serving()["engine"].newest == 2
+        with Publisher(open_weight_transports(reference_backend()), engine.target.digest) as later:
+            later.add("engine", replica).result(LIMIT_S)
+            report = later.publish(2, _weights(export(3))).result(LIMIT_S)
+            assert "version 2 is another draft here" in report.replicas["engine"].reason
+            assert drafted(engine) == before
+            assert later.publish(later.next_version(), _weights(export(3))).result(LIMIT_S).committed
 
     def test_u7_publisher_that_is_not_there_changes_nothing(
         self, engine: Engine, replica: DraftReplica, publisher: Publisher, export: Export

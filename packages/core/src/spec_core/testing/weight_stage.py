@@ -42,12 +42,16 @@ POISON = 0xA5
 
 
 def odd_weights(version: int) -> dict[str, Tensor]:
-    """Return a draft whose every byte depends on the version, but for the vocabulary mapping, which stays."""
+    """Return a draft whose every byte depends on the version, but for the vocabulary mapping, which stays.
+
+    All its values are finite.
+    """
     generator = torch.Generator().manual_seed(version)
 
     def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         raw = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)
-        return raw.view(dtype)[..., 0].contiguous()
+        values = raw.view(dtype)[..., 0].contiguous()
+        return torch.where(values.double().isfinite(), values, torch.zeros_like(values))
 
     return {
         "odd": drawn(7, 3, dtype=torch.bfloat16),

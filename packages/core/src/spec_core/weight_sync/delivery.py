@@ -141,7 +141,12 @@ class Delivery(Resource):
         """Give up an update that is not committed; the replica serves on what it served."""
         self.state, self.reason = "aborted", reason
         with contextlib.suppress(Exception):  # it gives up by itself when the connection ends
-            settled(self.replica.abort(self.update), time.monotonic() + _ANSWER_S, self.name)
+            status = settled(self.replica.abort(self.update), time.monotonic() + _ANSWER_S, self.name)
+            if status.update is not None and status.update.fence > self.update.fence:
+                self.reason = (
+                    f"a trainer with fence {status.update.fence} publishes here; the one with fence "
+                    f"{self.update.fence} is over"
+                )
 
     def cancel(self) -> None:
         """Make a phase under way end soon; any thread may call it."""

@@ -18,16 +18,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from spec_core.draft_replica import ServingStatus, UpdateId
-from spec_core.errors import ConfigError, RunError
+from spec_core.draft_replica import LARGEST_VERSION, ServingStatus, UpdateId
+from spec_core.errors import ConfigError, EngineError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_core.weight_manifest import Manifest
 from spec_core.weight_sync.current_device import beside, queued_before
 from spec_core.weight_sync.delivery import Delivery, Payload, ReplicaOutcome, settled
 from spec_core.weight_sync.digest import tensor_entries
+from spec_core.weight_sync.fence import fence_after, own_bits
+from spec_core.weight_sync.finite import FiniteCheck
 from spec_core.weight_sync.publisher_link import PublisherLink
 from spec_core.weight_sync.push import Push
+from spec_core.weight_sync.replicas import newest_version
 from spec_core.weight_sync.transport_choice import TransportChoice
 
 if TYPE_CHECKING:
@@ -71,6 +74,8 @@ class _Member:
     """A replica in the publisher's books."""
 
     replica: DraftReplica
+    fence: int
+    """The publisher's, as that replica knows it."""
     counts: bool = True
     """Whether it is known to serve the newest committed version."""
     update: UpdateId | None = None
@@ -83,7 +88,7 @@ _LEFT_OUT = ReplicaOutcome(
 
 
 class Publisher(Resource):
-    """The trainer's end of one update group. It works on threads of its own: no call waits but ``serving``."""
+    """The trainer's end of one update group, on threads of its own: only ``serving`` and ``next_version`` wait."""
 
     def __init__(
         self,
@@ -100,10 +105,11 @@ class Publisher(Resource):
 
         With ``fastest_first`` it is the one whose ``medium`` towards the replica is fastest, of equals the first.
         Ranks connect to ``address``. A replica that has seen a higher ``fence`` refuses this publisher; by default it
-        is the time, so that the trainer that was started last wins. Buckets are made on ``device``. ``close`` closes
-        the transports.
+        is one more than that of any replica when it is added, so the publisher that was started last wins
+        (``spec_core.weight_sync.fence``). Buckets are made on ``device``. ``close`` closes the transports.
         """
-        self.group, self.fence = group, time.time_ns() if fence is None else fence
+        self.group, self.fence = group, fence
+        self._asks_for_fences, self._own_bits = fence is None, own_bits()
         self._target, self._transports = target, transports
         self._device = torch.device("cpu") if device is None else device
         self._choice = TransportChoice(transports, self._device, fastest_first=fastest_first)
@@ -129,7 +135,10 @@ class Publisher(Resource):
     def add(
         self, name: str, replica: DraftReplica, timeout_s: float = _REPAIR_S
     ) -> Future[ReplicaOutcome | None]:
-        """Push to a replica from now on. It first gets the newest committed version; None where there is none."""
+        """Push to a replica from now on, and take it over from whoever did so before.
+
+        It first gets the newest committed version; None where there is none.
+        """
         return self._submit(lambda: self._add(name, replica, timeout_s))
 
     def remove(self, name: str) -> Future[None]:
@@ -145,6 +154,9 @@ class Publisher(Resource):
         timeout_s: float = 60.0,
     ) -> Future[PublishReport]:
         """Push exported tensors as ``version``, which must be higher than the last one.
+
+        Where a tensor holds NaN or infinity nothing is sent, and the report says so for each replica. One that has
+        had another draft under that version refuses it (``next_version``).
 
         The tensors are given away: nobody may change them any more, but for what is queued on the current stream of
         their device. ``timeout_s`` is for the whole push, from when its turn has come. The future ends with a report,
@@ -170,6 +182,16 @@ class Publisher(Resource):
         deadline = time.monotonic() + timeout_s
         asked = {name: member.replica.status() for name, member in list(self._members.items())}
         return {name: _answer(name, future, deadline) for name, future in asked.items()}
+
+    def next_version(self, timeout_s: float = 10.0) -> int:
+        """Return a version that names no other draft: one more than the highest that a replica reports to have had.
+
+        It waits for its turn, and for the answers. Raise EngineError where no higher version is left.
+        """
+        newest = self._submit(lambda: newest_version(self.serving(timeout_s).values())).result()
+        if newest >= LARGEST_VERSION:
+            raise EngineError(f"a replica has had version {newest}, the largest; start its server anew")
+        return 1 + newest
 
     def close(self) -> None:
         """Give up what is under way, and end; replicas serve on what they serve."""
@@ -204,11 +226,32 @@ class Publisher(Resource):
     def _add(self, name: str, replica: DraftReplica, timeout_s: float) -> ReplicaOutcome | None:
         if name in self._members:
             raise ConfigError(f"replica {name!r} is known already; remove it first")
-        self._members[name] = member = _Member(replica=replica)
+        self._members[name] = member = _Member(
+            replica=replica, fence=self._fence_for(name, replica, timeout_s)
+        )
         if self._newest is None:
             return None
         member.counts = False
         return self._push(self._newest, [name], "best_effort", timeout_s).deliveries[name].outcome()
+
+    def _fence_for(self, name: str, replica: DraftReplica, timeout_s: float) -> int:
+        """Return a fence that a replica has not seen; a replica that does not answer shows that when it is pushed to."""
+        if not self._asks_for_fences and self.fence is not None:
+            return self.fence
+        last = _answer(name, replica.status(), time.monotonic() + timeout_s).update
+        return max(self.fence or 0, fence_after(0 if last is None else last.fence, self._own_bits))
+
+    def _level_fences(self) -> int:
+        """Return this publisher's fence; all replicas that are there at its first push get the same.
+
+        So of two publishers that push to the same replicas one is the later one at all of them.
+        """
+        if self.fence is None:
+            fences = [member.fence for member in self._members.values()]
+            self.fence = max(fences, default=fence_after(0, self._own_bits))
+            for member in self._members.values():
+                member.fence = self.fence
+        return self.fence
 
     def _remove(self, name: str) -> None:
         self._members.pop(name, None)
@@ -224,20 +267,24 @@ class Publisher(Resource):
             )
         self._last_version = version
         started = time.monotonic()
+        finite = FiniteCheck()
+        finite.add(weights.items())
         payload = Payload(manifest=self._describe(version, weights), weights=weights)
+        problem = finite.problem()
         described_s = time.monotonic() - started
-        counted = [name for name, member in self._members.items() if member.counts]
+        counted = [name for name, member in self._members.items() if member.counts and not problem]
         push = self._push(payload, counted, policy, timeout_s - described_s)
-        committed = push.committed and bool(counted or not self._members)
+        committed = push.committed and not problem and bool(counted or not self._members)
         if committed:
             self._previous, self._newest = self._newest, payload
         outcomes = {name: delivery.outcome() for name, delivery in push.deliveries.items()}
+        left_out = ReplicaOutcome(state="aborted", reason=problem) if problem else _LEFT_OUT
         return PublishReport(
             version=version,
             digest=payload.manifest.digest,
             committed=committed,
             num_bytes=payload.manifest.num_bytes,
-            replicas={name: outcomes.get(name, _LEFT_OUT) for name in self._members},
+            replicas={name: outcomes.get(name, left_out) for name in self._members},
             seconds={"manifest": described_s, **push.seconds, "total": time.monotonic() - started},
         )
 
@@ -246,7 +293,7 @@ class Publisher(Resource):
             group=self.group,
             version=version,
             parent=self.committed,
-            fence=self.fence,
+            fence=self._level_fences(),
             target=self._target,
             tensors=tuple(tensor_entries(weights.items())),
         )
@@ -254,8 +301,11 @@ class Publisher(Resource):
     def _push(self, payload: Payload, names: Iterable[str], policy: Policy, timeout_s: float) -> Push:
         """Push to the replicas of these names, and note what they serve now."""
         self._number += 1
-        update = UpdateId(group=self.group, fence=self.fence, number=self._number)
         members = {name: self._members[name] for name in names}
+        updates = {
+            name: UpdateId(group=self.group, fence=member.fence, number=self._number)
+            for name, member in members.items()
+        }
         push = Push(
             {
                 name: Delivery(name, member.replica, self._link, self._choice, self._device)
@@ -264,11 +314,11 @@ class Publisher(Resource):
             policy,
         )
         with self._known(push):
-            push.run(update, payload, time.monotonic() + timeout_s)
+            push.run(updates, payload, time.monotonic() + timeout_s)
         for name, member in members.items():
             delivery = push.deliveries[name]
             if push.committed and delivery.state == "committed":
-                member.counts, member.update = True, update
+                member.counts, member.update = True, updates[name]
             elif push.committed or delivery.has_failed:
                 member.counts = False
         return push

@@ -32,11 +32,11 @@ class Push:
         self.seconds: dict[str, float] = {}
         self._policy: Policy = policy
 
-    def run(self, update: UpdateId, payload: Payload, deadline: float) -> None:
-        """Push; afterwards every delivery has its outcome, and ``committed`` says how it ended."""
+    def run(self, updates: Mapping[str, UpdateId], payload: Payload, deadline: float) -> None:
+        """Push as the update of each delivery; afterwards each has its outcome, and ``committed`` says how it ended."""
         with ExitStack() as stack:
-            for delivery in self.deliveries.values():
-                stack.enter_context(delivery.begin(update, payload, deadline))
+            for name, delivery in self.deliveries.items():
+                stack.enter_context(delivery.begin(updates[name], payload, deadline))
             self._each("transfer", self.deliveries.values(), lambda delivery: delivery.transfer())
             received = [delivery for delivery in self.deliveries.values() if delivery.state == "received"]
             if not self._is_enough("received"):

@@ -17,6 +17,7 @@ from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_core.weight_sync.current_device import beside
 from spec_core.weight_sync.digest import TensorDigests, dtype_name
+from spec_core.weight_sync.finite import FiniteCheck
 from spec_core.weight_sync.messages import Confirm, Endpoint, Greeting, Loaded, Offer, UpdateChannel
 from spec_core.weight_sync.short_turns import short_turns
 
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.draft_replica import ServingState, UpdateId, UpdateOrder
+    from spec_core.weight_manifest import Manifest
     from spec_core.weight_sync.draft_slot import DraftSlot
     from spec_core.weight_transport import WeightReceiver, WeightTransport
 
 logger = logging.getLogger(__name__)
+
+_KEPT_VERSIONS = 10_000
+"""Versions whose digests are known for as long: some MB."""
 
 
 class UpdateReceiver(Resource):
@@ -57,6 +62,8 @@ class UpdateReceiver(Resource):
         """Status before the last commit, while the spare copy still holds what was served then, and that is whole."""
         self._damage = ""
         """Why it was quarantined, until an update is committed whole, or undone (U8)."""
+        self._digests: dict[int, str] = {}
+        """Digest of each version that was committed, the last ones (U10)."""
         self._closed = False
 
     def prepare(self, order: UpdateOrder) -> ServingStatus:
@@ -79,7 +86,7 @@ class UpdateReceiver(Resource):
             if self._is(update, "committed"):
                 return self._status
             if not self._is(update, "received"):
-                raise EngineError(f"update {update.number} cannot be committed: {self._account()}")
+                raise EngineError(f"update {update.number} cannot be committed: {self._account(update)}")
             assert self._transfer is not None
             served = self._transfer.manifest
             replaced = self._status
@@ -91,7 +98,9 @@ class UpdateReceiver(Resource):
                 raise EngineError(f"update {update.number}: {self._status.reason}") from error
             self._replaced = None if self._damage else replaced
             self._damage = ""
-            self._set("committed", version=served.version, digest=served.digest)
+            self._bind(served)
+            newest = max(self._digests)
+            self._set("committed", version=served.version, digest=served.digest, newest=newest)
             return self._status
 
     def revert(self, update: UpdateId) -> ServingStatus:
@@ -101,7 +110,7 @@ class UpdateReceiver(Resource):
                 return self._status
             replaced = self._replaced
             if replaced is None or update != self._status.update:
-                raise EngineError(f"update {update.number} cannot be reverted: {self._account()}")
+                raise EngineError(f"update {update.number} cannot be reverted: {self._account(update)}")
             self._replaced = None
             try:
                 self.slot.swap()
@@ -157,8 +166,17 @@ class UpdateReceiver(Resource):
         """Note that the spare copy holds the whole update; called by its thread."""
         with self._lock:
             if not self._is(update, "prepared"):
-                raise PeerLost(self._account())
+                raise PeerLost(self._account(update))
             self._set("received")
+
+    def check_version(self, manifest: Manifest) -> None:
+        """Raise EngineError for a version that was committed with another digest (U10)."""
+        known = self._digests.get(manifest.version, manifest.digest)
+        if known != manifest.digest:
+            raise EngineError(
+                f"version {manifest.version} is another draft here, of digest {known}, and versions up to "
+                f"{self._status.newest} are taken; push this one, of digest {manifest.digest}, under a higher version"
+            )
 
     def give_up(self, update: UpdateId, reason: str) -> None:
         """Abort an update, unless it is committed or another one has taken its place."""
@@ -175,6 +193,12 @@ class UpdateReceiver(Resource):
         with self._lock:
             if self._is(update, "committed"):
                 self._quarantine(reason)
+
+    def _bind(self, manifest: Manifest) -> None:
+        """Note which draft a version names from now on."""
+        self._digests[manifest.version] = manifest.digest
+        if len(self._digests) > _KEPT_VERSIONS:
+            self._digests.pop(min(self._digests))
 
     def _quarantine(self, reason: str) -> None:
         self._damage = reason
@@ -196,11 +220,15 @@ class UpdateReceiver(Resource):
     def _is(self, update: UpdateId, state: ServingState) -> bool:
         return self._status.update == update and self._status.state == state
 
-    def _account(self) -> str:
-        """Return where the last update stands, for messages."""
+    def _account(self, update: UpdateId) -> str:
+        """Return where an update stands, for messages; the reasons of another one are none of its own."""
         last, reason = self._status.update, self._status.reason
-        which = "none was begun" if last is None else f"update {last.number} is {self._status.state}"
-        return f"{which} ({reason})" if reason else which
+        if last is None:
+            return "none was begun"
+        if last != update:
+            later = "a later trainer's" if last.fence > update.fence else "another"
+            return f"{later} update has taken its place"
+        return f"it is {self._status.state} ({reason})" if reason else f"it is {self._status.state}"
 
     def _set(self, state: ServingState, *, reason: str = "", **changes: object) -> None:
         self._status = self._status.model_copy(update={"state": state, "reason": reason, **changes})
@@ -284,6 +312,7 @@ class _Transfer:
         offer = channel.expect(Offer, self._deadline)
         self.manifest = offer.manifest
         slot.layout().check(self.manifest)
+        self._owner.check_version(self.manifest)
         transport = self._owner.transports[offer.transport]
         receiver = ends.enter_context(transport.receiver(self.manifest, slot.device, offer.bucket_bytes))
         self._register(receiver)
@@ -318,10 +347,10 @@ class _Transfer:
     def _checked(self, weights: Iterator[tuple[str, Tensor]]) -> Generator[tuple[str, Tensor]]:
         """Pass on what arrives, every tensor of the manifest once; its bytes are checked after the last one.
 
-        So a device is waited for once. What a damaged tensor has left in the spare copy is never swapped in.
+        So a device is waited for twice. What a damaged tensor has left in the spare copy is never swapped in.
         """
         missing = {entry.name: entry for entry in self.manifest.tensors}
-        digests = TensorDigests()
+        digests, finite = TensorDigests(), FiniteCheck()
         for name, tensor in weights:
             if self._cancelled.is_set():
                 raise PeerLost("the update was given up")
@@ -333,6 +362,7 @@ class _Transfer:
                     f"{name} has arrived as {dtype} {list(shape)}, expected {expected.dtype} {list(expected.shape)}"
                 )
             digests.add([(name, tensor)])
+            finite.add([(name, tensor)])
             yield name, tensor
         if missing:
             raise ProtocolError(f"{', '.join(sorted(missing))} did not arrive")
@@ -342,6 +372,8 @@ class _Transfer:
                 raise ProtocolError(
                     f"{name} has arrived with digest {digest}, expected {expected_digests[name]}"
                 )
+        if problem := finite.problem():
+            raise EngineError(problem)
 
     def _register(self, resource: UpdateChannel | WeightReceiver) -> None:
         self._open.append(resource)

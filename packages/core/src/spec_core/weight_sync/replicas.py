@@ -38,10 +38,22 @@ def combined(statuses: Iterable[ServingStatus]) -> ServingStatus:
     """Return the status of a replica whose ranks have these: where they differ, it is quarantined."""
     all_of_them = list(statuses)
     first = all_of_them[0]
+    updates = [status.update for status in all_of_them if status.update is not None]
     served = {(status.state, status.version, status.digest, status.update) for status in all_of_them}
     if len(served) == 1:
         return first
     states = ", ".join(
         f"rank {rank}: {status.state}, version {status.version}" for rank, status in enumerate(all_of_them)
     )
-    return ServingStatus(state="quarantined", update=first.update, reason=f"its ranks differ ({states})")
+    return ServingStatus(
+        state="quarantined",
+        update=max(updates, key=lambda update: update.precedence, default=None),
+        newest=newest_version(all_of_them) or None,
+        reason=f"its ranks differ ({states})",
+    )
+
+
+def newest_version(statuses: Iterable[ServingStatus]) -> int:
+    """Return the highest version that replicas report to have had; 0 where none has had one."""
+    versions = [version for status in statuses for version in (status.version, status.newest)]
+    return max((version for version in versions if version is not None), default=0)
