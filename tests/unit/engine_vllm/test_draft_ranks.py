@@ -12,7 +12,9 @@ import pytest
 
 from spec_core import ServingStatus, UpdateId
 from spec_core.errors import EngineError, ProtocolError
-from spec_engine_vllm import draft_ranks
+from spec_core.records import AcceptanceCounters
+from spec_engine_vllm import acceptance_counts, draft_routes
+from spec_engine_vllm.acceptance_counts import EngineTotals
 from spec_engine_vllm.draft_ranks import VllmRanks
 from spec_engine_vllm.draft_routes import DraftRoutes
 
@@ -64,12 +66,18 @@ class Ranks:
 @pytest.fixture(autouse=True)
 def counted(monkeypatch) -> dict[str, Any]:
     counted = dict(COUNTED)
-    monkeypatch.setattr(draft_ranks, "speculation_counters", lambda: dict(counted))
+
+    def counters() -> AcceptanceCounters:
+        positions = tuple(counted["accepted_per_position"])
+        return AcceptanceCounters(**{**counted, "accepted_per_position": positions})
+
+    monkeypatch.setattr(acceptance_counts, "speculation_counters", counters)
+    monkeypatch.setattr(draft_routes, "rounds_of", lambda llm: EngineTotals())
     return counted
 
 
 def call(llm: object, name: str, argument: str = "") -> dict[str, Any]:
-    return asyncio.run(VllmRanks(llm).call(name, argument))
+    return asyncio.run(VllmRanks(llm, EngineTotals()).call(name, argument))
 
 
 def test_a_commit_asks_every_rank_first() -> None:
@@ -106,8 +114,8 @@ def test_ranks_that_differ_are_quarantined() -> None:
 
 
 def test_acceptance_counts_anew_from_a_commit(counted) -> None:
-    ranks = VllmRanks(Ranks("received"))
-    assert ranks.acceptance() == COUNTED
+    ranks = VllmRanks(Ranks("received"), EngineTotals())
+    assert ranks.acceptance() == COUNTED | {"accepted_per_position": (4, 2, 0)}
     asyncio.run(ranks.call("commit", NAME))
     assert ranks.acceptance()["rounds"] == 0
     counted.update(rounds=7, accepted_per_position=[5, 3, 1])
@@ -115,8 +123,17 @@ def test_acceptance_counts_anew_from_a_commit(counted) -> None:
         "rounds": 2,
         "drafted": 0,
         "accepted": 0,
-        "accepted_per_position": [1, 1, 1],
+        "accepted_per_position": (1, 1, 1),
     }
+
+
+def test_a_change_that_another_frontend_has_made_counts_anew_once_it_is_seen() -> None:
+    llm = Ranks("received")
+    ranks = VllmRanks(llm, EngineTotals())
+    asyncio.run(VllmRanks(llm, EngineTotals()).call("commit", NAME))
+    assert ranks.acceptance()["rounds"] == COUNTED["rounds"]
+    asyncio.run(ranks.call("status"))
+    assert ranks.acceptance()["rounds"] == 0
 
 
 class Broken:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,29 @@ ANSWER = "spec_draft"
 _MARK = "spec-draft:"
 _RANK = "_spec_draft_rank"
 """Attribute of a scheduler with its DraftRank."""
-_accepted: Counter[int] = Counter()
-"""How many verifications of this process accepted so many draft tokens."""
+
+
+class _Rounds:
+    """Verifications of the requests that this process has scheduled for the first time since the draft last changed.
+
+    Others keep keys and values that another draft has computed, for good.
+    """
+
+    def __init__(self) -> None:
+        self.accepted: Counter[int] = Counter()
+        """How many of them accepted so many draft tokens."""
+        self._begun_s = 0.0
+
+    def begin(self) -> None:
+        self._begun_s = time.perf_counter()  # SGLang's clock of requests
+        self.accepted.clear()
+
+    def count(self, request: Any, num_correct_drafts: int) -> None:
+        if request.time_stats.forward_entry_time > self._begun_s:
+            self.accepted[num_correct_drafts] += 1
+
+
+_rounds = _Rounds()
 
 
 def request_id(call: str, argument: str) -> str:
@@ -46,15 +68,17 @@ def answer_state(original: Callable[..., Any], scheduler: Any, request: Any) -> 
 
     call, argument = json.loads(request.rid.removeprefix(_MARK))
     answers = _of_all_ranks(_answer(scheduler, call, argument), scheduler.tp_cpu_group)
+    if call in ("commit", "revert"):
+        _rounds.begin()
     drafted = (scheduler.server_args.speculative_num_draft_tokens or 1) - 1
-    accepted = [[min(count, drafted), rounds] for count, rounds in _accepted.items()]
+    accepted = [[min(count, drafted), rounds] for count, rounds in _rounds.accepted.items()]
     state = {ANSWER: {"answers": answers, "drafted": drafted, "accepted": accepted}}
     return GetInternalStateReqOutput(internal_state=state)
 
 
 def count_verification(result: None, request: Any, num_correct_drafts: int) -> None:
     """Count what a verification accepted; after ``Req.update_spec_correct_drafts_histogram``."""
-    _accepted[num_correct_drafts] += 1
+    _rounds.count(request, num_correct_drafts)
 
 
 def forget_draft(original: Callable[..., Any], updater: Any, request: Any) -> Any:

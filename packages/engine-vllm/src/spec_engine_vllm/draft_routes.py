@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from spec_core.hosting import DraftMiddleware
+from spec_engine_vllm.acceptance_counts import rounds_of
 from spec_engine_vllm.draft_ranks import VllmRanks
 
 
@@ -15,4 +16,5 @@ class DraftRoutes(DraftMiddleware):
 
     def find_ranks(self, scope: dict[str, Any]) -> VllmRanks:
         """Return the ranks of the engine client that vLLM keeps in its application."""
-        return VllmRanks(scope["app"].state.engine_client)
+        llm = scope["app"].state.engine_client
+        return VllmRanks(llm, rounds_of(llm))

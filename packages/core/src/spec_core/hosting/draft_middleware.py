@@ -1,8 +1,8 @@
 """DraftMiddleware: an ASGI middleware for a server that a user has started with this project's extension.
 
 It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST with
-JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is answered when N verifications were counted since the last commit
-or revert, or after S seconds: the counters are looked at while answers of the server go out. Each needs
+JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is answered when N verifications were counted since the draft last
+changed, or after S seconds: the counters are looked at while answers of the server go out. Each needs
 ``Authorization: Bearer TOKEN`` with the token in the server's environment variable ``SPEC_DRAFT_TOKEN``. Other
 answers get the headers ``x-draft-version`` and ``x-draft-digest`` while a draft that was pushed serves.
 """

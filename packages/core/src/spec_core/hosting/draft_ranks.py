@@ -24,7 +24,6 @@ class DraftRanks(ABC):
     def __init__(self) -> None:
         """Call nobody yet."""
         self._order = asyncio.Lock()
-        self._counted: Fields = {}
         self._num_ranks = 0
         """Ranks that hold the draft; 0 before they were asked."""
         self.served = ServingStatus()
@@ -35,11 +34,15 @@ class DraftRanks(ABC):
         """Return what ``DraftRank.answer`` returns on each rank. Raise EngineError where no rank has a draft."""
 
     @abstractmethod
-    def counters(self) -> Fields:
-        """Return the program's counters since its start, by the names of AcceptanceCounters."""
+    def acceptance(self) -> Fields:
+        """Return what was counted since the draft last changed, by the names of AcceptanceCounters."""
+
+    @abstractmethod
+    def count_anew(self) -> None:
+        """Count from now on: the draft has changed."""
 
     async def call(self, name: str, argument: str = "") -> Fields:
-        """Return the ``status`` after a call, how many ``ranks`` there are, and ``acceptance`` since the last commit.
+        """Return the ``status`` after a call, how many ``ranks`` there are, and ``acceptance``.
 
         Raise EngineError where a rank has refused; then no rank serves what this call was about.
         """
@@ -49,18 +52,15 @@ class DraftRanks(ABC):
             CALLS[name].decode(argument)
         async with self._order:
             statuses = await (self._commit(argument) if name == "commit" else self._each(name, argument))
-        if name in ("commit", "revert"):
-            self._counted = self.counters()
-        self.served, self._num_ranks = combined(statuses), len(statuses)
+        before, self.served = self.served, combined(statuses)
+        self._num_ranks = len(statuses)
+        if (before.version, before.digest) != (self.served.version, self.served.digest):
+            self.count_anew()
         return {
             "status": self.served.model_dump(mode="json"),
             "ranks": len(statuses),
             "acceptance": self.acceptance(),
         }
-
-    def acceptance(self) -> Fields:
-        """Return the program's counters since the last commit or revert, by the names of AcceptanceCounters."""
-        return _difference(self.counters(), self._counted)
 
     async def _commit(self, argument: str) -> list[ServingStatus]:
         """Commit on all ranks or on none: each one could, when it was asked first, and one that fails undoes all.
@@ -85,15 +85,6 @@ class DraftRanks(ABC):
         if refused := _first_refusal(answers):
             raise EngineError(refused)
         return _statuses(answers)
-
-
-def _difference(now: Fields, before: Fields) -> Fields:
-    if not before:
-        return now
-    totals = {name: now[name] - before[name] for name in ("rounds", "drafted", "accepted")}
-    earlier = before["accepted_per_position"] or [0] * len(now["accepted_per_position"])
-    positions = [new - old for new, old in zip(now["accepted_per_position"], earlier, strict=True)]
-    return {**totals, "accepted_per_position": positions}
 
 
 def _first_refusal(answers: Sequence[Fields]) -> str | None:
