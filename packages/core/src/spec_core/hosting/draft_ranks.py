@@ -28,6 +28,8 @@ class DraftRanks(ABC):
         """Ranks that hold the draft; 0 before they were asked."""
         self.served = ServingStatus()
         """Status of the replica when its ranks were last asked."""
+        self.last_revert: UpdateId | None = None
+        """The update that was last reverted, as far as was asked."""
 
     @abstractmethod
     async def answers(self, name: str, argument: str) -> Sequence[Fields]:
@@ -56,6 +58,8 @@ class DraftRanks(ABC):
         self._num_ranks = len(statuses)
         if (before.version, before.digest) != (self.served.version, self.served.digest):
             self.count_anew()
+        if self.served.state == "reverted":
+            self.last_revert = self.served.update
         return {
             "status": self.served.model_dump(mode="json"),
             "ranks": len(statuses),
