@@ -12,7 +12,9 @@ import pytest
 
 from spec_core import ServingStatus, UpdateId
 from spec_core.errors import EngineError, ProtocolError
-from spec_engine_vllm import draft_ranks
+from spec_core.records import AcceptanceCounters
+from spec_engine_vllm import acceptance_counts, draft_routes
+from spec_engine_vllm.acceptance_counts import EngineTotals
 from spec_engine_vllm.draft_ranks import VllmRanks
 from spec_engine_vllm.draft_routes import DraftRoutes
 
@@ -64,12 +66,18 @@ class Ranks:
 @pytest.fixture(autouse=True)
 def counted(monkeypatch) -> dict[str, Any]:
     counted = dict(COUNTED)
-    monkeypatch.setattr(draft_ranks, "speculation_counters", lambda: dict(counted))
+
+    def counters() -> AcceptanceCounters:
+        positions = tuple(counted["accepted_per_position"])
+        return AcceptanceCounters(**{**counted, "accepted_per_position": positions})
+
+    monkeypatch.setattr(acceptance_counts, "speculation_counters", counters)
+    monkeypatch.setattr(draft_routes, "rounds_of", lambda llm: EngineTotals())
     return counted
 
 
 def call(llm: object, name: str, argument: str = "") -> dict[str, Any]:
-    return asyncio.run(VllmRanks(llm).call(name, argument))
+    return asyncio.run(VllmRanks(llm, EngineTotals()).call(name, argument))
 
 
 def test_a_commit_asks_every_rank_first() -> None:
@@ -106,8 +114,8 @@ def test_ranks_that_differ_are_quarantined() -> None:
 
 
 def test_acceptance_counts_anew_from_a_commit(counted) -> None:
-    ranks = VllmRanks(Ranks("received"))
-    assert ranks.acceptance() == COUNTED
+    ranks = VllmRanks(Ranks("received"), EngineTotals())
+    assert ranks.acceptance() == COUNTED | {"accepted_per_position": (4, 2, 0)}
     asyncio.run(ranks.call("commit", NAME))
     assert ranks.acceptance()["rounds"] == 0
     counted.update(rounds=7, accepted_per_position=[5, 3, 1])
@@ -115,8 +123,17 @@ def test_acceptance_counts_anew_from_a_commit(counted) -> None:
         "rounds": 2,
         "drafted": 0,
         "accepted": 0,
-        "accepted_per_position": [1, 1, 1],
+        "accepted_per_position": (1, 1, 1),
     }
+
+
+def test_a_change_that_another_frontend_has_made_counts_anew_once_it_is_seen() -> None:
+    llm = Ranks("received")
+    ranks = VllmRanks(llm, EngineTotals())
+    asyncio.run(VllmRanks(llm, EngineTotals()).call("commit", NAME))
+    assert ranks.acceptance()["rounds"] == COUNTED["rounds"]
+    asyncio.run(ranks.call("status"))
+    assert ranks.acceptance()["rounds"] == 0
 
 
 class Broken:
@@ -144,15 +161,28 @@ def may_sleep() -> bool:
 
 
 @pytest.fixture
-def routes(monkeypatch, may_sleep, counted) -> Iterator[Callable[..., tuple[int, dict[str, str], Any]]]:
+def bodies() -> list[str]:
+    """Bodies of the requests that vLLM has read."""
+    return []
+
+
+@pytest.fixture
+def routes(
+    monkeypatch, may_sleep, counted, bodies
+) -> Iterator[Callable[..., tuple[int, dict[str, str], Any]]]:
     """``routes(method, path, body, token)``: status, headers and JSON of an answer of one server.
 
     ``routes(request, …)`` has the answers to several at a time; a completion counts one round.
     """
     monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
 
-    async def inner(scope: dict, receive: object, send: Callable) -> None:
+    async def inner(scope: dict, receive: Callable, send: Callable) -> None:
         counted["rounds"] += scope["path"] == "/v1/completions"
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message.get("more_body", False)
+        bodies.append(body.decode())
         status = 404 if scope["path"] == "/sleep" and not may_sleep else 200
         await send(
             {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]}
@@ -211,6 +241,27 @@ def test_answers_name_the_draft_that_was_pushed_until_its_memory_is_given_up(rou
     assert (headers["x-draft-version"], headers["x-draft-digest"]) == ("3", "d")
     assert routes("POST", "/sleep")[0] == 200
     assert "x-draft-version" not in routes("POST", "/v1/completions")[1]
+
+
+def test_requests_after_a_revert_share_no_cached_prefix_with_those_before(routes, bodies) -> None:
+    asked = [
+        ("/v1/completions", '{"prompt": "x"}'),
+        ("/v1/completions", "{}"),
+        ("/v1/completions", '{"prompt": "x", "cache_salt": "mine"}'),
+        ("/v1/completions", "[1]"),
+        ("/tokenize", '{"prompt": "x"}'),
+    ]
+    routes("POST", "/spec/draft/commit", NAME)
+    for path, body in asked:
+        routes("POST", path, body)
+    assert bodies == [body for _, body in asked]
+    bodies.clear()
+    routes("POST", "/spec/draft/revert", NAME)
+    for path, body in asked:
+        routes("POST", path, body)
+    salt = {"cache_salt": f"draft-{UPDATE.fence}-{UPDATE.number}"}
+    assert [json.loads(body) for body in bodies[:2]] == [{**salt, "prompt": "x"}, salt]
+    assert bodies[2:] == [body for _, body in asked[2:]]
 
 
 def test_a_status_is_held_back_until_enough_was_counted_or_its_time_is_over(routes) -> None:

@@ -79,6 +79,11 @@ def _register_updates() -> None:
             HookType.AFTER,
         ),
         (
+            f"{managers}.schedule_batch.Req.__init__",
+            scheduler_updates.keep_prefixes_apart,
+            HookType.AFTER,
+        ),
+        (
             f"{managers}.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.release_memory_occupation",
             scheduler_updates.forget_draft,
             HookType.AROUND,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from spec_core.draft_replica import UpdateId
 from spec_core.errors import EngineError
 from spec_core.hosting import DraftRank
 
@@ -29,8 +31,33 @@ ANSWER = "spec_draft"
 _MARK = "spec-draft:"
 _RANK = "_spec_draft_rank"
 """Attribute of a scheduler with its DraftRank."""
-_accepted: Counter[int] = Counter()
-"""How many verifications of this process accepted so many draft tokens."""
+
+
+class _Requests:
+    """Tells requests that this process has scheduled for the first time since the draft last changed from others.
+
+    Those keep keys and values that another draft has computed, and so do the prefixes that they leave in the cache.
+    """
+
+    def __init__(self) -> None:
+        self.accepted: Counter[int] = Counter()
+        """How many of their verifications accepted so many draft tokens."""
+        self.salt = ""
+        """What the keys of their cached prefixes hold besides, once a draft was reverted."""
+        self._begun_s = 0.0
+
+    def begin(self, reverted: UpdateId | None) -> None:
+        self._begun_s = time.perf_counter()  # SGLang's clock of requests
+        self.accepted.clear()
+        if reverted is not None:
+            self.salt = f"draft-{reverted.fence}-{reverted.number}"
+
+    def count(self, request: Any, num_correct_drafts: int) -> None:
+        if request.time_stats.forward_entry_time > self._begun_s:
+            self.accepted[num_correct_drafts] += 1
+
+
+_requests = _Requests()
 
 
 def request_id(call: str, argument: str) -> str:
@@ -46,15 +73,23 @@ def answer_state(original: Callable[..., Any], scheduler: Any, request: Any) -> 
 
     call, argument = json.loads(request.rid.removeprefix(_MARK))
     answers = _of_all_ranks(_answer(scheduler, call, argument), scheduler.tp_cpu_group)
+    if call in ("commit", "revert") and not any("refused" in answer for answer in answers):
+        _requests.begin(UpdateId.decode(argument) if call == "revert" else None)
     drafted = (scheduler.server_args.speculative_num_draft_tokens or 1) - 1
-    accepted = [[min(count, drafted), rounds] for count, rounds in _accepted.items()]
+    accepted = [[min(count, drafted), rounds] for count, rounds in _requests.accepted.items()]
     state = {ANSWER: {"answers": answers, "drafted": drafted, "accepted": accepted}}
     return GetInternalStateReqOutput(internal_state=state)
 
 
+def keep_prefixes_apart(result: None, request: Any, *args: Any, **kwargs: Any) -> None:
+    """Let a request share no cached prefix with those before the last revert; after ``Req.__init__``."""
+    if _requests.salt:
+        request.extra_key = (request.extra_key or "") + _requests.salt
+
+
 def count_verification(result: None, request: Any, num_correct_drafts: int) -> None:
     """Count what a verification accepted; after ``Req.update_spec_correct_drafts_histogram``."""
-    _accepted[num_correct_drafts] += 1
+    _requests.count(request, num_correct_drafts)
 
 
 def forget_draft(original: Callable[..., Any], updater: Any, request: Any) -> Any:

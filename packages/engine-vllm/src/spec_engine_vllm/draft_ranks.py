@@ -9,6 +9,7 @@ from spec_core.hosting import DraftRanks
 
 if TYPE_CHECKING:
     from spec_core.hosting import Fields
+    from spec_engine_vllm.acceptance_counts import AcceptanceCounts
 
 EXTENSION = "spec_engine_vllm.worker_extension.WorkerExtension"
 """Value of vLLM's ``--worker-extension-cls``."""
@@ -17,10 +18,10 @@ EXTENSION = "spec_engine_vllm.worker_extension.WorkerExtension"
 class VllmRanks(DraftRanks):
     """Calls the extension of every worker of one vLLM."""
 
-    def __init__(self, llm: Any) -> None:
-        """Use vLLM's engine client."""
+    def __init__(self, llm: Any, counts: AcceptanceCounts) -> None:
+        """Use vLLM's engine client; ``counts`` are of its frontend."""
         super().__init__()
-        self._llm = llm
+        self._llm, self._counts = llm, counts
 
     async def answers(self, name: str, argument: str) -> list[Fields]:
         """Return the answers of the workers that have a draft with weights."""
@@ -35,24 +36,10 @@ class VllmRanks(DraftRanks):
             raise EngineError("this vLLM serves no draft with weights; start it with --speculative-config")
         return with_draft
 
-    def counters(self) -> Fields:
-        """Return vLLM's own counters since its frontend started."""
-        return speculation_counters()
+    def acceptance(self) -> Fields:
+        """Return what was counted since the draft last changed."""
+        return self._counts.counted()
 
-
-def speculation_counters() -> Fields:
-    """Return vLLM's own counters since its frontend started, by the names of AcceptanceCounters."""
-    from vllm.v1.metrics.reader import get_metrics_snapshot
-
-    prefix = "vllm:spec_decode_num_"
-    found = {metric.name.removeprefix(prefix): metric for metric in get_metrics_snapshot()}
-    totals = {
-        ours: found[theirs].value if theirs in found else 0
-        for ours, theirs in (
-            ("rounds", "drafts"),
-            ("drafted", "draft_tokens"),
-            ("accepted", "accepted_tokens"),
-        )
-    }
-    positions = found.get("accepted_tokens_per_pos")
-    return {**totals, "accepted_per_position": list(positions.values) if positions else []}
+    def count_anew(self) -> None:
+        """Count from now on."""
+        self._counts.begin()

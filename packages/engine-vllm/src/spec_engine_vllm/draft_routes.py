@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.hosting import DraftMiddleware
+from spec_engine_vllm.acceptance_counts import rounds_of
 from spec_engine_vllm.draft_ranks import VllmRanks
+from spec_engine_vllm.prefix_salt import SALTED_PATHS, salted
+
+if TYPE_CHECKING:
+    from spec_engine_vllm.prefix_salt import Receive
 
 
 class DraftRoutes(DraftMiddleware):
@@ -15,4 +20,12 @@ class DraftRoutes(DraftMiddleware):
 
     def find_ranks(self, scope: dict[str, Any]) -> VllmRanks:
         """Return the ranks of the engine client that vLLM keeps in its application."""
-        return VllmRanks(scope["app"].state.engine_client)
+        llm = scope["app"].state.engine_client
+        return VllmRanks(llm, rounds_of(llm))
+
+    async def renewed(self, path: str, receive: Receive) -> Receive:
+        """Return ``receive``, after a revert with a salt: requests from then on share no prefix with earlier ones."""
+        reverted = None if self.ranks is None else self.ranks.last_revert
+        if reverted is None or path not in SALTED_PATHS:
+            return receive
+        return await salted(receive, f"draft-{reverted.fence}-{reverted.number}")

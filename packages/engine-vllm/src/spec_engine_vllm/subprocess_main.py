@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import EngineError
 from spec_core.hosting import EngineLink
 from spec_core.processes import ending
+from spec_engine_vllm.acceptance_counts import EngineTotals
 from spec_engine_vllm.draft_ranks import VllmRanks
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Requests:
     def __init__(self, llm: Any, may_draft: bool) -> None:
         """Keep vLLM's engine; ``may_draft`` says whether it speculates."""
         self._llm = llm
-        self._ranks = VllmRanks(llm)
+        self._ranks = VllmRanks(llm, EngineTotals())
         self._is_sampler_right = None if may_draft else True
 
     async def run(self, message: Fields) -> Fields:

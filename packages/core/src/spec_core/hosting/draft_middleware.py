@@ -1,8 +1,8 @@
 """DraftMiddleware: an ASGI middleware for a server that a user has started with this project's extension.
 
 It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST with
-JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is answered when N verifications were counted since the last commit
-or revert, or after S seconds: the counters are looked at while answers of the server go out. Each needs
+JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is answered when N verifications were counted since the draft last
+changed, or after S seconds: the counters are looked at while answers of the server go out. Each needs
 ``Authorization: Bearer TOKEN`` with the token in the server's environment variable ``SPEC_DRAFT_TOKEN``. Other
 answers get the headers ``x-draft-version`` and ``x-draft-digest`` while a draft that was pushed serves.
 """
@@ -59,7 +59,8 @@ class DraftMiddleware(ABC):
         """Wrap ``app``."""
         self._app = app
         self._token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
-        self._ranks: DraftRanks | None = None
+        self.ranks: DraftRanks | None = None
+        """The ranks of the server, from its start on."""
         self._served: list[tuple[bytes, bytes]] = []
         self._asked_s = float("-inf")
         self._asking: asyncio.Future[None] | None = None
@@ -70,10 +71,14 @@ class DraftMiddleware(ABC):
     def find_ranks(self, scope: Message) -> DraftRanks:
         """Return the ranks of the server that starts, or that got the first request, of this ASGI scope."""
 
+    async def renewed(self, path: str, receive: Receive) -> Receive:
+        """Return the way by which the application is to read a request, which a subclass may change."""
+        return receive
+
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request about the draft, and pass on any other, and the server's start."""
-        if self._ranks is None:
-            self._ranks = self.find_ranks(scope)
+        if self.ranks is None:
+            self.ranks = self.find_ranks(scope)
         if scope["type"] != "http":
             await self._app(scope, receive, self._opening(send))
             return
@@ -97,7 +102,7 @@ class DraftMiddleware(ABC):
             passed, self._traffic = self._traffic, asyncio.Event()
             passed.set()
 
-        await self._app(scope, receive, naming)
+        await self._app(scope, await self.renewed(path, receive), naming)
         if path == self.sleep_path and answered == [http.HTTPStatus.OK]:  # without such a route it is refused
             await self._note("forget")
 
@@ -145,8 +150,8 @@ class DraftMiddleware(ABC):
                 await asyncio.sleep(_LOOK_S)
 
     async def _call(self, name: str, argument: str) -> Fields:
-        assert self._ranks is not None
-        answer = await self._ranks.call(name, argument)
+        assert self.ranks is not None
+        answer = await self.ranks.call(name, argument)
         served = answer["status"]
         self._asked_s = time.monotonic()
         self._served = [

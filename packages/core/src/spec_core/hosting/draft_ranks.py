@@ -24,22 +24,27 @@ class DraftRanks(ABC):
     def __init__(self) -> None:
         """Call nobody yet."""
         self._order = asyncio.Lock()
-        self._counted: Fields = {}
         self._num_ranks = 0
         """Ranks that hold the draft; 0 before they were asked."""
         self.served = ServingStatus()
         """Status of the replica when its ranks were last asked."""
+        self.last_revert: UpdateId | None = None
+        """The update that was last reverted, as far as was asked."""
 
     @abstractmethod
     async def answers(self, name: str, argument: str) -> Sequence[Fields]:
         """Return what ``DraftRank.answer`` returns on each rank. Raise EngineError where no rank has a draft."""
 
     @abstractmethod
-    def counters(self) -> Fields:
-        """Return the program's counters since its start, by the names of AcceptanceCounters."""
+    def acceptance(self) -> Fields:
+        """Return what was counted since the draft last changed, by the names of AcceptanceCounters."""
+
+    @abstractmethod
+    def count_anew(self) -> None:
+        """Count from now on: the draft has changed."""
 
     async def call(self, name: str, argument: str = "") -> Fields:
-        """Return the ``status`` after a call, how many ``ranks`` there are, and ``acceptance`` since the last commit.
+        """Return the ``status`` after a call, how many ``ranks`` there are, and ``acceptance``.
 
         Raise EngineError where a rank has refused; then no rank serves what this call was about.
         """
@@ -49,18 +54,17 @@ class DraftRanks(ABC):
             CALLS[name].decode(argument)
         async with self._order:
             statuses = await (self._commit(argument) if name == "commit" else self._each(name, argument))
-        if name in ("commit", "revert"):
-            self._counted = self.counters()
-        self.served, self._num_ranks = combined(statuses), len(statuses)
+        before, self.served = self.served, combined(statuses)
+        self._num_ranks = len(statuses)
+        if (before.version, before.digest) != (self.served.version, self.served.digest):
+            self.count_anew()
+        if self.served.state == "reverted":
+            self.last_revert = self.served.update
         return {
             "status": self.served.model_dump(mode="json"),
             "ranks": len(statuses),
             "acceptance": self.acceptance(),
         }
-
-    def acceptance(self) -> Fields:
-        """Return the program's counters since the last commit or revert, by the names of AcceptanceCounters."""
-        return _difference(self.counters(), self._counted)
 
     async def _commit(self, argument: str) -> list[ServingStatus]:
         """Commit on all ranks or on none: each one could, when it was asked first, and one that fails undoes all.
@@ -92,15 +96,6 @@ def _account(rank: int, status: ServingStatus, update: UpdateId) -> str:
         return f"at rank {rank} another update has taken its place"
     reason = f" ({status.reason})" if status.reason else ""
     return f"rank {rank} is {status.state}{reason}"
-
-
-def _difference(now: Fields, before: Fields) -> Fields:
-    if not before:
-        return now
-    totals = {name: now[name] - before[name] for name in ("rounds", "drafted", "accepted")}
-    earlier = before["accepted_per_position"] or [0] * len(now["accepted_per_position"])
-    positions = [new - old for new, old in zip(now["accepted_per_position"], earlier, strict=True)]
-    return {**totals, "accepted_per_position": positions}
 
 
 def _first_refusal(answers: Sequence[Fields]) -> str | None:

@@ -95,7 +95,7 @@ class HttpReplica(DraftReplica, Resource):
         self.num_ranks = self.first_answer.ranks
 
     def acceptance(self, rounds: int = 0, wait_s: float = 0.0) -> AcceptanceCounters:
-        """Return what the server has counted since the last commit or revert; waits for the answer.
+        """Return what the server has counted of requests that began after its draft last changed; waits for it.
 
         The server holds that back until it has counted ``rounds`` verifications, for ``wait_s`` at most.
         """

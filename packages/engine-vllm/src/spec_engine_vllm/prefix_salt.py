@@ -1,0 +1,42 @@
+"""A salt for requests: vLLM shares cached prefixes only between requests with the same one.
+
+Blocks of cached prefixes hold keys and values of the draft, too. Those that a diverged draft has computed spoil what
+any other draft guesses behind them (docs/decisions/020), and vLLM empties its cache only while nothing runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+SALTED_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/inference/v1/generate")
+"""Routes of vLLM whose requests take a ``cache_salt``."""
+
+
+async def salted(receive: Receive, salt: str) -> Receive:
+    """Return the way to read the request of ``receive`` with a salt."""
+    messages = [await receive()]
+    while messages[-1].get("more_body", False):
+        messages.append(await receive())
+    if messages[-1]["type"] == "http.request":  # else the client has gone
+        body = b"".join(message.get("body", b"") for message in messages)
+        messages = [{"type": "http.request", "body": with_salt(body, salt)}]
+
+    async def replay() -> dict[str, Any]:
+        return messages.pop(0) if messages else await receive()
+
+    return replay
+
+
+def with_salt(body: bytes, salt: str) -> bytes:
+    """Return a JSON object with ``cache_salt`` as its first field, but one that has its own as it is."""
+    found = body.strip()
+    if not found.startswith(b"{") or b'"cache_salt"' in found:
+        return body
+    rest = found[1:].lstrip()
+    comma = b"" if rest.startswith(b"}") else b", "
+    return b'{"cache_salt": "' + salt.encode() + b'"' + comma + rest
