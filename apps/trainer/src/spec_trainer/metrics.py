@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,14 @@ from spec_trainer.disk import not_written, write_atomically
 if TYPE_CHECKING:
     from spec_core import Tracker
 
+log = logging.getLogger(__name__)
+
 
 class StepLines(AbstractContextManager["StepLines"]):
-    """A file with one JSON row per step.
+    """A file with one JSON row per step; ``drop_after`` has cut it back to the steps that are done."""
 
-    Opened at step N, it first drops the rows that a crashed run wrote after N, so that it holds every step once.
-    """
-
-    def __init__(self, file: Path, done_steps: int) -> None:
-        """Open ``file``, cut back to the first ``done_steps`` steps."""
-        drop_after(file, done_steps)
+    def __init__(self, file: Path) -> None:
+        """Open ``file``, to write after what is there."""
         self._file = file.open("a", buffering=1)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -38,18 +37,30 @@ class StepLines(AbstractContextManager["StepLines"]):
             self._file.close()
 
 
-def drop_after(file: Path, step: int) -> None:
-    """Remove the rows of later steps."""
-    if file.exists():
-        write_atomically(file, "".join(line for line in _lines(file) if json.loads(line)["step"] <= step))
+def drop_after(file: Path, step: float) -> set[int]:
+    """Remove the rows of later steps, and with a warning what is no row; return the steps that are left.
+
+    A damaged record is no reason to end a run: nothing depends on it.
+    """
+    kept: dict[str, int] = {}
+    if not file.exists():
+        return set()
+    for number, line in enumerate(_lines(file), 1):
+        try:
+            kept[line] = int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            log.warning("%s, line %d, is damaged: the line is dropped", file, number)
+    rows = {line: done for line, done in kept.items() if done <= step}
+    write_atomically(file, "".join(rows))
+    return set(rows.values())
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):
     """metrics.jsonl and the trackers of one run."""
 
-    def __init__(self, file: Path, done_steps: int, trackers: list[Tracker]) -> None:
-        """Write to ``file``, cut back to ``done_steps`` steps, and to ``trackers``."""
-        self._lines = StepLines(file, done_steps)
+    def __init__(self, file: Path, trackers: list[Tracker]) -> None:
+        """Write to ``file`` and to ``trackers``."""
+        self._lines = StepLines(file)
         self._trackers = trackers
 
     def log(self, row: dict[str, Any]) -> None:
@@ -76,7 +87,8 @@ def _lines(file: Path) -> list[str]:
     """Return the whole lines of a file: a crash may have cut the last one short."""
     if not file.exists():
         return []
-    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    text = file.read_text(errors="replace")
+    return [f"{line}\n" for line in text.split("\n")[:-1]]
 
 
 def _scalars(row: dict[str, Any]) -> list[tuple[str, float]]:

@@ -6,6 +6,7 @@ A step folder holds the strategy's state (model, optimizer, each process's gener
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from spec_trainer.checkpoint.folder import (
     step_of,
 )
 from spec_trainer.checkpoint.rank_files import RankFiles
-from spec_trainer.disk import not_written
+from spec_trainer.disk import not_written, remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
     from spec_core import Strategy
     from spec_trainer.draft_trainer import DraftTrainer
+
+logger = logging.getLogger(__name__)
 
 _BEST = "best"
 
@@ -71,10 +74,23 @@ class CheckpointStore:
         link = self._root / _BEST
         return link.resolve() if (link / META_FILE).is_file() else None
 
-    def best_score(self) -> float:
-        """Return the best held-out acceptance length of the run so far, 0 without one; the same on every rank."""
+    def best_score(self, done_steps: int) -> float:
+        """Return the best held-out acceptance length up to ``done_steps``, 0 without one; the same on every rank.
+
+        A best one that is damaged, or of a future that was given up, does not count.
+        """
+        return self._files.of_rank_0(self._own_best_score(done_steps))
+
+    def _own_best_score(self, done_steps: int) -> float:
         best = self.best()
-        return self._files.of_rank_0((read_meta(best).acceptance_length or 0.0) if best else 0.0)
+        if best is None:
+            return 0.0
+        try:
+            meta = read_meta(best)
+        except ArtifactError as damage:
+            logger.warning("%s: no best checkpoint is known before the next evaluation", damage)
+            return 0.0
+        return (meta.acceptance_length or 0.0) if meta.step <= done_steps else 0.0
 
     def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str, best: bool = False) -> Path:
         """Save a step and return its folder; ``best``: it is the best so far. Collective.
@@ -135,7 +151,10 @@ class CheckpointStore:
         scratch = self._root / f".{_BEST}"
         scratch.unlink(missing_ok=True)
         scratch.symlink_to(folder.name)
-        scratch.replace(self._root / _BEST)
+        link = self._root / _BEST
+        if link.is_dir() and not link.is_symlink():  # somebody has copied the run without its links
+            remove(link)
+        scratch.replace(link)
 
     def _rotate(self, step: int) -> None:
         """Remove old checkpoints; those later than ``step`` do not count: the run resumed before them."""
