@@ -69,6 +69,22 @@ def test_a_damaged_row_is_told_and_dropped(tmp_path, caplog, damaged):
     assert read_metrics(file) == [{"step": 1}, {"step": 3}]
 
 
+def test_rows_of_another_file_are_none_of_this_one(tmp_path, caplog):
+    file = tmp_path / "lines"
+    file.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "samples": []}\n')
+    assert drop_after(file, 3, "loss") == {1}
+    assert "line 2, is damaged: the run goes on without 1 of its rows" in caplog.text
+
+
+def test_a_link_to_nothing_is_removed(tmp_path):
+    file = tmp_path / "lines"
+    file.symlink_to(tmp_path / "elsewhere")
+    assert drop_after(file, 3) == set()
+    with StepLines(file) as lines:
+        lines.write({"step": 1})
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_no_file_is_no_records(tmp_path):
     assert read_metrics(tmp_path / "nowhere") == []
 

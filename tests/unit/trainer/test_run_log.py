@@ -68,7 +68,7 @@ def directory(tmp_path) -> RunDirectory:
 
 
 def write_steps(file: Path, *steps: int) -> None:
-    file.write_text("".join(json.dumps({"step": step}) + "\n" for step in steps))
+    file.write_text("".join(json.dumps({"step": step, "loss": 1.0, "samples": []}) + "\n" for step in steps))
 
 
 def steps_in(file: Path) -> list[int]:

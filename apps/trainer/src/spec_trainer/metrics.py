@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from spec_trainer.disk import not_written, write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from spec_core import Tracker
 
 log = logging.getLogger(__name__)
@@ -37,22 +39,33 @@ class StepLines(AbstractContextManager["StepLines"]):
             self._file.close()
 
 
-def drop_after(file: Path, step: float) -> set[int]:
-    """Remove the rows of later steps, and with a warning what is no row; return the steps that are left.
+def drop_after(file: Path, step: float, *fields: str) -> set[int]:
+    """Remove the rows of later steps, and with a warning what is no row with ``fields``; return the steps left.
 
     A damaged record is no reason to end a run: nothing depends on it.
     """
-    kept: dict[str, int] = {}
     if not file.exists():
+        file.unlink(missing_ok=True)  # a link to nothing: rows would go where it says
         return set()
-    for number, line in enumerate(_lines(file), 1):
-        try:
-            kept[line] = int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError, OverflowError):
-            log.warning("%s, line %d, is damaged: the line is dropped", file, number)
-    rows = {line: done for line, done in kept.items() if done <= step}
-    write_atomically(file, "".join(rows))
-    return set(rows.values())
+    lines = _lines(file)
+    steps = [_step_of(line, fields) for line in lines]
+    if None in steps:
+        log.warning(
+            "%s, line %d, is damaged: the run goes on without %d of its rows",
+            file, 1 + steps.index(None), steps.count(None),
+        )  # fmt: skip
+    kept = {line: done for line, done in zip(lines, steps, strict=True) if done is not None and done <= step}
+    write_atomically(file, "".join(kept))
+    return set(kept.values())
+
+
+def _step_of(line: str, fields: Sequence[str]) -> int | None:
+    """Return the step of a row; None for a line that is no row."""
+    try:
+        row = json.loads(line)
+        return int(row["step"]) if row.keys() >= set(fields) else None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):

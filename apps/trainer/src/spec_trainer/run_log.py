@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 def cut_records(directory: RunDirectory, done_steps: int) -> None:
     """Drop from the records what a run wrote after ``done_steps``, before it begins there; warn of what they lack."""
-    trained = [drop_after(file, done_steps) for file in directory.logs.glob("trained-*.jsonl")]
+    trained = [drop_after(file, done_steps, "samples") for file in directory.logs.glob("trained-*.jsonl")]
     steps = {
-        directory.metrics: drop_after(directory.metrics, done_steps),
+        directory.metrics: drop_after(directory.metrics, done_steps, "loss"),
         directory.logs / "trained-*.jsonl": set[int]().union(*trained),
     }
     drop_after(directory.measurements, done_steps)

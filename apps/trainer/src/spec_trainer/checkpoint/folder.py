@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 META_FILE, CONFIG_FILE, STATE_FOLDER = "meta.json", "config.yaml", "state"
+BEST = "best"
+"""Link beside the step folders."""
 
 _STEP = re.compile(r"step-\d+")
 

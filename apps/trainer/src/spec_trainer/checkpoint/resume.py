@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
-from spec_trainer.checkpoint.folder import META_FILE, check_whole, finished, step_folders, step_of
+from spec_trainer.checkpoint.folder import (
+    BEST,
+    META_FILE,
+    check_whole,
+    finished,
+    read_meta,
+    step_folders,
+    step_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +30,7 @@ class CommandCheckpoints:
     def __init__(self, root: Path, resume_from: str, identity: str) -> None:
         """Choose the first one as ``checkpoint_to_resume`` does, and note which others are there already."""
         self._root, self._identity = root, identity
+        _warn_of_best(root)
         self._found = {folder: _version_of(folder) for folder in finished(root)}
         self.first = checkpoint_to_resume(root, resume_from, identity)
         """None where the command begins at step 0."""
@@ -104,6 +114,16 @@ def _way_out(damaged: Path, earlier: Sequence[Path], resume_from: str) -> str:
         return f"no earlier checkpoint is there: delete {damaged} to start anew"
     word = "previous" if resume_from == "latest" else earlier[-1].name
     return f"go on from {earlier[-1].name} with --resume-from {word}, or delete {damaged}"
+
+
+def _warn_of_best(root: Path) -> None:
+    link = root / BEST
+    if not os.path.lexists(link):
+        return
+    try:
+        read_meta(link)
+    except ArtifactError as damage:
+        logger.warning("%s; no best checkpoint is known before the next evaluation", damage)
 
 
 def _warn_of_unfinished(root: Path, checkpoints: Sequence[Path]) -> None:

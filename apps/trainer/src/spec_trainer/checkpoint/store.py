@@ -6,7 +6,6 @@ A step folder holds the strategy's state (model, optimizer, each process's gener
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors
 from spec_core.state_folder import StateFolder, write_synced
 from spec_trainer.checkpoint.folder import (
+    BEST,
     CONFIG_FILE,
     META_FILE,
     STATE_FOLDER,
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
     from spec_core import Strategy
     from spec_trainer.draft_trainer import DraftTrainer
-
-logger = logging.getLogger(__name__)
-
-_BEST = "best"
 
 
 def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tensor]:
@@ -71,24 +67,20 @@ class CheckpointStore:
 
     def best(self) -> Path | None:
         """Return the checkpoint that the link names, if it is one."""
-        link = self._root / _BEST
+        link = self._root / BEST
         return link.resolve() if (link / META_FILE).is_file() else None
 
     def best_score(self, done_steps: int) -> float:
         """Return the best held-out acceptance length up to ``done_steps``, 0 without one; the same on every rank.
 
-        A best one that is damaged, or of a future that was given up, does not count.
+        One that is damaged, or of a future that was given up, does not count.
         """
         return self._files.of_rank_0(self._own_best_score(done_steps))
 
     def _own_best_score(self, done_steps: int) -> float:
-        best = self.best()
-        if best is None:
-            return 0.0
         try:
-            meta = read_meta(best)
-        except ArtifactError as damage:
-            logger.warning("%s: no best checkpoint is known before the next evaluation", damage)
+            meta = read_meta(self._root / BEST)
+        except ArtifactError:  # ``CommandCheckpoints`` has said so
             return 0.0
         return (meta.acceptance_length or 0.0) if meta.step <= done_steps else 0.0
 
@@ -148,10 +140,10 @@ class CheckpointStore:
 
         After a crash in between, the step is evaluated anew.
         """
-        scratch = self._root / f".{_BEST}"
+        scratch = self._root / f".{BEST}"
         scratch.unlink(missing_ok=True)
         scratch.symlink_to(folder.name)
-        link = self._root / _BEST
+        link = self._root / BEST
         if link.is_dir() and not link.is_symlink():  # somebody has copied the run without its links
             remove(link)
         scratch.replace(link)
