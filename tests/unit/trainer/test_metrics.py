@@ -32,7 +32,7 @@ def test_records_come_back_with_floats_in_full(tmp_path):
 def test_reopened_it_drops_what_a_crashed_run_wrote_later(tmp_path):
     file = tmp_path / "lines"
     file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
-    assert drop_after(file, 2) == {1, 2}
+    assert drop_after(file, 2).keys() == {1, 2}
     with StepLines(file) as lines:
         lines.write({"step": 3, "again": True})
     assert read_metrics(file) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
@@ -64,7 +64,7 @@ def test_drop_after(tmp_path):
 def test_a_damaged_row_is_told_and_dropped(tmp_path, caplog, damaged):
     file = tmp_path / "lines"
     file.write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n')
-    assert drop_after(file, 3) == {1, 3}
+    assert drop_after(file, 3).keys() == {1, 3}
     assert f"{file}, line 2, is damaged" in caplog.text
     assert read_metrics(file) == [{"step": 1}, {"step": 3}]
 
@@ -72,14 +72,14 @@ def test_a_damaged_row_is_told_and_dropped(tmp_path, caplog, damaged):
 def test_rows_of_another_file_are_none_of_this_one(tmp_path, caplog):
     file = tmp_path / "lines"
     file.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "samples": []}\n')
-    assert drop_after(file, 3, "loss") == {1}
+    assert drop_after(file, 3, loss=float).keys() == {1}
     assert "line 2, is damaged: the run goes on without 1 of its rows" in caplog.text
 
 
 def test_a_link_to_nothing_is_removed(tmp_path):
     file = tmp_path / "lines"
     file.symlink_to(tmp_path / "elsewhere")
-    assert drop_after(file, 3) == set()
+    assert drop_after(file, 3) == {}
     with StepLines(file) as lines:
         lines.write({"step": 1})
     assert not (tmp_path / "elsewhere").exists()

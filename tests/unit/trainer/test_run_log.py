@@ -61,14 +61,15 @@ def directory(tmp_path) -> RunDirectory:
     """Of a run whose second rank of two was lost."""
     directory = RunDirectory(tmp_path)
     directory.logs.mkdir()
-    write_steps(directory.metrics, 1, 2, 3, 4)
-    write_steps(directory.logs / "trained-0.jsonl", 1, 2, 3, 4)
-    write_steps(directory.logs / "trained-1.jsonl", 1, 2)
+    write_rows(directory.metrics, *({"step": step, "loss": 1.0, "samples": 1} for step in (1, 2, 3, 4)))
+    for rank, steps in enumerate([(1, 3), (2, 4)]):
+        rows = [{"step": step, "samples": [step] if step in steps else []} for step in (1, 2, 3, 4)]
+        write_rows(directory.logs / f"trained-{rank}.jsonl", *rows)
     return directory
 
 
-def write_steps(file: Path, *steps: int) -> None:
-    file.write_text("".join(json.dumps({"step": step, "loss": 1.0, "samples": []}) + "\n" for step in steps))
+def write_rows(file: Path, *rows: dict) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def steps_in(file: Path) -> list[int]:
@@ -76,7 +77,7 @@ def steps_in(file: Path) -> list[int]:
 
 
 def test_the_records_of_every_rank_end_at_the_checkpoint(directory, caplog):
-    write_steps(directory.replacements, 4, 2)
+    write_rows(directory.replacements, {"step": 4}, {"step": 2})
     cut_records(directory, 1)
     for file in (directory.metrics, *directory.logs.glob("trained-*.jsonl")):
         assert steps_in(file) == [1]
@@ -84,17 +85,19 @@ def test_the_records_of_every_rank_end_at_the_checkpoint(directory, caplog):
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "logs/trained-0.jsonl"])
-def test_records_that_were_cut_short_are_told(directory, caplog, name):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("metrics.jsonl", "metrics.jsonl lacks rows of 2"),
+        ("logs/trained-0.jsonl", "trained-*.jsonl lacks rows of 1"),
+        ("logs/trained-1.jsonl", "trained-*.jsonl lacks rows of 1"),
+    ],
+)
+def test_records_that_were_cut_short_are_told(directory, caplog, name, told):
     file = directory.root / name
-    write_steps(file, 1)
+    file.write_text(file.read_text().splitlines(keepends=True)[0])
     cut_records(directory, 3)
-    lacking = {
-        "metrics.jsonl": "metrics.jsonl lacks 2 of the 3",
-        "logs/trained-0.jsonl": "trained-*.jsonl lacks 1 of the 3",
-    }
-    assert f"{lacking[name]} steps that are done" in caplog.text
-    assert caplog.text.count("lacks") == 1
+    assert f"{told} of the 3 steps that are done" in caplog.text
 
 
 def test_a_rank_that_does_not_see_the_run_directory_has_its_samples_written_by_another(resolved):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from spec_trainer.disk import not_written, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from spec_core import Tracker
 
@@ -39,33 +39,35 @@ class StepLines(AbstractContextManager["StepLines"]):
             self._file.close()
 
 
-def drop_after(file: Path, step: float, *fields: str) -> set[int]:
-    """Remove the rows of later steps, and with a warning what is no row with ``fields``; return the steps left.
+def drop_after(file: Path, step: float, **fields: type) -> dict[int, dict[str, Any]]:
+    """Remove the rows of later steps, and with a warning what is no row with ``fields``; return by step what is left.
 
     A damaged record is no reason to end a run: nothing depends on it.
     """
     if not file.exists():
         file.unlink(missing_ok=True)  # a link to nothing: rows would go where it says
-        return set()
+        return {}
     lines = _lines(file)
-    steps = [_step_of(line, fields) for line in lines]
-    if None in steps:
+    rows = [_row(line, fields) for line in lines]
+    if None in rows:
         log.warning(
             "%s, line %d, is damaged: the run goes on without %d of its rows",
-            file, 1 + steps.index(None), steps.count(None),
+            file, 1 + rows.index(None), rows.count(None),
         )  # fmt: skip
-    kept = {line: done for line, done in zip(lines, steps, strict=True) if done is not None and done <= step}
-    write_atomically(file, "".join(kept))
-    return set(kept.values())
+    kept = [(line, row) for line, row in zip(lines, rows, strict=True) if row and row["step"] <= step]
+    write_atomically(file, "".join(line for line, _ in kept))
+    return {row["step"]: row for _, row in kept}
 
 
-def _step_of(line: str, fields: Sequence[str]) -> int | None:
-    """Return the step of a row; None for a line that is no row."""
+def _row(line: str, fields: Mapping[str, type]) -> dict[str, Any] | None:
+    """Return the row in a line; None where there is none."""
     try:
         row = json.loads(line)
-        return int(row["step"]) if row.keys() >= set(fields) else None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except ValueError:
         return None
+    expected = {"step": int, **fields}
+    whole = isinstance(row, dict) and all(isinstance(row.get(name), kind) for name, kind in expected.items())
+    return row if whole else None
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):

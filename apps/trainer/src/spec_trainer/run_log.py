@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,18 +24,22 @@ log = logging.getLogger(__name__)
 
 def cut_records(directory: RunDirectory, done_steps: int) -> None:
     """Drop from the records what a run wrote after ``done_steps``, before it begins there; warn of what they lack."""
-    trained = [drop_after(file, done_steps, "samples") for file in directory.logs.glob("trained-*.jsonl")]
-    steps = {
-        directory.metrics: drop_after(directory.metrics, done_steps, "loss"),
-        directory.logs / "trained-*.jsonl": set[int]().union(*trained),
-    }
+    metrics = drop_after(directory.metrics, done_steps, loss=float)
+    noted = Counter[int]()
+    for file in directory.logs.glob("trained-*.jsonl"):
+        for step, row in drop_after(file, done_steps, samples=list).items():
+            noted[step] += len(row["samples"])
     drop_after(directory.measurements, done_steps)
     drop_after(directory.replacements, math.inf)
-    for file, found in steps.items():
-        if len(found) < done_steps:
-            log.warning(
-                "%s lacks %d of the %d steps that are done", file, done_steps - len(found), done_steps
-            )
+    lacking = {
+        directory.metrics: done_steps - len(metrics),
+        directory.logs / "trained-*.jsonl": sum(
+            noted[step] < metrics.get(step, {}).get("samples", 1) for step in range(1, done_steps + 1)
+        ),
+    }
+    for name, count in lacking.items():
+        if count:
+            log.warning("%s lacks rows of %d of the %d steps that are done", name, count, done_steps)
 
 
 class RunLog:
