@@ -1,11 +1,13 @@
-"""Kills and stops the processes of a run at steps drawn from a seed; then looks at what has become of the run.
+"""Kills and stops the processes of a run, and damages its files between two commands, at steps drawn from a seed.
 
-    python -m tests.integration.chaos --launcher local --steps 200 --faults 30      # make test-chaos: both launchers
+    python -m tests.integration.chaos --launcher local --placement colocated --seed 3 --faults 30   # make test-chaos
 
-Under ``ray`` the run is on a cluster of several nodes. Their raylets are killed, too, but for that of the run's own
-node; each node comes back once its loss is told. Every fault is named in the output of the run or in
-``logs/replacements.jsonl``, every sample is trained exactly once, and the final weights are those of a run that
-nothing disturbed, bit for bit. Exit code 1 if not.
+A command whose process was killed is given again. Where the newest checkpoint was damaged, the same command is
+refused and names it; then it is given with ``--resume-from previous`` or ``step-N``, and often loses a trainer
+before it has written the damaged step again. Under ``ray`` the run is on a cluster of several nodes. Their raylets
+are killed, too, but for that of the run's own node; each node comes back once its loss is told. Every fault is named
+in the output of the run or in ``logs/replacements.jsonl``, every sample is trained exactly once, the final weights
+are those of a run that nothing disturbed, bit for bit, and nothing is left. Exit code 1 if not.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from .damage import RunFiles
 from .launching import (
     Lab,
     Run,
@@ -33,19 +36,28 @@ from .launching import (
     write_rows,
     write_stranger,
 )
+from .leftovers import belongings
 from .ray_nodes import RayNodes, ray_nodes
 
 PEER_S = 5
 KEPT_S = 30
 """Longest time in which everything must be gone after kill -9 of the run's own process."""
+COMMAND_S = 300
+"""Longest time for a command that nothing disturbs."""
 WORKER = "spec_core.processes.worker_main"
-LAST_STEPS = 40
+LAST_STEPS = 20
 """Steps at the end without a fault: the last ones may come late."""
-KINDS = {"kill engine": 16, "stop engine": 8, "kill trainer": 4, "stop trainer": 1, "kill run": 3}
-"""Kind of fault -> how often it comes, relative to the others. One that stops costs PEER_S."""
+INLINE = {"kill run": 3, "damage files": 7}
+"""Kind of fault -> how often it comes, relative to the others."""
+KINDS = {**INLINE, "kill engine": 16, "stop engine": 6, "kill trainer": 4, "stop trainer": 1}
+"""The same where there are workers. One that stops costs PEER_S."""
 ON_NODES = {**KINDS, "kill raylet": 6}
+NUM_SAMPLES = 44
+"""Rows of ``write_rows``; what is held out lies in another file."""
 NUM_NODES = 5
 """One for each worker, and one to move to."""
+LEFT_ALONE = {".identity", ".lock"}
+"""Hidden files that a run directory keeps."""
 
 
 @dataclass
@@ -55,71 +67,136 @@ class Chaos:
     lab: Lab
     output: Path
     keys: dict[str, object]
+    kinds: dict[str, int]
     draw: random.Random
     nodes: RayNodes | None = None
     """The cluster that it runs on; None for the launcher local."""
     faults: list[str] = field(default_factory=list)
-    endings: list[str] = field(default_factory=list)
+    _next: str | None = None
+    """Kind of the next fault, which comes as soon as somebody is ready; None to draw one."""
+    _record: int = 0
+    """Inode of metrics.jsonl when the newest command began: it has another one once the command trains."""
     _end: tuple[str, int] = ("", -1)
     """What the run says once the last fault that ends its workers has done that, and how often it had before."""
     _gone: str | None = None
     """Address of the node whose raylet was killed last, until it is back."""
 
+    def __post_init__(self) -> None:
+        self.files = RunFiles(self.output, self.draw, self.lab.folder / "aside")
+
     def run(self, num_faults: int, steps: int) -> None:
         """Train to the end, with so many faults."""
         moments = sorted(self.draw.choices(range(1, steps - LAST_STEPS), k=num_faults))
         run = self._start()
-        while (code := run.process.poll()) is None or code < 0:
-            if code is not None:
-                self._check_nothing_left(run)
-                run = self._start()
-            due = moments[len(self.faults) :] and last_step(self.output) >= moments[len(self.faults)]
+        while (code := run.process.poll()) is None:
+            left = moments[len(self.faults) :]
+            due = bool(left) and (self._next is not None or last_step(self.output) >= left[0])
             if not self._ending(run):
                 self._bring_back()
-                if due:
-                    self._fault(run)
+                if due and self._is_ready(run):
+                    run = self._fault(run)
             time.sleep(0.05)
-        self.endings.append(run.errors.read_text())
         assert code == 0, run.story()
         assert len(self.faults) >= num_faults, f"the run was done after {len(self.faults)} faults"
+        self._damage_finished()
 
     def _start(self) -> Run:
-        self._end = ("", -1)
-        return self.lab.start(self.output, **self.keys)
+        """Give the command, to resume from a whole checkpoint."""
+        self._end, self._record = ("", -1), self._inode()
+        word = self.files.resume_from()
+        done_steps = self.files.step_of(word)
+        run = self.lab.start(self.output, **self.keys, train__resume_from=word)
+        if word != "latest":
+            self._until_ready(run)
+            if self._has_workers:
+                assert run.resumed_from() == done_steps, run.story()
+                self._next = self.draw.choice(
+                    ["kill trainer", None]
+                )  # before it writes the damaged step again
+        return run
 
-    def _fault(self, run: Run) -> None:
-        """Cause a fault of a kind that is drawn, once somebody is ready: then there is a victim for most kinds."""
-        if not ready_workers(run, self._processes(run), ""):
-            return
-        kinds = KINDS if self.nodes is None else ON_NODES
-        (kind,) = self.draw.choices(list(kinds), list(kinds.values()))
+    def _fault(self, run: Run) -> Run:
+        """Cause a fault of a kind that is drawn, if it has a victim; return the command that goes on."""
+        (drawn,) = self.draw.choices(list(self.kinds), list(self.kinds.values()))
+        kind, self._next = self._next or drawn, None
         what, whom = kind.split()
-        workers = ready_workers(run, self._processes(run), "" if whom == "raylet" else whom)
         if whom == "run":
-            run.until_ready()
-            self.endings.append(run.errors.read_text())
-            run.process.kill()
-            run.process.wait()
-        elif whom == "raylet":
-            hosts = sorted({host for worker in workers.values() if (host := self._host_of(worker))})
-            if not hosts:
-                return
-            assert self.nodes is not None
-            self._gone = self.draw.choice(hosts)
-            self._expect(run, f"its host {self._gone} does not answer")
-            self.nodes.kill_raylet(self._gone)
-            kind = f"{what} {self._gone}"
-        else:
-            if not workers:
-                return
-            victim = self.draw.choice(sorted(workers))
-            if whom == "trainer":
-                self._expect(run, "the run begins again")
-            with suppress(psutil.NoSuchProcess):
-                workers[victim].send_signal(signal.SIGKILL if what == "kill" else signal.SIGSTOP)
-            kind = f"{what} {victim}"
-        self.faults.append(kind)
-        print(f"{len(self.faults):3} {kind}", flush=True)
+            self._kill(run)
+            self._note(kind)
+            return self._start()
+        if whom == "files":
+            self._kill(run)
+            return self._damage()
+        fault = self._lose_host(run) if whom == "raylet" else self._hit_worker(run, what, whom)
+        if fault is not None:
+            self._note(fault)
+        return run
+
+    def _note(self, fault: str) -> None:
+        self.faults.append(fault)
+        print(f"{len(self.faults):3} {fault}", flush=True)
+
+    def _hit_worker(self, run: Run, what: str, role: str) -> str | None:
+        workers = ready_workers(run, self._processes(run), role)
+        if not workers:
+            return None
+        victim = self.draw.choice(sorted(workers))
+        if role == "trainer":
+            self._expect(run, "the run begins again")
+        with suppress(psutil.NoSuchProcess):
+            workers[victim].send_signal(signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+        return f"{what} {victim}"
+
+    def _lose_host(self, run: Run) -> str | None:
+        assert self.nodes is not None
+        workers = ready_workers(run, self._processes(run), "")
+        hosts = sorted({host for worker in workers.values() if (host := self._host_of(worker))})
+        if not hosts:
+            return None
+        self._gone = self.draw.choice(hosts)
+        self._expect(run, f"its host {self._gone} does not answer")
+        self.nodes.kill_raylet(self._gone)
+        return f"kill {self._gone}"
+
+    def _kill(self, run: Run) -> None:
+        held = belongings(run)
+        run.process.kill()
+        run.process.wait()
+        deadline = time.monotonic() + KEPT_S
+        while left := [*self._processes(run), *held.left()]:
+            assert time.monotonic() < deadline, f"left {KEPT_S} s after kill -9: {left}"
+            time.sleep(0.1)
+
+    def _damage(self) -> Run:
+        """Damage files, and see that a command names each; it is refused where the newest checkpoint is damaged."""
+        found = self.files.damage()
+        for damage in found:
+            self._note(damage.name)
+        for damage in found:
+            if damage.refused:
+                refused = self.lab.start(self.output, **self.keys)
+                assert refused.wait(COMMAND_S) == 2, refused.story()
+                assert damage.place in refused.last_line(), f"{damage.name} is not told\n{refused.story()}"
+                assert "--resume-from previous" in refused.last_line(), refused.story()
+                assert "Traceback" not in refused.errors.read_text(), refused.story()
+        run = self._start()
+        self._until_ready(run)
+        for damage in found:
+            assert damage.refused or damage.place in run.errors.read_text(), (
+                f"{damage.name} is not told\n{run.story()}"
+            )
+        return run
+
+    def _damage_finished(self) -> None:
+        """Damage what a finished run has written at its end: the same command writes it anew."""
+        weights = (self.output / "draft" / "model.safetensors").read_bytes()
+        for damage in self.files.damage_products():
+            self._note(damage.name)
+        run = self.lab.start(self.output, **self.keys)
+        assert run.wait(COMMAND_S) == 0, run.story()
+        assert json.loads((self.output / "summary.json").read_text())["steps"] == last_step(self.output)
+        assert (self.output / "draft" / "model.safetensors").read_bytes() == weights
+        assert "<svg" in (self.output / "report.html").read_text()
 
     def _expect(self, run: Run, words: str) -> None:
         self._end = (words, run.errors.read_text().count(words))
@@ -128,6 +205,23 @@ class Chaos:
         """Whether workers still end for the last fault: another one would have no part in that."""
         words, times = self._end
         return run.errors.read_text().count(words) <= times
+
+    @property
+    def _has_workers(self) -> bool:
+        return "kill trainer" in self.kinds
+
+    def _is_ready(self, run: Run) -> bool:
+        """Whether the command trains by now."""
+        if self._has_workers:
+            return bool(ready_workers(run, self._processes(run), ""))
+        return self._inode() != self._record and last_step(self.output) > 0
+
+    def _until_ready(self, run: Run) -> None:
+        run.until(lambda: self._is_ready(run), COMMAND_S)
+
+    def _inode(self) -> int:
+        metrics = self.output / "metrics.jsonl"
+        return metrics.stat().st_ino if metrics.exists() else 0
 
     def _bring_back(self) -> None:
         """Have the node serve again whose raylet was killed: nothing of the run has stayed there."""
@@ -145,30 +239,31 @@ class Chaos:
     def _processes(self, run: Run) -> list[psutil.Process]:
         return [*run.processes(), *(self.nodes.processes() if self.nodes else ())]
 
-    def _check_nothing_left(self, run: Run) -> None:
-        deadline = time.monotonic() + KEPT_S
-        while left := self._processes(run):
-            assert time.monotonic() < deadline, f"left {KEPT_S} s after kill -9: {left}"
-            time.sleep(0.1)
-
-    def check(self, quiet: Path, steps: int) -> None:
-        """Compare with the quiet run, and look for the name and the cause of every fault."""
-        assert_trained_exactly_once(self.output, range(40))
+    def check(self, quiet: Path, steps: int) -> str:
+        """Compare with the quiet run, and look for the name and the cause of every fault; return what happened."""
+        self.files.mend_records()
+        assert_trained_exactly_once(self.output, range(NUM_SAMPLES))
         for step, (found, expected) in enumerate(zip(losses(self.output), losses(quiet), strict=True), 1):
             assert found == expected, f"loss {found} of step {step}, {expected} in the quiet run"
         assert_bitwise_equal(self.output, quiet, steps)
-        lines = (self.output / "logs" / "replacements.jsonl").read_text().splitlines()
+        hidden = {path.name for path in self.output.rglob(".*")} - LEFT_ALONE
+        assert not hidden, f"left in the run directory: {hidden}"
+        replacements = self.output / "logs" / "replacements.jsonl"
+        lines = replacements.read_text().splitlines() if replacements.exists() else []
         causes = [json.loads(line)["cause"] for line in lines]
-        text = "\n".join(self.endings)
-        named = [line for line in text.splitlines() if "begins again at its newest checkpoint" in line]
-        print(f"{len(self.faults)} faults, {len(causes)} engines replaced, {len(named)} restarts of the run")
+        said = [line for run in self.lab.runs for line in run.errors.read_text().splitlines()]
+        named = [line for line in said if "begins again at its newest checkpoint" in line]
         for fault in self.faults:
-            what, victim = fault.split()
-            words = "silent" if what == "stop" else "was"
-            told = [*causes, *named]
-            assert victim == "run" or any(
-                (one.startswith(victim) and words in one) or victim in one for one in told
-            ), fault
+            self._check_told(fault, [*causes, *named])
+        return f"{len(causes)} engines replaced, {len(named)} restarts, {len(self.lab.runs) - 1} commands"
+
+    def _check_told(self, fault: str, told: list[str]) -> None:
+        """Look for a fault of a worker or a host; one of files was told at once, kill -9 of the run needs no word."""
+        what, victim, *_ = fault.split()
+        words = "silent" if what == "stop" else "was"
+        worker = victim.startswith(("engine-", "trainer-"))
+        if worker or (what == "kill" and victim != "run"):
+            assert any((one.startswith(victim) and words in one) or victim in one for one in told), fault
 
 
 def ready_workers(run: Run, processes: list[psutil.Process], role: str) -> dict[str, psutil.Process]:
@@ -208,35 +303,54 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--launcher", default="local")
+    parser.add_argument("--placement", default="disaggregated")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2)
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # else Ray's nodes and this host have different ones
-    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-        folder = Path(name)
-        keys = {
-            "target": make_target(folder / "target"), "data.path": write_rows(folder / "rows.jsonl"),
-            "train.steps": given.steps, "train.schedule": "constant", "train.lr": 3e-3, "train.warmup_steps": 5,
-            "train.global_batch_tokens": 96, "train.save_every": 5, "draft.num_steps": 3,
-            "placement.kind": "disaggregated", "engine.replicas": 2, "train.ranks": 2,
-            "launcher.name": given.launcher,
-        }  # fmt: skip
-        with ExitStack() as stack:
-            lab = stack.enter_context(Lab(folder, keys, write_stranger(folder / "stranger")))
-            start = time.monotonic()
-            lab.train(folder / "quiet", timeout_s=600, launcher__name="local")
-            quiet_s = time.monotonic() - start
-            tries = {"engine__replacements": 1000, "train__restarts": 1000, "timeouts__peer_s": PEER_S}
-            chaos = Chaos(lab, folder / "chaos", tries, random.Random(given.seed))
-            if given.launcher == "ray":
-                chaos.nodes = stack.enter_context(ray_nodes(NUM_NODES))
-                tries |= {"launcher__address": chaos.nodes.address, "launcher__env": {"OMP_NUM_THREADS": "1"}}
-            start = time.monotonic()
-            chaos.run(given.faults, given.steps)
-            print(f"quiet run {quiet_s:.0f} s, with faults {time.monotonic() - start:.0f} s")
-            chaos.check(folder / "quiet", given.steps)
-    print("every sample once, bitwise the weights of the quiet run, every fault named")
+    os.environ["RAY_TMPDIR"] = tempfile.gettempdir()  # what Ray keeps there is Ray's
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name, ExitStack() as stack:
+        temporary = Path(name) / "temporary"
+        temporary.mkdir()
+        os.environ["TMPDIR"] = str(temporary)
+        chaos, quiet = prepare(stack, Path(name), given)
+        start = time.monotonic()
+        chaos.run(given.faults, given.steps)
+        story = chaos.check(quiet, given.steps)
+        left = [path.name for path in temporary.iterdir()]
+        assert not left, f"left in the folder for temporary files: {left}"
+    print(
+        f"{given.launcher} {given.placement}, seed {given.seed}: {len(chaos.faults)} faults, {story}, "
+        f"{time.monotonic() - start:.0f} s: every sample once, bitwise the weights of the quiet run, every fault "
+        "named, nothing left"
+    )
+
+
+def prepare(stack: ExitStack, folder: Path, given: argparse.Namespace) -> tuple[Chaos, Path]:
+    """Return what is to be disturbed, and the directory of the same run to which nothing has happened."""
+    write_rows(folder / "held_out.jsonl")
+    keys = {
+        "target": make_target(folder / "target"), "data.path": write_rows(folder / "rows.jsonl"),
+        "data.eval_path": folder / "held_out.jsonl", "train.eval_every": 7,
+        "train.steps": given.steps, "train.schedule": "constant", "train.lr": 3e-3, "train.warmup_steps": 5,
+        "train.global_batch_tokens": 96, "train.save_every": 5, "train.keep": 4, "draft.num_steps": 3,
+        "placement.kind": given.placement, "launcher.name": given.launcher,
+    }  # fmt: skip
+    kinds, tries = INLINE, {}
+    if given.placement != "inline":
+        keys |= {"engine.replicas": given.engines, "train.ranks": given.ranks}
+        tries = {"engine__replacements": 1000, "train__restarts": 1000, "timeouts__peer_s": PEER_S}
+        kinds = KINDS if given.launcher == "local" else ON_NODES
+    lab = stack.enter_context(Lab(folder, keys, write_stranger(folder / "stranger")))
+    lab.train(folder / "quiet", timeout_s=600, launcher__name="local")
+    chaos = Chaos(lab, folder / "chaos", tries, kinds, random.Random(given.seed))
+    if given.launcher == "ray":
+        chaos.nodes = stack.enter_context(ray_nodes(NUM_NODES))
+        tries |= {"launcher__address": chaos.nodes.address, "launcher__env": {"OMP_NUM_THREADS": "1"}}
+    return chaos, folder / "quiet"
 
 
 if __name__ == "__main__":

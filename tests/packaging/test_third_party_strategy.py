@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 import yaml
-
-from spec_trainer import cli
 
 pytestmark = pytest.mark.xdist_group("packaging")
 
@@ -27,18 +26,27 @@ def words(tiny_llama, tmp_path):
 def test_two_processes_train_the_same_samples_and_give_the_losses_of_one(
     words, run, clean_python, losses_of, tmp_path
 ):
-    """Two copies are one data-parallel rank, as the ranks of a tensor-parallel group are. They resume, too."""
-    ours, theirs = tmp_path / "fsdp", tmp_path / "replicated"
-    assert cli.run(words(ours, "train.steps=4")) == 0
+    """Two copies are one data-parallel rank, as the ranks of a tensor-parallel group are. They resume, too, but not
+    with another momentum."""
+    ours, theirs = tmp_path / "one", tmp_path / "two"
     command = clean_python.with_name("spec-trainer")
+    run(command, *words(ours, "train.steps=4", "strategy.name=replicated"), cwd=tmp_path)
     two = ["placement.kind=disaggregated", "train.ranks=2", "strategy.name=replicated", "strategy.copies=2"]
     two += [f"track.lines={tmp_path / 'lines'}"]
     for steps in (2, 4):
         run(command, *words(theirs, f"train.steps={steps}", *two), cwd=tmp_path)
+    refused = [command, *words(theirs, "train.steps=6", *two, "strategy.momentum=0.5")]
+    for word in ("train", "plan"):
+        refused[1:1] = [word]
+        done = subprocess.run(refused, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert f"{theirs} belongs to another run (" in done.stderr
+        del refused[1]
     assert losses_of(theirs) == pytest.approx(losses_of(ours), rel=1e-5)
     assert [file.name for file in (theirs / "logs").glob("trained-*")] == ["trained-0.jsonl"]
     config = yaml.safe_load((theirs / "config.yaml").read_text())
-    assert config["strategy"] == {"name": "replicated", "bucket_mib": 25, "copies": 2}
+    assert config["strategy"] == {"name": "replicated", "momentum": 0.9, "bucket_mib": 25, "copies": 2}
     lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == list(enumerate(losses_of(theirs), 1))
     assert len({line["run"] for line in lines}) == 1

@@ -23,7 +23,7 @@ from spec_core.testing.processes import Rank, run_ranks
 from spec_strategy_fsdp.pickled_state import is_pickled, load_pickled, read_pickled
 from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_trainer.checkpoint.folder import CheckpointMeta, check_whole, read_meta
-from spec_trainer.checkpoint.resume import checkpoint_to_resume
+from spec_trainer.checkpoint.resume import CommandCheckpoints, checkpoint_to_resume
 from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.checkpoint.store import read_weights as read_weights_of
 from spec_trainer.draft_trainer import DraftTrainer
@@ -76,7 +76,7 @@ def save(store, step: int, best: bool = False) -> Path:
 
 
 def latest(store) -> Path | None:
-    return checkpoint_to_resume(store.folder(0).parent, "latest")
+    return checkpoint_to_resume(store.folder(0).parent, "latest", "run")
 
 
 def names(tmp_path) -> set[str]:
@@ -257,22 +257,91 @@ def test_damaged_newest_one_is_named_with_what_to_do(three, tmp_path):
 
 def test_previous_is_the_newest_whole_one_before_the_newest(three):
     root = three.folder(0).parent
-    assert checkpoint_to_resume(root, "previous") == three.folder(2)
+    assert checkpoint_to_resume(root, "previous", "run") == three.folder(2)
     damage(three.folder(2))
-    assert checkpoint_to_resume(root, "previous") == three.folder(1)
+    assert checkpoint_to_resume(root, "previous", "run") == three.folder(1)
     damage(three.folder(1))
     with pytest.raises(ArtifactError, match=r"train.resume_from=previous: .* has no whole checkpoint before"):
-        checkpoint_to_resume(root, "previous")
+        checkpoint_to_resume(root, "previous", "run")
 
 
 def test_a_checkpoint_can_be_named(three):
     root = three.folder(0).parent
-    assert checkpoint_to_resume(root, "step-1") == three.folder(1)
+    assert checkpoint_to_resume(root, "step-1", "run") == three.folder(1)
     with pytest.raises(ArtifactError, match=r"train.resume_from=step-9: .* only step-1, step-2, step-3"):
-        checkpoint_to_resume(root, "step-9")
+        checkpoint_to_resume(root, "step-9", "run")
     damage(three.folder(1))
     with pytest.raises(ArtifactError, match=r"no earlier checkpoint is there: delete .*step-1 to start anew"):
-        checkpoint_to_resume(root, "step-1")
+        checkpoint_to_resume(root, "step-1", "run")
+
+
+def test_a_named_one_that_is_damaged_is_told_with_the_one_before_it(three):
+    damage(three.folder(2))
+    with pytest.raises(
+        ArtifactError, match=r"go on from step-1 with --resume-from step-1, or delete .*step-2$"
+    ):
+        checkpoint_to_resume(three.folder(0).parent, "step-2", "run")
+
+
+def test_a_checkpoint_under_the_name_of_another_is_noticed(three):
+    one, two = three.folder(1), three.folder(2)
+    one.rename(one.with_name("aside"))
+    two.rename(one)
+    one.with_name("aside").rename(two)
+    with pytest.raises(ArtifactError, match=r"step-2 holds the checkpoint of step 1; go on from step-1"):
+        checkpoint_to_resume(one.parent, "step-2", "run")
+
+
+def test_a_checkpoint_of_another_run_is_noticed(three):
+    with pytest.raises(ArtifactError, match=r"step-3 is a checkpoint of another run; go on from step-2"):
+        checkpoint_to_resume(three.folder(0).parent, "latest", "another run")
+
+
+@pytest.mark.parametrize("resume_from", ["previous", "step-1"])
+def test_a_command_begins_again_at_what_it_has_written_itself(three, resume_from):
+    """The ones after the first are of a future that was given up, and may be damaged."""
+    damage(three.folder(3))
+    command = CommandCheckpoints(three.folder(0).parent, resume_from, "run")
+    assert command.newest() == command.first
+    three.load(Weights(0.0), command.first)
+    save(three, 2)
+    assert command.newest() == three.folder(2)
+    save(three, 3)
+    assert command.newest() == three.folder(3)
+
+
+def test_a_command_passes_over_a_checkpoint_of_its_own_that_was_damaged(store, caplog):
+    command = CommandCheckpoints(store.folder(0).parent, "latest", "run")
+    assert command.first is command.newest() is None
+    save(store, 1)
+    save(store, 2)
+    damage(store.folder(2))
+    assert command.newest() == store.folder(1)
+    assert "step-2/state/rank-0.safetensors is damaged" in caplog.text
+
+
+def test_a_command_that_lost_the_checkpoint_it_began_with_says_so(three):
+    command = CommandCheckpoints(three.folder(0).parent, "previous", "run")
+    damage(three.folder(2))
+    with pytest.raises(ArtifactError, match=r"is damaged.*; go on from step-1 with --resume-from step-1"):
+        command.newest()
+
+
+@pytest.mark.parametrize("elsewhere", ["a folder", "nothing", "a file"])
+def test_a_link_under_the_name_of_a_step_is_written_anew(three, tmp_path, elsewhere):
+    target = tmp_path / "elsewhere"
+    three.folder(3).rename(target)
+    if elsewhere != "a folder":
+        shutil.rmtree(target)
+    if elsewhere == "a file":
+        target.touch()
+    three.folder(3).symlink_to(target)
+    three.load(Weights(0.0), three.folder(2))
+    save(three, 3)
+    assert not three.folder(3).is_symlink()
+    assert latest(three) == three.folder(3)
+    assert target.exists() == (elsewhere != "nothing")
+    assert not list(target.parent.glob("checkpoints/.*"))
 
 
 def test_one_without_meta_is_passed_over_with_a_word_and_written_again(three, caplog):
@@ -282,6 +351,30 @@ def test_one_without_meta_is_passed_over_with_a_word_and_written_again(three, ca
     three.load(Weights(0.0), three.folder(2))
     save(three, 3)
     assert latest(three) == three.folder(3)
+
+
+def test_a_best_one_that_is_damaged_or_of_a_given_up_future_does_not_count(store, caplog):
+    save(store, 3, best=True)
+    assert store.best_score(3) == 1.5
+    assert store.best_score(2) == 0.0
+    meta_file = store.folder(3) / "meta.json"
+    meta_file.write_bytes(meta_file.read_bytes()[:-9])
+    assert store.best_score(3) == 0.0
+    with suppress(ArtifactError):
+        CommandCheckpoints(store.folder(0).parent, "latest", "run")
+    assert "best/meta.json is not JSON" in caplog.text
+    assert "no best checkpoint is known before the next evaluation" in caplog.text
+
+
+def test_a_best_one_that_was_copied_as_a_folder_gives_way_to_a_new_one(store, tmp_path):
+    folder = save(store, 3, best=True)
+    link = tmp_path / "checkpoints" / "best"
+    link.unlink()
+    shutil.copytree(folder, link)
+    assert store.best_score(3) == 1.5
+    save(store, 4, best=True)
+    assert link.is_symlink()
+    assert store.best() == store.folder(4)
 
 
 def test_best_that_lost_its_meta_is_no_best(store):
@@ -474,7 +567,7 @@ def save_and_load_apart(me: Rank, folder: Path) -> tuple[float, float, list[str]
         fresh = Weights(0.0, 10_000)
         checkpoints.load(fresh, root / "step-3")
         assert torch.rand(1).item() == drawn  # each rank has its own generator again
-        score = checkpoints.best_score()
+        score = checkpoints.best_score(3)
         dist.destroy_process_group()
     return fresh.weight.unique().item(), score, sorted(path.name for path in root.iterdir())
 

@@ -7,7 +7,10 @@ import shutil
 import pytest
 import yaml
 
+from spec_core.config import StrategyConfig
 from spec_core.errors import ArtifactError, ConfigError, RunError
+from spec_strategy_fsdp.strategy import FsdpStrategy
+from spec_strategy_megatron.strategy import MegatronStrategy
 from spec_trainer.run_directory import RunDirectory, run_identity
 
 
@@ -40,6 +43,27 @@ def test_what_changes_the_result_changes_the_identity(resolved, word):
 )  # fmt: skip
 def test_what_does_not_change_the_result_does_not_change_the_identity(resolved, word):
     assert identity(resolved(word)) == identity(resolved())
+
+
+def test_options_of_a_strategy_are_part_of_the_identity_but_for_those_that_change_speed_only(resolved):
+    class Momentum(StrategyConfig):
+        speed_only = frozenset({"bucket_mib"})
+        momentum: float = 0.9
+        bucket_mib: int = 25
+
+    def with_options(**options) -> str:
+        config = resolved().config
+        strategy = Momentum(name="momentum", **options)
+        return run_identity(config.model_copy(update={"strategy": strategy}), "d", "t")
+
+    as_before = with_options()
+    assert with_options(bucket_mib=1) == with_options(momentum=0.9) == as_before == identity(resolved())
+    assert len({with_options(momentum=0.5), with_options(momentum=0.6), as_before}) == 3
+
+
+def test_options_of_the_strategies_here_change_speed_only():
+    for strategy in (FsdpStrategy, MegatronStrategy):
+        assert strategy.Config.model_fields.keys() - {"name"} == strategy.Config.speed_only
 
 
 def test_data_and_target_are_part_of_the_identity(resolved):

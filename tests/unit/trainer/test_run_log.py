@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from spec_trainer.batch_schedule import BatchSchedule
 from spec_trainer.data.packing import empty_batch
 from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.metrics import read_metrics
-from spec_trainer.run_log import RemoteRankFiles, RunLog
+from spec_trainer.run_directory import RunDirectory
+from spec_trainer.run_log import RemoteRankFiles, RunLog, cut_records
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def share(run, *sample_ids: int) -> BatchShare:
@@ -25,7 +32,7 @@ def test_every_rank_notes_its_samples_and_only_rank_0_reports(resolved):
     run.directory.logs.mkdir(parents=True)
     shown: list[dict] = []
     for rank in (0, 1):
-        with RunLog(run, rank, 0, shown.append) as log:
+        with RunLog(run, rank, shown.append) as log:
             log.trained(1, share(run, 3 + rank, 5 + rank))
             log.step({"step": 1, "rank": rank})
     assert shown == [{"step": 1, "rank": 0}]
@@ -40,7 +47,7 @@ def test_processes_of_one_data_parallel_rank_write_their_samples_once(resolved):
     settings = replace(spec.schedule.settings, data_parallel_ranks=(0, 0))
     spec = spec.with_schedule(BatchSchedule(spec.dataset, settings))
     spec.directory.logs.mkdir(parents=True)
-    with RunLog(spec, 0, 0, lambda record: None) as first, RunLog(spec, 1, 0, lambda record: None) as second:
+    with RunLog(spec, 0, lambda record: None) as first, RunLog(spec, 1, lambda record: None) as second:
         first.trained(1, share(spec, 3))
         second.trained(
             1, share(spec, 5)
@@ -49,25 +56,57 @@ def test_processes_of_one_data_parallel_rank_write_their_samples_once(resolved):
     assert read_metrics(spec.directory.logs / "trained-0.jsonl") == [{"step": 1, "samples": [3]}]
 
 
-def test_on_fewer_ranks_the_notes_of_the_others_end_at_the_checkpoint(resolved):
-    run = resolved()
-    run.directory.logs.mkdir(parents=True)
-    other = run.directory.logs / "trained-1.jsonl"
-    other.write_text('{"step": 1, "samples": []}\n{"step": 2, "samples": []}\n')
-    with RunLog(run, 0, 1, lambda record: None):
-        pass
-    assert [record["step"] for record in read_metrics(other)] == [1]
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    """Of a run whose second rank of two was lost."""
+    directory = RunDirectory(tmp_path)
+    directory.logs.mkdir()
+    write_rows(directory.metrics, *({"step": step, "loss": 1.0, "samples": 1} for step in (1, 2, 3, 4)))
+    for rank, steps in enumerate([(1, 3), (2, 4)]):
+        rows = [{"step": step, "samples": [step] if step in steps else []} for step in (1, 2, 3, 4)]
+        write_rows(directory.logs / f"trained-{rank}.jsonl", *rows)
+    return directory
+
+
+def write_rows(file: Path, *rows: dict) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def steps_in(file: Path) -> list[int]:
+    return [row["step"] for row in read_metrics(file)]
+
+
+def test_the_records_of_every_rank_end_at_the_checkpoint(directory, caplog):
+    write_rows(directory.replacements, {"step": 4}, {"step": 2})
+    cut_records(directory, 1)
+    for file in (directory.metrics, *directory.logs.glob("trained-*.jsonl")):
+        assert steps_in(file) == [1]
+    assert steps_in(directory.replacements) == [4, 2]  # what has happened has happened
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("metrics.jsonl", "metrics.jsonl lacks rows of 2"),
+        ("logs/trained-0.jsonl", "trained-*.jsonl lacks rows of 1"),
+        ("logs/trained-1.jsonl", "trained-*.jsonl lacks rows of 1"),
+    ],
+)
+def test_records_that_were_cut_short_are_told(directory, caplog, name, told):
+    file = directory.root / name
+    file.write_text(file.read_text().splitlines(keepends=True)[0])
+    cut_records(directory, 3)
+    assert f"{told} of the 3 steps that are done" in caplog.text
 
 
 def test_a_rank_that_does_not_see_the_run_directory_has_its_samples_written_by_another(resolved):
     run = resolved("train.ranks=2", "placement.kind=disaggregated")
     run.directory.logs.mkdir(parents=True)
-    (run.directory.logs / "trained-1.jsonl").write_text(
-        '{"step": 1, "samples": []}\n{"step": 2, "samples": []}\n'
-    )
+    (run.directory.logs / "trained-1.jsonl").write_text('{"step": 1, "samples": []}\n')
     with (
         RemoteRankFiles(run.directory.logs) as files,
-        RunLog(run, 1, 1, lambda record: None, partial(files.write, 1)) as log,
+        RunLog(run, 1, lambda record: None, partial(files.write, 1)) as log,
     ):
         log.trained(2, share(run, 3))
         log.trained(3, share(run, 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from safetensors import SafetensorError
 
 from spec_core.drafting import write_draft
 from spec_trainer.data.chat_config import write_chat_record
-from spec_trainer.disk import follow_umask, new_folder, not_written
+from spec_trainer.disk import follow_umask, new_folder, not_written, remove
 from spec_trainer.draft_folder import check_export
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ def export_draft(
         check_export(draft, scratch, target)
         for file in scratch.iterdir():  # whoever serves it may be another user
             follow_umask(file)
-        if folder.exists():
-            shutil.rmtree(folder)
+        if os.path.lexists(folder):
+            remove(folder)
         scratch.rename(folder)
     except (OSError, SafetensorError) as error:
         raise not_written(f"draft {folder}", folder.parent, error) from error

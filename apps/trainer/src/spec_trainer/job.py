@@ -10,11 +10,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import RunError
-from spec_trainer.checkpoint.folder import read_meta
-from spec_trainer.checkpoint.resume import checkpoint_to_resume
+from spec_trainer.checkpoint.folder import read_meta, step_of
+from spec_trainer.checkpoint.resume import CommandCheckpoints
 from spec_trainer.data.kept import keep_run_data
 from spec_trainer.progress import StepProgress
 from spec_trainer.push.servers import check_servers
+from spec_trainer.run_log import cut_records
 from spec_trainer.stop_request import StopRequest
 from spec_trainer.wiring import RankLinks, inline_engine, inline_source, train_and_finish, train_state
 
@@ -42,18 +43,21 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
         # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
         spec.directory.open(spec.identity, spec.resuming("latest").config)
         keep_run_data(spec.source, spec.directory.root)
-        asked, limit = spec, spec.config.train.restarts
+        checkpoints = CommandCheckpoints(
+            spec.directory.checkpoints, spec.config.train.resume_from, spec.identity
+        )
+        start, asked, limit = checkpoints.first, spec, spec.config.train.restarts
         for restart in range(limit):
             try:
-                return _train_from_checkpoint(spec, stop)
+                return _train_from(start, spec, stop)
             except RunError as error:
                 if stop.requested:
                     raise
                 again = "the run begins again at its newest checkpoint"
                 log.warning("%s; %s (%d of train.restarts=%d)", error, again, restart + 1, limit)
-                before, spec = spec, asked.with_room().resuming("latest")
+                start, before, spec = checkpoints.newest(), spec, asked.with_room()
                 _note_room(asked, before, spec)
-        return _train_from_checkpoint(spec, stop)
+        return _train_from(start, spec, stop)
 
 
 def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
@@ -69,9 +73,9 @@ def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
     )  # fmt: skip
 
 
-def _train_from_checkpoint(spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
-    """Train from ``train.resume_from`` to the end."""
-    start = checkpoint_to_resume(spec.directory.checkpoints, spec.config.train.resume_from)
+def _train_from(start: Path | None, spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
+    """Train from a checkpoint, or from step 0, to the end."""
+    cut_records(spec.directory, step_of(start) if start else 0)
     spec = spec.resuming(start.name if start else "latest")
     inline = spec.config.placement.kind == "inline"
     train_run = _train_inline if inline else _train_by_workers
@@ -100,7 +104,7 @@ def _measured_by_workers(spec: RunSpec, controller: RunController) -> None:
     """Train while decoders measure the draft of now."""
     from spec_trainer.decode.measurement import Measurement
 
-    with Measurement(spec, controller.decoder, _done_steps(spec)) as measurement:
+    with Measurement(spec, controller.decoder) as measurement:
         controller.train_measuring(measurement.measure)
 
 
@@ -154,7 +158,7 @@ def _measured_inline(spec: RunSpec, engine: Engine, stop: StopRequest) -> Iterat
 
     with (
         EngineDecoder(spec, engine) as decoder,
-        Measurement(spec, InlineDecoder(decoder, stop), _done_steps(spec)) as measurement,
+        Measurement(spec, InlineDecoder(decoder, stop)) as measurement,
     ):
 
         def measure(version: int, folder: Path) -> Future[dict[str, Any]]:

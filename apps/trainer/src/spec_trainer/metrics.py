@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 from spec_trainer.disk import not_written, write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from spec_core import Tracker
+
+log = logging.getLogger(__name__)
 
 
 class StepLines(AbstractContextManager["StepLines"]):
-    """A file with one JSON row per step.
+    """A file with one JSON row per step; ``drop_after`` has cut it back to the steps that are done."""
 
-    Opened at step N, it first drops the rows that a crashed run wrote after N, so that it holds every step once.
-    """
-
-    def __init__(self, file: Path, done_steps: int) -> None:
-        """Open ``file``, cut back to the first ``done_steps`` steps."""
-        drop_after(file, done_steps)
+    def __init__(self, file: Path) -> None:
+        """Open ``file``, to write after what is there."""
         self._file = file.open("a", buffering=1)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -38,18 +39,43 @@ class StepLines(AbstractContextManager["StepLines"]):
             self._file.close()
 
 
-def drop_after(file: Path, step: int) -> None:
-    """Remove the rows of later steps."""
-    if file.exists():
-        write_atomically(file, "".join(line for line in _lines(file) if json.loads(line)["step"] <= step))
+def drop_after(file: Path, step: float, **fields: type) -> dict[int, dict[str, Any]]:
+    """Remove the rows of later steps, and with a warning what is no row with ``fields``; return by step what is left.
+
+    A damaged record is no reason to end a run: nothing depends on it.
+    """
+    if not file.exists():
+        file.unlink(missing_ok=True)  # a link to nothing: rows would go where it says
+        return {}
+    lines = _lines(file)
+    rows = [_row(line, fields) for line in lines]
+    if None in rows:
+        log.warning(
+            "%s, line %d, is damaged: the run goes on without %d of its rows",
+            file, 1 + rows.index(None), rows.count(None),
+        )  # fmt: skip
+    kept = [(line, row) for line, row in zip(lines, rows, strict=True) if row and row["step"] <= step]
+    write_atomically(file, "".join(line for line, _ in kept))
+    return {row["step"]: row for _, row in kept}
+
+
+def _row(line: str, fields: Mapping[str, type]) -> dict[str, Any] | None:
+    """Return the row in a line; None where there is none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    expected = {"step": int, **fields}
+    whole = isinstance(row, dict) and all(isinstance(row.get(name), kind) for name, kind in expected.items())
+    return row if whole else None
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):
     """metrics.jsonl and the trackers of one run."""
 
-    def __init__(self, file: Path, done_steps: int, trackers: list[Tracker]) -> None:
-        """Write to ``file``, cut back to ``done_steps`` steps, and to ``trackers``."""
-        self._lines = StepLines(file, done_steps)
+    def __init__(self, file: Path, trackers: list[Tracker]) -> None:
+        """Write to ``file`` and to ``trackers``."""
+        self._lines = StepLines(file)
         self._trackers = trackers
 
     def log(self, row: dict[str, Any]) -> None:
@@ -76,7 +102,8 @@ def _lines(file: Path) -> list[str]:
     """Return the whole lines of a file: a crash may have cut the last one short."""
     if not file.exists():
         return []
-    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    text = file.read_text(errors="replace")
+    return [f"{line}\n" for line in text.split("\n")[:-1]]
 
 
 def _scalars(row: dict[str, Any]) -> list[tuple[str, float]]:

@@ -26,8 +26,8 @@ _TRAIN_IDENTITY = (
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
     """Return a digest of data, chat format, target, draft, optimizer, seed, dtype and batch: the run's identity.
 
-    Strategy, number of processes, placement, logging, timeouts and ``train.steps`` may change between start and
-    resume.
+    Options of the strategy belong to it but for those that change speed only. The strategy itself, the number of
+    processes, placement, logging, timeouts and ``train.steps`` may change between start and resume.
     """
     parts = {
         "data": data_digest,
@@ -39,6 +39,11 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
     }
     if any(config.data.record().values()):  # the tokens alone may be equal
         parts["chat"] = config.data.record()
+    strategy = config.strategy
+    own = {"name", *strategy.speed_only}
+    # Without defaults: directories of versions before they belonged to it are resumed.
+    if options := strategy.model_dump(mode="json", exclude=own, exclude_defaults=True):
+        parts["strategy"] = options
     if config.decode.every:
         decode = config.decode.model_dump(mode="json", exclude={"replicas"})
         parts["decode"] = {**decode, "push_every": config.train.push_every}
@@ -92,8 +97,9 @@ class RunDirectory:
         self.check_folder()
         if os.path.exists(self._owner) and self._owner.read_text().strip() != identity:
             raise ArtifactError(
-                f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, seed, "
-                "dtype, global batch or decoding differ); choose another output, or remove it to start anew"
+                f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, options of "
+                "the strategy, seed, dtype, global batch or decoding differ); choose another output, or remove it to "
+                "start anew"
             )
 
     def locked(self) -> AbstractContextManager[None]:

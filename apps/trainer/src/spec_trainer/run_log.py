@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections import Counter
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +16,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_trainer.draft_trainer import BatchShare
+    from spec_trainer.run_directory import RunDirectory
     from spec_trainer.run_spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+
+def cut_records(directory: RunDirectory, done_steps: int) -> None:
+    """Drop from the records what a run wrote after ``done_steps``, before it begins there; warn of what they lack."""
+    metrics = drop_after(directory.metrics, done_steps, loss=float)
+    noted = Counter[int]()
+    for file in directory.logs.glob("trained-*.jsonl"):
+        for step, row in drop_after(file, done_steps, samples=list).items():
+            noted[step] += len(row["samples"])
+    drop_after(directory.measurements, done_steps)
+    drop_after(directory.replacements, math.inf)
+    lacking = {
+        directory.metrics: done_steps - len(metrics),
+        directory.logs / "trained-*.jsonl": sum(
+            noted[step] < metrics.get(step, {}).get("samples", 1) for step in range(1, done_steps + 1)
+        ),
+    }
+    for name, count in lacking.items():
+        if count:
+            log.warning("%s lacks rows of %d of the %d steps that are done", name, count, done_steps)
 
 
 class RunLog:
@@ -23,7 +49,6 @@ class RunLog:
         self,
         run: RunSpec,
         process: int,
-        done_steps: int,
         show: Callable[[dict[str, Any]], None],
         trained: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
@@ -40,13 +65,10 @@ class RunLog:
                 self._write_trained = trained
                 if trained is None:
                     file = logs / f"trained-{ranks[process]}.jsonl"
-                    self._write_trained = stack.enter_context(StepLines(file, done_steps)).write
+                    self._write_trained = stack.enter_context(StepLines(file)).write
             if self._reports:
-                for file in logs.glob("trained-*.jsonl"):
-                    if int(file.stem.removeprefix("trained-")) not in ranks:  # the run had more ranks before
-                        drop_after(file, done_steps)
                 trackers = build_trackers(run.config.track, run.directory)
-                self._metrics = stack.enter_context(MetricsLog(run.directory.metrics, done_steps, trackers))
+                self._metrics = stack.enter_context(MetricsLog(run.directory.metrics, trackers))
             self._stack = stack.pop_all()
 
     def trained(self, step: int, share: BatchShare) -> None:
@@ -81,7 +103,7 @@ class RemoteRankFiles(AbstractContextManager["RemoteRankFiles"]):
     def write(self, rank: int, row: dict[str, Any]) -> None:
         """Write a row of a rank."""
         if rank not in self._files:
-            self._files[rank] = StepLines(self._logs / f"trained-{rank}.jsonl", row["step"] - 1)
+            self._files[rank] = StepLines(self._logs / f"trained-{rank}.jsonl")
         self._files[rank].write(row)
 
     def __exit__(self, *exc: object) -> None:

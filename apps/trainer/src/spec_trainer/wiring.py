@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from spec_core.engine import EngineContext
+from spec_core.errors import ArtifactError
+from spec_core.foreign import read_json_object
 from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.dispatch import DatasetCapturer, Dispatcher
 from spec_trainer.draft_trainer import DraftTrainer
@@ -188,13 +189,13 @@ def train_state(
             trainer=trainer,
             stream=stream,
             checkpoints=checkpoints,
-            log=stack.enter_context(RunLog(spec, rank, done_steps, links.show, links.trained)),
+            log=stack.enter_context(RunLog(spec, rank, links.show, links.trained)),
             should_stop=links.should_stop,
             profiler=StepProfiler(spec.config.profile.steps if rank == 0 else (), spec.directory.root),
             pushes=stack.enter_context(LivePushes(spec, rank, device, dist.group.WORLD)),
             measurements=LiveMeasurements(spec, links.measure),
             done_steps=done_steps,
-            best=checkpoints.best_score(),
+            best=checkpoints.best_score(done_steps),
         )
 
 
@@ -271,8 +272,10 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
 
 def _kept_summary(state: TrainState) -> dict[str, Any] | None:
     """Return the existing summary if the run was already complete: it has the real times."""
-    file = state.spec.directory.summary
-    kept = json.loads(file.read_text()) if file.exists() else {}
+    try:
+        kept = read_json_object(state.spec.directory.summary, ArtifactError)
+    except ArtifactError:  # there is none, or it is damaged
+        return None
     return kept if kept.get("steps") == state.done_steps else None
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast, get_args
 
 import pydantic
 import yaml
@@ -63,6 +63,10 @@ class DraftConfig(Config):
 
 class StrategyConfig(Config):
     """Section ``strategy``; a strategy's own options are fields of its subclass."""
+
+    speed_only: ClassVar[frozenset[str]] = frozenset()
+    """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
+    all others belong to its identity."""
 
     name: str = "fsdp"
     """How the trainer is parallel; a strategy plugin."""

@@ -21,6 +21,9 @@ S9  ``gather_weights`` yields the names and bits of ``full_weights``, in the sam
     process takes all of them: to gather one may be collective. A tensor is lent, and may be a live one: it is read
     before the next is asked for, on a device by work that is queued on its current stream by then.
 S10 ``check`` refuses before anything starts what ``attach`` or ``vocabulary_ops`` could not do.
+S11 ``Config.speed_only`` names the options that change no result but by rounding (S4). A run resumes with other
+    values of these alone: a directory whose run had another value of any other option is refused before anything
+    starts.
 """
 
 from __future__ import annotations
@@ -50,7 +53,10 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Config):
-    """Settings of AdamW over float32 master weights. The learning rate comes with each step."""
+    """Settings of the optimizer over float32 master weights. The learning rate comes with each step.
+
+    A strategy whose optimizer is not AdamW takes what its optimizer has of these, and more from its own section.
+    """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype of the draft; master weights and optimizer are float32 in any case."""

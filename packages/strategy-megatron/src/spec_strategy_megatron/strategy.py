@@ -39,6 +39,12 @@ _MODEL = "model."
 class MegatronConfig(StrategyConfig):
     """Section ``strategy`` of a run that names this strategy."""
 
+    speed_only: ClassVar[frozenset[str]] = frozenset(
+        {
+            "tensor_parallel", "context_parallel", "expert_parallel", "sequence_parallel", "distributed_optimizer",
+        }
+    )  # fmt: skip
+
     tensor_parallel: PositiveInt = 1
     """Processes that divide one draft: heads, channels and the vocabulary. They train the same samples."""
     context_parallel: PositiveInt = 1

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -19,11 +18,14 @@ from spec_core.config import Config, validate
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.foreign import foreign_errors, parse_json_object, read_bytes
 from spec_core.state_folder import new_digest
+from spec_trainer.disk import remove
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 META_FILE, CONFIG_FILE, STATE_FOLDER = "meta.json", "config.yaml", "state"
+BEST = "best"
+"""Link beside the step folders."""
 
 _STEP = re.compile(r"step-\d+")
 
@@ -100,11 +102,14 @@ def scratch_folder(folder: Path) -> Path:
 
 
 def discard(folder: Path) -> None:
-    """Remove a step folder, renamed first: a crash in the middle leaves no half checkpoint under a good name."""
-    if folder.exists():
+    """Remove what has the name of a step folder, and of a link nothing but the link.
+
+    It is renamed first: a crash in the middle leaves no half checkpoint under a good name.
+    """
+    if os.path.lexists(folder):
         doomed = folder.with_name(f".{folder.name}.old")
         folder.rename(doomed)
-        shutil.rmtree(doomed)
+        remove(doomed)
 
 
 def _digest_of(file: Path) -> str:

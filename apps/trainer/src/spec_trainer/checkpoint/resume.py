@@ -1,12 +1,21 @@
-"""Which checkpoint a run begins with: ``train.resume_from``. Imports no torch: it comes before any start."""
+"""Choose the checkpoint that a run begins with, and begins again with. Imports no torch: it precedes any start."""
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
-from spec_trainer.checkpoint.folder import check_whole, finished, step_folders
+from spec_trainer.checkpoint.folder import (
+    BEST,
+    META_FILE,
+    check_whole,
+    finished,
+    read_meta,
+    step_folders,
+    step_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,22 +24,59 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def checkpoint_to_resume(root: Path, resume_from: str) -> Path | None:
-    """Return a checkpoint that is whole, or None where a run has none yet; ArtifactError says what to do."""
+class CommandCheckpoints:
+    """The checkpoints that one command of a run begins with, and begins again with after a failure."""
+
+    def __init__(self, root: Path, resume_from: str, identity: str) -> None:
+        """Choose the first one as ``checkpoint_to_resume`` does, and note which others are there already."""
+        self._root, self._identity = root, identity
+        _warn_of_best(root)
+        self._found = {folder: _version_of(folder) for folder in finished(root)}
+        self.first = checkpoint_to_resume(root, resume_from, identity)
+        """None where the command begins at step 0."""
+
+    def newest(self) -> Path | None:
+        """Return the newest whole checkpoint that this command has written, else the one that it began with."""
+        written = [
+            folder for folder in finished(self._root) if self._found.get(folder) != _version_of(folder)
+        ]
+        own = _newest_whole(written, self._identity)
+        if own is not None or self.first is None:
+            return own
+        return checkpoint_to_resume(self._root, self.first.name, self._identity)
+
+
+def checkpoint_to_resume(root: Path, resume_from: str, identity: str) -> Path | None:
+    """Return a whole checkpoint of the run, or None where it has none yet; ArtifactError says what to do."""
     checkpoints = finished(root)
     _warn_of_unfinished(root, checkpoints)
     if resume_from == "previous":
-        return _newest_whole(root, checkpoints[:-1])
+        return _previous(root, checkpoints[:-1], identity)
     if resume_from != "latest":
         checkpoints = _up_to(root, checkpoints, resume_from)
     if not checkpoints:
         return None
     *earlier, chosen = checkpoints
     try:
-        check_whole(chosen)
+        _check(chosen, identity)
     except ArtifactError as damage:
-        raise ArtifactError(f"{damage}; {_way_out(chosen, earlier)}") from damage
+        raise ArtifactError(f"{damage}; {_way_out(chosen, earlier, resume_from)}") from damage
     return chosen
+
+
+def _check(folder: Path, identity: str) -> None:
+    """Raise ArtifactError unless the folder is whole, and what its name and its place say."""
+    meta = check_whole(folder)
+    if meta.step != step_of(folder):
+        raise ArtifactError(f"{folder} holds the checkpoint of step {meta.step}")
+    if meta.identity != identity:
+        raise ArtifactError(f"{folder} is a checkpoint of another run")
+
+
+def _version_of(folder: Path) -> tuple[int, int]:
+    """Return what differs between a checkpoint and one of the same bytes that was written in its place."""
+    status = (folder / META_FILE).stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def _up_to(root: Path, checkpoints: list[Path], name: str) -> list[Path]:
@@ -42,24 +88,42 @@ def _up_to(root: Path, checkpoints: list[Path], name: str) -> list[Path]:
     return checkpoints[: names.index(name) + 1]
 
 
-def _newest_whole(root: Path, earlier: Sequence[Path]) -> Path:
-    for folder in reversed(earlier):
+def _previous(root: Path, earlier: Sequence[Path], identity: str) -> Path:
+    found = _newest_whole(earlier, identity)
+    if found is None:
+        raise ArtifactError(
+            f"train.resume_from=previous: {root} has no whole checkpoint before the newest; remove {root.parent} to "
+            "start anew"
+        )
+    return found
+
+
+def _newest_whole(checkpoints: Sequence[Path], identity: str) -> Path | None:
+    for folder in reversed(checkpoints):
         try:
-            check_whole(folder)
+            _check(folder, identity)
         except ArtifactError as damage:
             logger.warning("%s; trying the one before", damage)
         else:
             return folder
-    raise ArtifactError(
-        f"train.resume_from=previous: {root} has no whole checkpoint before the newest; remove {root.parent} to "
-        "start anew"
-    )
+    return None
 
 
-def _way_out(damaged: Path, earlier: Sequence[Path]) -> str:
+def _way_out(damaged: Path, earlier: Sequence[Path], resume_from: str) -> str:
     if not earlier:
         return f"no earlier checkpoint is there: delete {damaged} to start anew"
-    return f"go on from {earlier[-1].name} with --resume-from previous, or delete {damaged}"
+    word = "previous" if resume_from == "latest" else earlier[-1].name
+    return f"go on from {earlier[-1].name} with --resume-from {word}, or delete {damaged}"
+
+
+def _warn_of_best(root: Path) -> None:
+    link = root / BEST
+    if not os.path.lexists(link):
+        return
+    try:
+        read_meta(link)
+    except ArtifactError as damage:
+        logger.warning("%s; no best checkpoint is known before the next evaluation", damage)
 
 
 def _warn_of_unfinished(root: Path, checkpoints: Sequence[Path]) -> None:

@@ -14,6 +14,7 @@ from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors
 from spec_core.state_folder import StateFolder, write_synced
 from spec_trainer.checkpoint.folder import (
+    BEST,
     CONFIG_FILE,
     META_FILE,
     STATE_FOLDER,
@@ -25,7 +26,7 @@ from spec_trainer.checkpoint.folder import (
     step_of,
 )
 from spec_trainer.checkpoint.rank_files import RankFiles
-from spec_trainer.disk import not_written
+from spec_trainer.disk import not_written, remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
     from spec_core import Strategy
     from spec_trainer.draft_trainer import DraftTrainer
-
-_BEST = "best"
 
 
 def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tensor]:
@@ -68,13 +67,22 @@ class CheckpointStore:
 
     def best(self) -> Path | None:
         """Return the checkpoint that the link names, if it is one."""
-        link = self._root / _BEST
+        link = self._root / BEST
         return link.resolve() if (link / META_FILE).is_file() else None
 
-    def best_score(self) -> float:
-        """Return the best held-out acceptance length of the run so far, 0 without one; the same on every rank."""
-        best = self.best()
-        return self._files.of_rank_0((read_meta(best).acceptance_length or 0.0) if best else 0.0)
+    def best_score(self, done_steps: int) -> float:
+        """Return the best held-out acceptance length up to ``done_steps``, 0 without one; the same on every rank.
+
+        One that is damaged, or of a future that was given up, does not count.
+        """
+        return self._files.of_rank_0(self._own_best_score(done_steps))
+
+    def _own_best_score(self, done_steps: int) -> float:
+        try:
+            meta = read_meta(self._root / BEST)
+        except ArtifactError:  # ``CommandCheckpoints`` has said so
+            return 0.0
+        return (meta.acceptance_length or 0.0) if meta.step <= done_steps else 0.0
 
     def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str, best: bool = False) -> Path:
         """Save a step and return its folder; ``best``: it is the best so far. Collective.
@@ -132,10 +140,13 @@ class CheckpointStore:
 
         After a crash in between, the step is evaluated anew.
         """
-        scratch = self._root / f".{_BEST}"
+        scratch = self._root / f".{BEST}"
         scratch.unlink(missing_ok=True)
         scratch.symlink_to(folder.name)
-        scratch.replace(self._root / _BEST)
+        link = self._root / BEST
+        if link.is_dir() and not link.is_symlink():  # somebody has copied the run without its links
+            remove(link)
+        scratch.replace(link)
 
     def _rotate(self, step: int) -> None:
         """Remove old checkpoints; those later than ``step`` do not count: the run resumed before them."""

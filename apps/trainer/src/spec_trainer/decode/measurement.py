@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 class Measurement(AbstractContextManager["Measurement"]):
     """Measures one exported draft after the other, and writes a line for each."""
 
-    def __init__(self, spec: RunSpec, decoder: RunDecoder, done_steps: int) -> None:
-        """Measure by ``decoder``; of drafts after more than ``done_steps`` steps the lines are dropped."""
+    def __init__(self, spec: RunSpec, decoder: RunDecoder) -> None:
+        """Measure by ``decoder``."""
         self._decoder = decoder
         self._prompts = spec.serving_prompts
         self._seed = spec.config.seed % 2**31  # the same for every draft
         self._folder = DecodedFolder(spec.directory)
-        self._lines = StepLines(spec.directory.measurements, done_steps)
+        self._lines = StepLines(spec.directory.measurements)
 
     def measure(self, version: int, folder: Path) -> dict[str, Any]:
         """Return fields of a step's record; none where the run is asked to stop meanwhile."""

@@ -32,7 +32,7 @@ LIMIT_S = 240.0
 """Minutes more than a rank takes, most of it to import what its strategy builds on."""
 RANKS = 2
 LARGE = 1e6
-"""AdamW's epsilon and learning rate: its first step is then along the gradient, and as long."""
+"""Epsilon and learning rate: the first step of AdamW, as that of plain descent, is then along the gradient."""
 SIZES: dict[str, Any] = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 """Sizes of the toy target that two ranks can divide."""
 
@@ -114,7 +114,9 @@ def _step(case: DividedStep, config: StrategyConfig) -> tuple[StepOutput, bytes]
         strategy.attach(bench.module, bench.draft.shard_hints(bench.target))
         ops = strategy.vocabulary_ops(bench.target, bench.tensors)
         before = {name: value.clone() for name, value in strategy.full_weights().items()}  # they may be live
-        output = strategy.step(batches, denominators, ops, LARGE).output
+        done = strategy.step(batches, denominators, ops, LARGE)
         after = strategy.full_weights()
     moved = {name: before[name] - value for name, value in after.items() if value.is_floating_point()}
-    return output, save({name: value.contiguous() for name, value in moved.items()})
+    # How long the step is, is the optimizer's; how long the gradient is, the strategy has said.
+    scale = done.grad_norm.cpu() / torch.stack([value.norm() for value in moved.values()]).norm()
+    return done.output, save({name: (scale * value).contiguous() for name, value in moved.items()})

@@ -5,6 +5,7 @@ The reference is a float64 loop over the whole global batch on one device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -23,7 +24,7 @@ from spec_core.testing.processes import run_ranks
 from spec_core.testing.toy_target import ToySample, toy_batch, toy_target, toy_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -38,9 +39,13 @@ LIMIT_S = 90.0
 SCHEMA = FeatureSchema(layers=(1,), hidden_size=8, dtype="float32")
 LENGTHS = (6, 1, 9, 4, 3, 8)
 OPTIMIZER = {"eps": 1e-4, "clip": 0.05}
-"""A large eps: next to a zero gradient AdamW would turn rounding into whole steps. A small clip: it acts."""
+"""A large eps: next to a zero gradient AdamW would turn rounding into whole steps. A small clip: it acts. What else
+a section ``train`` has is at its default."""
 LR = 0.01
 TOLERANCE = 2e-5
+
+BuildOptimizer = Callable[[nn.Module, OptimizerConfig, float], torch.optim.Optimizer]
+"""Returns the optimizer of a plain loop, for a module, section ``train`` and a learning rate."""
 
 
 class ToyDraft(nn.Module):
@@ -254,13 +259,18 @@ def _denominators() -> Tensor:
     return torch.stack([sample.loss_mask.sum() for sample in _samples()]).sum(0, keepdim=True).double()
 
 
-def reference(plan: Plan) -> Report:
-    """Train the same as a plain loop in float64: one batch, one device, torch's own AdamW."""
+def adamw(module: nn.Module, settings: OptimizerConfig, lr: float) -> torch.optim.Optimizer:
+    """Return torch's own AdamW, without weight decay."""
+    return torch.optim.AdamW(
+        module.parameters(), lr=lr, betas=settings.betas, eps=settings.eps, weight_decay=0.0
+    )
+
+
+def reference(plan: Plan, build_optimizer: BuildOptimizer) -> Report:
+    """Train the same as a plain loop in float64: one batch, one device, an optimizer of torch's."""
     module = ToyDraft(plan.seed).double()
     config = OptimizerConfig.model_validate(plan.optimizer)
-    optimizer = torch.optim.AdamW(
-        module.parameters(), lr=plan.lr, betas=config.betas, eps=config.eps, weight_decay=0.0
-    )
+    optimizer = build_optimizer(module, config, plan.lr)
     batch, denominators = toy_batch(_samples(), SCHEMA), _denominators()
     report = Report()
     for _ in range(plan.steps):

@@ -1,4 +1,4 @@
-"""Strategy ``replicated``: every process holds the whole draft; gradients are summed in buckets.
+"""Strategy ``replicated``: every process holds the whole draft; gradients are summed in buckets, SGD updates it.
 
 Several processes can train each share and compare what they computed: a device that computes wrongly ends the run
 instead of spoiling the draft.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from spec_core import DataParallel, Strategy, StrategyConfig, TrainStep, to_device_async
 from spec_core.errors import ArtifactError, ConfigError, RunError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from spec_core import OptimizerConfig, StateFolder, TargetSpec, TargetTensors, VocabularyOps
+    from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput
 
 MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
@@ -30,6 +30,10 @@ MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
 class ReplicatedConfig(StrategyConfig):
     """Section ``strategy`` of a run that names this strategy."""
 
+    speed_only: ClassVar[frozenset[str]] = frozenset({"bucket_mib", "copies"})
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Share of the last step's direction that the next one keeps."""
     bucket_mib: PositiveInt = 25
     """MiB of gradients that one collective sums."""
     copies: PositiveInt = 1
@@ -65,7 +69,7 @@ class ReplicatedStrategy(Strategy):
         trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
         self._masters = {name: value.detach().float().clone() for name, value in trained.items()}
         self._module = module.to(getattr(torch, self.optimizer.dtype))
-        self._optimizer = _build_optimizer(list(self._masters.values()), self.optimizer)
+        self._optimizer = self._build_optimizer(list(self._masters.values()))
         self._put_back()
 
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
@@ -147,6 +151,17 @@ class ReplicatedStrategy(Strategy):
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
         return folder.read_tensors(MODEL_FILE)
 
+    def _build_optimizer(self, masters: Sequence[Tensor]) -> torch.optim.SGD:
+        import torch
+
+        matrices = [master for master in masters if master.ndim >= 2]
+        others = [master for master in masters if master.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.optimizer.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        return torch.optim.SGD(groups, lr=0.0, momentum=self.config.momentum)
+
     def _collect_gradients(self) -> None:
         """Add what a backward pass left on the module to the masters' gradients, in float32."""
         for name, parameter in self._module.named_parameters():
@@ -204,16 +219,6 @@ class ReplicatedStrategy(Strategy):
             raise RunError(
                 f"copies of one share differ in loss and gradient norm: {everyones}; check the devices"
             )
-
-
-def _build_optimizer(masters: Sequence[Tensor], settings: OptimizerConfig) -> torch.optim.AdamW:
-    import torch
-
-    groups = [
-        {"params": [master for master in masters if master.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [master for master in masters if master.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps)
 
 
 def _generator_file(rank: int) -> str:
