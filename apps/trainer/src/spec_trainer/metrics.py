@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.disk import not_written, write_atomically
+from spec_trainer.run_records import Row, StepRow, read_rows, rows_with_lines
 
 if TYPE_CHECKING:
     from spec_core import Tracker
@@ -19,9 +20,9 @@ class StepLines(AbstractContextManager["StepLines"]):
     Opened at step N, it first drops the rows that a crashed run wrote after N, so that it holds every step once.
     """
 
-    def __init__(self, file: Path, done_steps: int) -> None:
-        """Open ``file``, cut back to the first ``done_steps`` steps."""
-        drop_after(file, done_steps)
+    def __init__(self, file: Path, done_steps: int, kind: type[Row] = Row) -> None:
+        """Open ``file``, whose rows are of a ``kind``, cut back to the first ``done_steps`` steps."""
+        drop_after(file, done_steps, kind)
         self._file = file.open("a", buffering=1)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -38,10 +39,11 @@ class StepLines(AbstractContextManager["StepLines"]):
             self._file.close()
 
 
-def drop_after(file: Path, step: int) -> None:
+def drop_after(file: Path, step: int, kind: type[Row] = Row) -> None:
     """Remove the rows of later steps."""
     if file.exists():
-        write_atomically(file, "".join(line for line in _lines(file) if json.loads(line)["step"] <= step))
+        kept = (line for line, row in rows_with_lines(file, kind) if row["step"] <= step)
+        write_atomically(file, "".join(kept))
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):
@@ -49,7 +51,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
 
     def __init__(self, file: Path, done_steps: int, trackers: list[Tracker]) -> None:
         """Write to ``file``, cut back to ``done_steps`` steps, and to ``trackers``."""
-        self._lines = StepLines(file, done_steps)
+        self._lines = StepLines(file, done_steps, StepRow)
         self._trackers = trackers
 
     def log(self, row: dict[str, Any]) -> None:
@@ -69,14 +71,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """Return every row of metrics.jsonl."""
-    return [json.loads(line) for line in _lines(file)]
-
-
-def _lines(file: Path) -> list[str]:
-    """Return the whole lines of a file: a crash may have cut the last one short."""
-    if not file.exists():
-        return []
-    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return read_rows(file, StepRow)
 
 
 def _scalars(row: dict[str, Any]) -> list[tuple[str, float]]:

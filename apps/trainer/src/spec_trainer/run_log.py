@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from spec_trainer.metrics import MetricsLog, StepLines, drop_after
+from spec_trainer.run_records import TrainedRow
 from spec_trainer.trackers import build_trackers
 
 if TYPE_CHECKING:
@@ -40,11 +41,12 @@ class RunLog:
                 self._write_trained = trained
                 if trained is None:
                     file = logs / f"trained-{ranks[process]}.jsonl"
-                    self._write_trained = stack.enter_context(StepLines(file, done_steps)).write
+                    self._write_trained = stack.enter_context(StepLines(file, done_steps, TrainedRow)).write
             if self._reports:
+                own = {f"trained-{rank}.jsonl" for rank in ranks}
                 for file in logs.glob("trained-*.jsonl"):
-                    if int(file.stem.removeprefix("trained-")) not in ranks:  # the run had more ranks before
-                        drop_after(file, done_steps)
+                    if file.name not in own:  # the run had more ranks before
+                        drop_after(file, done_steps, TrainedRow)
                 trackers = build_trackers(run.config.track, run.directory)
                 self._metrics = stack.enter_context(MetricsLog(run.directory.metrics, done_steps, trackers))
             self._stack = stack.pop_all()
@@ -81,7 +83,7 @@ class RemoteRankFiles(AbstractContextManager["RemoteRankFiles"]):
     def write(self, rank: int, row: dict[str, Any]) -> None:
         """Write a row of a rank."""
         if rank not in self._files:
-            self._files[rank] = StepLines(self._logs / f"trained-{rank}.jsonl", row["step"] - 1)
+            self._files[rank] = StepLines(self._logs / f"trained-{rank}.jsonl", row["step"] - 1, TrainedRow)
         self._files[rank].write(row)
 
     def __exit__(self, *exc: object) -> None:

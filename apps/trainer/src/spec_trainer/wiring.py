@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from spec_trainer.metrics import read_metrics
 from spec_trainer.profiling import StepProfiler
 from spec_trainer.report import write_report
 from spec_trainer.run_log import RunLog
+from spec_trainer.run_records import KeptSummary, read_figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -260,7 +260,7 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
         state.trainer.export(state.spec.target, directory.draft, state.spec.config.data)
     if state.rank != 0:
         return {}
-    summary = (None if last else _kept_summary(state)) or _summary(state, last)
+    summary = _summary(state, last) | ({} if last else _kept_summary(state))
     directory.write_summary(summary)
     if pushed := state.pushes.finish():
         summary["last_pushes"] = pushed
@@ -269,11 +269,11 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def _kept_summary(state: TrainState) -> dict[str, Any] | None:
-    """Return the existing summary if the run was already complete: it has the real times."""
+def _kept_summary(state: TrainState) -> dict[str, Any]:
+    """Return parts of the existing summary if the run was already complete: it has the real times."""
     file = state.spec.directory.summary
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    return kept if kept.get("steps") == state.done_steps else None
+    kept = read_figures(file, KeptSummary) if file.exists() else {}
+    return kept if kept.get("steps") == state.done_steps else {}
 
 
 def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
-from spec_trainer.checkpoint.folder import check_whole, finished, step_folders
+from spec_trainer.checkpoint.folder import META_FILE, check_whole, finished, step_folders, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +27,16 @@ def checkpoint_to_resume(root: Path, resume_from: str) -> Path | None:
         return None
     *earlier, chosen = checkpoints
     try:
-        check_whole(chosen)
+        _check_usable(chosen)
     except ArtifactError as damage:
         raise ArtifactError(f"{damage}; {_way_out(chosen, earlier)}") from damage
     return chosen
+
+
+def _check_usable(folder: Path) -> None:
+    meta = check_whole(folder)
+    if meta.step != step_of(folder):
+        raise ArtifactError(f"{folder} is damaged: its {META_FILE} is that of step {meta.step}")
 
 
 def _up_to(root: Path, checkpoints: list[Path], name: str) -> list[Path]:
@@ -45,7 +51,7 @@ def _up_to(root: Path, checkpoints: list[Path], name: str) -> list[Path]:
 def _newest_whole(root: Path, earlier: Sequence[Path]) -> Path:
     for folder in reversed(earlier):
         try:
-            check_whole(folder)
+            _check_usable(folder)
         except ArtifactError as damage:
             logger.warning("%s; trying the one before", damage)
         else:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors
 from spec_core.state_folder import StateFolder, write_synced
 from spec_trainer.checkpoint.folder import (
+    BEST,
     CONFIG_FILE,
     META_FILE,
     STATE_FOLDER,
@@ -30,15 +32,12 @@ from spec_trainer.disk import not_written
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
     from spec_core import Strategy
     from spec_trainer.draft_trainer import DraftTrainer
-
-_BEST = "best"
 
 
 def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tensor]:
@@ -68,8 +67,9 @@ class CheckpointStore:
 
     def best(self) -> Path | None:
         """Return the checkpoint that the link names, if it is one."""
-        link = self._root / _BEST
-        return link.resolve() if (link / META_FILE).is_file() else None
+        link = self._root / BEST
+        folder = link.resolve()
+        return folder if folder in map(Path.resolve, finished(self._root)) else None
 
     def best_score(self) -> float:
         """Return the best held-out acceptance length of the run so far, 0 without one; the same on every rank."""
@@ -132,10 +132,10 @@ class CheckpointStore:
 
         After a crash in between, the step is evaluated anew.
         """
-        scratch = self._root / f".{_BEST}"
+        scratch = self._root / f".{BEST}"
         scratch.unlink(missing_ok=True)
         scratch.symlink_to(folder.name)
-        scratch.replace(self._root / _BEST)
+        scratch.replace(self._root / BEST)
 
     def _rotate(self, step: int) -> None:
         """Remove old checkpoints; those later than ``step`` do not count: the run resumed before them."""

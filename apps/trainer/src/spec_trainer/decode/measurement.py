@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_trainer.decode.folder import DecodedFolder
 from spec_trainer.metrics import StepLines
+from spec_trainer.run_records import MeasurementRow
 from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Measurement(AbstractContextManager["Measurement"]):
         self._prompts = spec.serving_prompts
         self._seed = spec.config.seed % 2**31  # the same for every draft
         self._folder = DecodedFolder(spec.directory)
-        self._lines = StepLines(spec.directory.measurements, done_steps)
+        self._lines = StepLines(spec.directory.measurements, done_steps, MeasurementRow)
 
     def measure(self, version: int, folder: Path) -> dict[str, Any]:
         """Return fields of a step's record; none where the run is asked to stop meanwhile."""
