@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import damage, material
+from . import damage, material, numbers
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 LONGEST_LINE = 2_000
@@ -48,11 +48,11 @@ class Case:
     folder: Path
 
 
-def make_case(root: Path, folder: Path, draw: random.Random) -> Case:
-    """Draws one. ``folder`` must not exist."""
+def make_case(root: Path, folder: Path, draw: random.Random, groups: Sequence[str] | None = None) -> Case:
+    """Draws one, of ``groups`` or of any. ``folder`` must not exist."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    group = draw.choice(list(_GROUPS))
+    group = draw.choice(list(groups or _GROUPS))
     what, words = _GROUPS[group](root, folder, draw)
     return Case(group, what, list(map(str, words)), folder)
 
@@ -179,4 +179,5 @@ _GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[str, list[object]
     "features": _features,
     "yaml": _yaml,
     "words": _words,
+    "numbers": numbers.absurd_number,
 }

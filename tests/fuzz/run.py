@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--group", nargs="*", help="groups of cases; by default all")
     parser.add_argument("--only", type=int, nargs="*", help="cases by their numbers, their output shown")
     asked = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -60,7 +61,7 @@ def _run_all(
     waiting = iter(numbers)
     while True:
         while len(running) < asked.processes and (number := next(waiting, None)) is not None:
-            one = _prepare(root, place, asked.seed, number)
+            one = _prepare(root, place, asked, number)
             running[_start(one)] = one
         if not running:
             return done, broken
@@ -81,9 +82,9 @@ def _run_all(
             )
 
 
-def _prepare(root: Path, place: Path, seed: int, number: int) -> Running:
+def _prepare(root: Path, place: Path, asked: argparse.Namespace, number: int) -> Running:
     folder = place / f"case-{number}"
-    case = cases.make_case(root, folder, random.Random(f"{seed} {number}"))
+    case = cases.make_case(root, folder, random.Random(f"{asked.seed} {number}"), asked.group)
     return Running(number, case, cases.contents(folder), place / f"output-{number}", time.monotonic())
 
 

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend
+from spec_core.drafting.draft_files import check_finite
 from spec_core.errors import EngineError
 from spec_core.plugins import load_available
 from spec_trainer.draft_folder import check_draft
-from spec_trainer.evaluation.finite import check_finite
 from spec_trainer.push.servers import connect_servers, open_publisher
 from spec_trainer.resolve import resolve_target
 

@@ -57,10 +57,13 @@ def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[RunParts, Dataset]:
     """Return configuration, plugins, target and data; raise as ``resolve`` does."""
+    from spec_core.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
     with _one_line():
         parts = _load_parts(*resolve_config(config_file, flags, overrides))
+        if parts.config.draft.init_from is not None:
+            check_finite(parts.config.draft.init_from)
         if parts.config.decodes:
             _check_decoder(parts)
         longest_prompt = parts.longest_prompt if parts.config.decode.every else None

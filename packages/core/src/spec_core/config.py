@@ -30,6 +30,8 @@ _FILE_BYTES = 1 << 20
 _WORD_CHARACTERS = 1 << 16
 _LEVELS = 32
 """Levels of nesting; a plugin's options have three or four."""
+_VALUES = 1 << 17
+"""Values of a configuration, where an alias counts as what it stands for: each takes about 1 kB."""
 _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -125,8 +127,10 @@ def read_configuration(
 
 def read_resolved(file: Path) -> dict[str, Any]:
     """Return the values of a ``config.yaml`` that ``dump_yaml`` wrote; nothing in them is a reference."""
-    with foreign_errors(ConfigError, f"config file {file} is not YAML"):
-        values: object = yaml.safe_load(_read_text(file))
+    text, where = _read_text(file), f"config file {file}"
+    _check_yaml(text, where, resolved=True)
+    with _yaml_errors(f"{where} is not YAML"):
+        values: object = yaml.safe_load(text)
     if not isinstance(values, dict):
         raise ConfigError(f"config file {file} holds no mapping of sections")
     return {str(key): value for key, value in cast("dict[Any, Any]", values).items()}
@@ -194,18 +198,26 @@ def _check_word(word: str, where: str) -> None:
         word.encode()
 
 
-def _check_yaml(text: str, where: str) -> None:
-    """Refuse deep nesting and wrong references before the text is loaded.
+def _check_yaml(text: str, where: str, resolved: bool = False) -> None:
+    """Refuse deep nesting, aliases that grow without end and wrong references before the text is loaded.
 
     The loader is recursive, in C too, and would crash on endless nesting; here one event follows the other.
+    ``resolved``: nothing in the text is a reference.
     """
-    depth = 0
+    size, begun, sizes = 0, list[tuple[str | None, int]](), dict[str | None, int]()
     try:
         for event in yaml.parse(text, Loader=_EVENTS):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _LEVELS:
+            if isinstance(event, yaml.CollectionStartEvent):
+                begun.append((event.anchor, size))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = begun.pop()
+                sizes[anchor] = size - before
+            size += sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
+            if len(begun) > _LEVELS:
                 raise ConfigError(f"{where} is nested in more than {_LEVELS} levels")
-            if isinstance(event, yaml.ScalarEvent):
+            if size > _VALUES:
+                raise ConfigError(f"{where} has more than {_VALUES} values, with its aliases written out")
+            if isinstance(event, yaml.ScalarEvent) and not resolved:
                 check_references(event.value, where)
     except yaml.YAMLError:
         return  # the loader finds it too, with a better message

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from spec_core.errors import DataError
-from spec_core.foreign import cause
+from spec_core.foreign import cause, check_regular, read_bytes
 from spec_trainer.data.dataset import Dataset, load_dataset
 from spec_trainer.data.report import DataReport
 from spec_trainer.data.sources import check_answers, source_files
@@ -34,11 +34,14 @@ FEW_SAMPLES = 2000
 _KEPT = ".rendered-"
 """How the names of such folders begin; the rest is ``Dataset.origin``."""
 _RECORD = "record.json"
+_RECORD_BYTES = 1 << 30
 _ARRAYS = ("prompts", "questions")
 _FILES = (*DATASET_FILES, *(f"{name}{part}.npy" for name in _ARRAYS for part in ("", "_lengths")))
 _UNUSED = {"features", "packing", "shuffle"}
 """Keys of section ``data`` that decide nothing before the samples are numbered."""
 _TOKENIZER_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+_TOKENIZER_BYTES = 1 << 28
+"""Bytes of one such file; the largest of public models have some 20 MB."""
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 
 
@@ -99,14 +102,17 @@ def _origin(settings: Mapping[str, Any], sources: Iterable[str], tokenizer_folde
     own = sorted(Path(__file__).parent.glob("*.py"))
     tokenizer = sorted(file for file in tokenizer_folder.rglob("*") if file.suffix in _TOKENIZER_FILES)
     try:
-        for file in chain(own, tokenizer, *(source_files(path) for path in sources)):
+        for file in chain(own, tokenizer):
+            whole.update(f"{file}\0{_digest(file, _TOKENIZER_BYTES)}\0".encode())
+        for file in chain(*(source_files(path) for path in sources)):
             whole.update(f"{file}\0{_digest(file)}\0".encode())
     except (OSError, DataError):  # whoever reads the rows says so
         return ""
     return whole.hexdigest()
 
 
-def _digest(file: Path) -> str:
+def _digest(file: Path, max_bytes: int | None = None) -> str:
+    check_regular(file, DataError, max_bytes)
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
 
@@ -126,8 +132,8 @@ def _write(dataset: Dataset, folder: Path) -> None:
 
 def _open(folder: Path, origin: str) -> Dataset | None:
     """Return what ``keep_run_data`` has written; None where it is not there, whole and unchanged."""
-    with suppress(OSError, UnicodeDecodeError):
-        digest, _, text = (folder / _RECORD).read_text().partition("\n")
+    with suppress(OSError, UnicodeDecodeError, DataError):
+        digest, _, text = read_bytes(folder / _RECORD, DataError, _RECORD_BYTES).decode().partition("\n")
         if hashlib.blake2b(text.encode()).hexdigest() != digest:
             return None
         record = json.loads(text)
