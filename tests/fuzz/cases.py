@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import damage, material, numbers
+from . import damage, material, numbers, special_files
 
 if TYPE_CHECKING:
     import random
@@ -168,7 +168,10 @@ _TEMPLATE_PARTS = [
     "{{ namespace(a=1).a }}", "{{ lipsum(n=3) }}", "{% generation %}x{% endgeneration %}", "{{ '\x1b[31m' }}",
     "{{ messages|tojson }}",
     "{{ 5 + 'x' }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{{ 10**10**6 }}", "{% break %}", "{{ '%s' * 9 % 1 }}",
+    "{{ 10**(10**9) }}", "{{ 5|round(-99999999) }}", "{{ 'a'|center(10**9) }}", "{{ (10**99999)|string }}",
+    "{% set x = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set x.a = [x.a] * 9 %}{% set x.b = [x.b] * 9 %}"
+    "{% endfor %}{{ x.a == x.b }}", "{{ [[[1] * 9999] * 9999] * 9999 }}", "{{ 'ab'|wordwrap(1, true, 'x' * 10**8) }}",
+    "{% break %}", "{{ '%s' * 9 % 1 }}",
 ]  # fmt: skip
 _GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[str, list[object]]]] = {
     "data": _data,
@@ -180,4 +183,5 @@ _GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[str, list[object]
     "yaml": _yaml,
     "words": _words,
     "numbers": numbers.absurd_number,
+    "special files": special_files.special_file,
 }

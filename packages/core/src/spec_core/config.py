@@ -19,7 +19,7 @@ from spec_core.references import check_references, resolve_references
 from spec_core.wording import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
 C = TypeVar("C", bound="Config")
 
@@ -71,7 +71,7 @@ class EngineConfig(Config):
 
     name: str = "hf"
     """Engine that runs the target; an engine plugin."""
-    replicas: int = pydantic.Field(1, ge=1)
+    replicas: int = pydantic.Field(1, ge=1, le=65536)
     """Engines side by side, each with the whole target."""
     replacements: int = pydantic.Field(3, ge=0)
     """Times that a run starts each replica again that has died or fallen silent; then it ends. With an inline one, or
@@ -138,6 +138,9 @@ def read_resolved(file: Path) -> dict[str, Any]:
 
 def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
     """Check ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
+    for key, number in _integers(values):
+        if abs(number) >= 1 << 63:  # it counts nothing, and overflows where it is divided
+            raise ConfigError(f"{source}: {shown(key)[1:-1]}={shown(number)}: expected an integer of 63 bits")
     with foreign_errors(ConfigError, source):
         # JSON mode is strict where YAML has the type, and still takes "a/b" for a path and [1] for a tuple.
         text = json.dumps(values, default=str)
@@ -145,6 +148,18 @@ def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
         return model.model_validate_json(text)
     except pydantic.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(model, error)}") from None
+
+
+def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
+    """Yield key and value of every integer below ``value``."""
+    if isinstance(value, int):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, part in cast("dict[Any, Any]", value).items():
+            yield from _integers(part, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for part in cast("list[Any]", value):
+            yield from _integers(part, key)
 
 
 def dump_yaml(config: Config) -> str:

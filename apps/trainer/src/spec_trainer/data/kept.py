@@ -20,6 +20,7 @@ from spec_trainer.data.dataset import Dataset, load_dataset
 from spec_trainer.data.report import DataReport
 from spec_trainer.data.sources import check_answers, source_files
 from spec_trainer.data.store import DATASET_FILES, load_arrays, open_dataset, save_arrays, write_dataset
+from spec_trainer.data.tokens import tokenizer_files
 from spec_trainer.disk import new_folder, remove
 
 if TYPE_CHECKING:
@@ -39,9 +40,6 @@ _ARRAYS = ("prompts", "questions")
 _FILES = (*DATASET_FILES, *(f"{name}{part}.npy" for name in _ARRAYS for part in ("", "_lengths")))
 _UNUSED = {"features", "packing", "shuffle"}
 """Keys of section ``data`` that decide nothing before the samples are numbered."""
-_TOKENIZER_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
-_TOKENIZER_BYTES = 1 << 28
-"""Bytes of one such file; the largest of public models have some 20 MB."""
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 
 
@@ -100,19 +98,16 @@ def _origin(settings: Mapping[str, Any], sources: Iterable[str], tokenizer_folde
     whole = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     whole.update(json.dumps([version(name) for name in _LIBRARIES]).encode())
     own = sorted(Path(__file__).parent.glob("*.py"))
-    tokenizer = sorted(file for file in tokenizer_folder.rglob("*") if file.suffix in _TOKENIZER_FILES)
     try:
-        for file in chain(own, tokenizer):
-            whole.update(f"{file}\0{_digest(file, _TOKENIZER_BYTES)}\0".encode())
-        for file in chain(*(source_files(path) for path in sources)):
+        for file in chain(own, tokenizer_files(tokenizer_folder), *(source_files(path) for path in sources)):
             whole.update(f"{file}\0{_digest(file)}\0".encode())
     except (OSError, DataError):  # whoever reads the rows says so
         return ""
     return whole.hexdigest()
 
 
-def _digest(file: Path, max_bytes: int | None = None) -> str:
-    check_regular(file, DataError, max_bytes)
+def _digest(file: Path) -> str:
+    check_regular(file, DataError)
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
 
