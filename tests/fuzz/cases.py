@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import damage, material, servers
+from . import damage, material, numbers, servers, special_files
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 LONGEST_LINE = 2_000
@@ -48,11 +48,11 @@ class Case:
     folder: Path
 
 
-def make_case(root: Path, folder: Path, draw: random.Random, only: str | None = None) -> Case:
-    """Draws one, of the group ``only`` where that is given. ``folder`` must not exist."""
+def make_case(root: Path, folder: Path, draw: random.Random, groups: Sequence[str] | None = None) -> Case:
+    """Draws one, of ``groups`` or of any. ``folder`` must not exist."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    group = only or draw.choice(list(_GROUPS))
+    group = draw.choice(list(groups or _GROUPS))
     what, words = _GROUPS[group](root, folder, draw)
     return Case(group, what, list(map(str, words)), folder)
 
@@ -169,7 +169,10 @@ _TEMPLATE_PARTS = [
     "{{ namespace(a=1).a }}", "{{ lipsum(n=3) }}", "{% generation %}x{% endgeneration %}", "{{ '\x1b[31m' }}",
     "{{ messages|tojson }}",
     "{{ 5 + 'x' }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{{ 10**10**6 }}", "{% break %}", "{{ '%s' * 9 % 1 }}",
+    "{{ 10**(10**9) }}", "{{ 5|round(-99999999) }}", "{{ 'a'|center(10**9) }}", "{{ (10**99999)|string }}",
+    "{% set x = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set x.a = [x.a] * 9 %}{% set x.b = [x.b] * 9 %}"
+    "{% endfor %}{{ x.a == x.b }}", "{{ [[[1] * 9999] * 9999] * 9999 }}", "{{ 'ab'|wordwrap(1, true, 'x' * 10**8) }}",
+    "{% break %}", "{{ '%s' * 9 % 1 }}",
 ]  # fmt: skip
 _GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[str, list[object]]]] = {
     "data": _data,
@@ -181,4 +184,6 @@ _GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[str, list[object]
     "yaml": _yaml,
     "words": _words,
     "servers": servers.draw_words,
+    "numbers": numbers.absurd_number,
+    "special files": special_files.special_file,
 }

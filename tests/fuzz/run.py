@@ -38,8 +38,8 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--group", nargs="*", help="groups of cases; by default all")
     parser.add_argument("--only", type=int, nargs="*", help="cases by their numbers, their output shown")
-    parser.add_argument("--group", help="cases of one group alone")
     asked = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.TemporaryDirectory() as place:

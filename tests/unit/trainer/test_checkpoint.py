@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 import subprocess
 import sys
@@ -18,9 +17,7 @@ import torch.distributed as dist
 from spec_core.errors import ArtifactError, RunError
 from spec_core.rendezvous import Rendezvous
 from spec_core.sharding import load_sharded, save_sharded
-from spec_core.state_folder import StateFolder
 from spec_core.testing.processes import Rank, run_ranks
-from spec_strategy_fsdp.pickled_state import is_pickled, load_pickled, read_pickled
 from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_trainer.checkpoint.folder import CheckpointMeta, check_whole, read_meta
 from spec_trainer.checkpoint.resume import CommandCheckpoints, checkpoint_to_resume
@@ -46,8 +43,7 @@ class Weights(DraftTrainer):
         save_sharded(self.state(), folder, dist.group.WORLD)
 
     def load(self, folder):
-        read = load_pickled if is_pickled(folder) else load_sharded
-        read(self.state(), folder, dist.group.WORLD)
+        load_sharded(self.state(), folder, dist.group.WORLD)
 
 
 @pytest.fixture
@@ -396,100 +392,6 @@ def test_a_future_that_was_given_up_is_written_anew_and_rotates_nothing_away(thr
 
 def latest_names(store) -> list[str]:
     return sorted(folder.name for folder in store.folder(0).parent.glob("step-*"))
-
-
-# --- checkpoints of earlier versions ----------------------------------------------------------------------------
-
-
-def write_as_before(root: Path, weights: DraftTrainer) -> Path:
-    """As versions before the index in JSON did."""
-    from torch.distributed import checkpoint as dcp
-
-    folder = root / "step-5"
-    folder.mkdir()
-    dcp.save(weights.state(), storage_writer=dcp.FileSystemWriter(folder / "state"))
-    torch.save(torch.get_rng_state(), folder / "generator-0.pt")
-    body = {"step": 5, "identity": "run", "target_digest": "target", "acceptance_length": 1.5}
-    (folder / "meta.json").write_text(json.dumps(body, indent=2) + "\n")
-    return folder
-
-
-def test_a_checkpoint_of_an_earlier_version_is_resumed(store):
-    torch.manual_seed(5)
-    folder = write_as_before(store.folder(0).parent, Weights(5.0))
-    expected = torch.rand(3)
-    torch.manual_seed(99)
-    fresh = Weights(0.0)
-    assert latest(store) == folder
-    assert store.load(fresh, folder) == meta(5)
-    assert fresh.weight.tolist() == [5.0] * 4
-    assert torch.equal(torch.rand(3), expected)
-    assert read_pickled(StateFolder(folder / "state"))["optimizer.weight.step"].item() == 5.0
-
-
-class Payload:
-    """Unpickling it would make a file."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self):
-        return (Path.touch, (self.marker,))
-
-
-@pytest.mark.parametrize("place", ["index", "inside", "bytes", "tensors", "generator"])
-def test_no_pickle_of_an_earlier_version_runs_code(store, tmp_path, place):
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
-
-    folder = write_as_before(store.folder(0).parent, Weights(5.0))
-    marker = tmp_path / "marker"
-    payload = pickle.dumps(Payload(marker))
-    index = folder / "state" / ".metadata"
-    match place:
-        case "index":
-            index.write_bytes(payload)
-        case "inside":
-            metadata = pickle.loads(index.read_bytes())
-            metadata.planner_data = Payload(marker)
-            index.write_bytes(pickle.dumps(metadata))
-        case "bytes":
-            metadata = pickle.loads(index.read_bytes())
-            metadata.state_dict_metadata["model.weight"] = BytesStorageMetadata()
-            index.write_bytes(pickle.dumps(metadata))
-            (folder / "state" / "__0_0.distcp").write_bytes(payload)
-        case "tensors":
-            (folder / "state" / "__0_0.distcp").write_bytes(payload * 100)
-        case "generator":
-            (folder / "generator-0.pt").write_bytes(payload)
-    with pytest.raises(ArtifactError, match=r"is damaged|cannot be read"):
-        store.load(Weights(0.0), folder)
-    if place != "generator":
-        with pytest.raises(ArtifactError, match=r"is damaged|cannot be read"):
-            read_weights(folder)
-    assert not marker.exists()
-
-
-def test_damaged_index_of_an_earlier_version_is_one_error_and_no_log(store, caplog):
-    folder = write_as_before(store.folder(0).parent, Weights(5.0))
-    index = folder / "state" / ".metadata"
-    sound = index.read_bytes()
-    index.write_bytes(sound[: len(sound) // 2])
-    with pytest.raises(ArtifactError, match=r"\.metadata is damaged"):
-        store.load(Weights(0.0), folder)
-    assert [record for record in caplog.records if record.name == "root"] == []
-
-
-@pytest.mark.filterwarnings("ignore:.*single process")
-def test_a_flipped_bit_in_an_index_of_an_earlier_version_is_reported_or_harmless(store):
-    folder = write_as_before(store.folder(0).parent, Weights(5.0))
-    file = folder / "state" / ".metadata"
-    sound = file.read_bytes()
-    for position in range(0, len(sound), 5):
-        damaged = bytearray(sound)
-        damaged[position] ^= 1 << position % 8
-        file.write_bytes(damaged)
-        with suppress(ArtifactError):
-            read_weights(folder)
 
 
 _FULL_DISK = """

@@ -14,7 +14,6 @@ from spec_draft_eagle3.config import Eagle3Config
 from spec_engine_hf.engine import HfConfig
 from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.data.config import DataConfig
-from spec_trainer.moved_keys import check_moved_keys, with_new_keys
 from spec_trainer.track_config import track_config_type
 
 LEAST = {"target": "t", "output": "o", "data": {"path": "d"}}
@@ -72,17 +71,6 @@ def test_defaults_written_out_are_no_illegal_combination():
     for schedule in ("cosine", "wsd", "constant"):
         config = validate(RunConfig, {**LEAST, "train": {"schedule": schedule, "steps": 3}}, "test")
         assert validate(RunConfig, config.model_dump(mode="json"), "test") == config
-
-
-def test_a_key_that_has_moved_names_its_new_place():
-    with pytest.raises(ConfigError) as caught:
-        check_moved_keys({"train": {"strategy": "fsdp"}}, "config run.yaml")
-    assert str(caught.value) == "config run.yaml: train.strategy=fsdp has moved; write strategy.name=fsdp"
-
-
-def test_a_configuration_that_an_earlier_version_resolved_is_read():
-    values = with_new_keys({**LEAST, "train": {"strategy": "fsdp", "steps": 3}})
-    assert validate(RunConfig, values, "test").train.steps == 3
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from spec_core.errors import RunError
-from spec_trainer.metrics import MetricsLog, StepLines, drop_after, read_metrics
+from spec_trainer.metrics import MetricsLog, StepLines, drop_after
+from spec_trainer.run_records import Row, StepRow, read_rows
 
 
 class Notebook:
@@ -26,16 +27,16 @@ def test_records_come_back_with_floats_in_full(tmp_path):
     record = {"step": 1, "loss": 0.1 + 0.2, "accuracy": [1 / 3, 2 / 3]}
     with StepLines(tmp_path / "lines") as lines:
         lines.write(record)
-        assert read_metrics(tmp_path / "lines") == [record]  # at once: a crash must not lose it
+        assert read_rows(tmp_path / "lines", Row) == [record]  # at once: a crash must not lose it
 
 
 def test_reopened_it_drops_what_a_crashed_run_wrote_later(tmp_path):
     file = tmp_path / "lines"
     file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
-    assert drop_after(file, 2).keys() == {1, 2}
+    assert drop_after(file, 2, Row).keys() == {1, 2}
     with StepLines(file) as lines:
         lines.write({"step": 3, "again": True})
-    assert read_metrics(file) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
+    assert read_rows(file, Row) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path, full_disk):
@@ -46,16 +47,16 @@ def test_a_full_disk_is_told_with_the_file(tmp_path, full_disk):
         StepLines(file) as lines,
     ):
         lines.write({"step": 1})
-    assert read_metrics(file) == []
+    assert read_rows(file, Row) == []
 
 
 def test_drop_after(tmp_path):
     file = tmp_path / "lines"
-    drop_after(file, 3)
+    drop_after(file, 3, Row)
     assert not file.exists()
     file.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)))
-    drop_after(file, 3)
-    assert [record["step"] for record in read_metrics(file)] == [0, 1, 2, 3]
+    drop_after(file, 3, Row)
+    assert [record["step"] for record in read_rows(file, Row)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -64,29 +65,30 @@ def test_drop_after(tmp_path):
 def test_a_damaged_row_is_told_and_dropped(tmp_path, caplog, damaged):
     file = tmp_path / "lines"
     file.write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n')
-    assert drop_after(file, 3).keys() == {1, 3}
-    assert f"{file}, line 2, is damaged" in caplog.text
-    assert read_metrics(file) == [{"step": 1}, {"step": 3}]
+    assert drop_after(file, 3, Row).keys() == {1, 3}
+    assert f"{file}:2 is damaged" in caplog.text
+    assert read_rows(file, Row) == [{"step": 1}, {"step": 3}]
 
 
 def test_rows_of_another_file_are_none_of_this_one(tmp_path, caplog):
     file = tmp_path / "lines"
     file.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "samples": []}\n')
-    assert drop_after(file, 3, loss=float).keys() == {1}
-    assert "line 2, is damaged: the run goes on without 1 of its rows" in caplog.text
+    assert drop_after(file, 3, StepRow).keys() == {1}
+    assert f"{file}:2 is damaged" in caplog.text
+    assert "the run goes on without 1 of its rows" in caplog.text
 
 
 def test_a_link_to_nothing_is_removed(tmp_path):
     file = tmp_path / "lines"
     file.symlink_to(tmp_path / "elsewhere")
-    assert drop_after(file, 3) == {}
+    assert drop_after(file, 3, Row) == {}
     with StepLines(file) as lines:
         lines.write({"step": 1})
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_no_file_is_no_records(tmp_path):
-    assert read_metrics(tmp_path / "nowhere") == []
+    assert read_rows(tmp_path / "nowhere", Row) == []
 
 
 def test_trackers_get_every_number_by_a_flat_name(tmp_path):
@@ -96,7 +98,7 @@ def test_trackers_get_every_number_by_a_flat_name(tmp_path):
         log.log(record)
     scalars = {"loss": 2.5, "tokens": 100, "accuracy/0": 0.5, "accuracy/1": 0.25}
     assert notebook.pages == [(4, scalars)]
-    assert read_metrics(tmp_path / "m") == [record]
+    assert read_rows(tmp_path / "m", Row) == [record]
 
 
 def test_every_tracker_is_closed_although_one_fails(tmp_path):

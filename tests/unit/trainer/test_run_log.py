@@ -14,6 +14,7 @@ from spec_trainer.batch_schedule import BatchSchedule
 from spec_trainer.data.packing import empty_batch
 from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.metrics import read_metrics
+from spec_trainer.run_records import Row, TrainedRow, read_rows
 from spec_trainer.run_directory import RunDirectory
 from spec_trainer.run_log import RemoteRankFiles, RunLog, cut_records
 
@@ -34,11 +35,11 @@ def test_every_rank_notes_its_samples_and_only_rank_0_reports(resolved):
     for rank in (0, 1):
         with RunLog(run, rank, shown.append) as log:
             log.trained(1, share(run, 3 + rank, 5 + rank))
-            log.step({"step": 1, "rank": rank})
-    assert shown == [{"step": 1, "rank": 0}]
+            log.step({"step": 1, "loss": 2.0, "rank": rank})
+    assert shown == [{"step": 1, "loss": 2.0, "rank": 0}]
     assert read_metrics(run.directory.metrics) == shown
     for rank in (0, 1):
-        lines = read_metrics(run.directory.logs / f"trained-{rank}.jsonl")
+        lines = read_rows(run.directory.logs / f"trained-{rank}.jsonl", TrainedRow)
         assert lines == [{"step": 1, "samples": [3 + rank, 5 + rank]}]
 
 
@@ -53,7 +54,7 @@ def test_processes_of_one_data_parallel_rank_write_their_samples_once(resolved):
             1, share(spec, 5)
         )  # not written: the samples of a rank are the same on all its processes
     assert [file.name for file in spec.directory.logs.iterdir()] == ["trained-0.jsonl"]
-    assert read_metrics(spec.directory.logs / "trained-0.jsonl") == [{"step": 1, "samples": [3]}]
+    assert read_rows(spec.directory.logs / "trained-0.jsonl", TrainedRow) == [{"step": 1, "samples": [3]}]
 
 
 @pytest.fixture
@@ -73,11 +74,12 @@ def write_rows(file: Path, *rows: dict) -> None:
 
 
 def steps_in(file: Path) -> list[int]:
-    return [row["step"] for row in read_metrics(file)]
+    return [row["step"] for row in read_rows(file, Row)]
 
 
 def test_the_records_of_every_rank_end_at_the_checkpoint(directory, caplog):
-    write_rows(directory.replacements, {"step": 4}, {"step": 2})
+    lost = {"time": 1.0, "worker": "engine-0", "cause": "killed"}
+    write_rows(directory.replacements, {"step": 4, **lost}, {"step": 2, **lost})
     cut_records(directory, 1)
     for file in (directory.metrics, *directory.logs.glob("trained-*.jsonl")):
         assert steps_in(file) == [1]
@@ -110,7 +112,7 @@ def test_a_rank_that_does_not_see_the_run_directory_has_its_samples_written_by_a
     ):
         log.trained(2, share(run, 3))
         log.trained(3, share(run, 5))
-    assert read_metrics(run.directory.logs / "trained-1.jsonl") == [
+    assert read_rows(run.directory.logs / "trained-1.jsonl", TrainedRow) == [
         {"step": 1, "samples": []},
         {"step": 2, "samples": [3]},
         {"step": 3, "samples": [5]},

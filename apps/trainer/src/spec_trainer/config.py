@@ -73,7 +73,7 @@ def _address_of_server(url: str) -> str:
 class TrainConfig(OptimizerConfig):
     """Section ``train``: optimizer, schedule, batch and how often things happen (in optimizer steps)."""
 
-    ranks: PositiveInt = 1
+    ranks: Annotated[int, Field(ge=1, le=65536)] = 1
     """Trainer processes."""
     steps: PositiveInt | None = None
     """Optimizer steps in all; overrides ``epochs``."""
@@ -89,7 +89,7 @@ class TrainConfig(OptimizerConfig):
     """Share of all steps that ``wsd`` spends decaying at the end."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the end, as a share of the peak."""
-    accumulation: PositiveInt = 1
+    accumulation: Annotated[int, Field(ge=1, le=1 << 20)] = 1
     """Forward/backward passes that each rank cuts its share of a global batch into."""
     global_batch_tokens: PositiveInt = 16384
     """Real tokens of one optimizer step, over all ranks and passes."""
@@ -179,7 +179,7 @@ class DecodeConfig(Config):
     """Sample from the most likely tokens that together have this probability."""
     num_draft_tokens: PositiveInt | None = None
     """Tokens that the draft proposes per round. By default a whole block, 4 for a chain."""
-    replicas: PositiveInt = 1
+    replicas: Annotated[int, Field(ge=1, le=65536)] = 1
     """Engines that decode, each in a process of its own beside the ``engine.replicas`` that capture; with
     ``placement.kind=inline`` the one engine of the run does both."""
     on_policy: bool = False

@@ -21,6 +21,7 @@ def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
     Its plugin must know the layout and find it made for the target; what it cannot express is refused.
     """
     from spec_core.drafting import recognise
+    from spec_core.drafting.draft_files import check_finite
     from spec_core.targets.target_reader import read_target, read_target_tensors
 
     if os.path.exists(output):
@@ -28,6 +29,7 @@ def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
     check_writable(output)
     target = read_target(resolve_target(target_folder))
     draft = recognise(draft_model, target)
+    check_finite(draft_model)
     weights = draft.build(target, read_target_tensors(target), None).state_dict()
     export_draft(draft, weights, target, output, read_chat_record(draft_model))
     return output

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -62,7 +63,7 @@ def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
     except OSError as error:
         raise ArtifactError(f"output {folder} cannot be created: {error.strerror}") from error
     fresh = not os.listdir(folder)
-    with (folder / ".lock").open("a") as file:
+    with open_own(folder / ".lock") as file:
         lock_file(file, f"output {folder} is in use by {activity} that is under way")
         try:
             yield
@@ -73,6 +74,25 @@ def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
                 if made:
                     folder.rmdir()
             raise
+
+
+def check_own(path: Path, is_folder: bool = False) -> None:
+    """Raise ArtifactError where ``path`` is a link, or anything but a file or a folder, as ``is_folder`` says."""
+    expected, name = (stat.S_ISDIR, "folder") if is_folder else (stat.S_ISREG, "file")
+    if not expected(path.lstat().st_mode):
+        found = "a link" if path.is_symlink() else f"no {name}"
+        raise ArtifactError(
+            f"{path} is {found}: expected a {name} of its own; move it away, or choose another folder"
+        )
+
+
+def open_own(file: Path) -> IO[bytes]:
+    """Open a file to append to it, made where it is not there. Raise ArtifactError as ``check_own`` does."""
+    if os.path.lexists(file):
+        check_own(file)
+    # Between the two lines it may become a link or a pipe: neither is followed or waited for.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.fdopen(os.open(file, flags, 0o666), "a+b")
 
 
 def lock_file(file: IO[str] | IO[bytes], problem: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from spec_core.drafting import write_draft
+from spec_core.errors import ArtifactError, RunError
 from spec_trainer.data.chat_config import write_chat_record
 from spec_trainer.disk import follow_umask, new_folder, not_written, remove
 from spec_trainer.draft_folder import check_export
@@ -76,8 +77,12 @@ class DraftTrainer:
     def export(self, target: TargetSpec, folder: Path, chat: ChatConfig) -> None:
         """Write a draft folder that engines load, with a record of ``chat``; rank 0 writes."""
         weights = self._strategy.full_weights()
-        if self._rank == 0:
+        if self._rank != 0:
+            return
+        try:
             export_draft(self._draft, weights, target, folder, chat)
+        except ArtifactError as error:
+            raise RunError(f"{error}, or lower train.lr or train.clip and start anew") from error
 
 
 def export_draft(

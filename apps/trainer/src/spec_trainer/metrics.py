@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.disk import not_written, write_atomically
+from spec_trainer.run_records import Row, StepRow, read_rows, whole_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from spec_core import Tracker
 
 log = logging.getLogger(__name__)
@@ -39,35 +38,20 @@ class StepLines(AbstractContextManager["StepLines"]):
             self._file.close()
 
 
-def drop_after(file: Path, step: float, **fields: type) -> dict[int, dict[str, Any]]:
-    """Remove the rows of later steps, and with a warning what is no row with ``fields``; return by step what is left.
+def drop_after(file: Path, step: float, kind: type[Row]) -> dict[int, dict[str, Any]]:
+    """Remove the rows of later steps, and with a warning what is no row of a ``kind``; return by step what is left.
 
     A damaged record is no reason to end a run: nothing depends on it.
     """
     if not file.exists():
         file.unlink(missing_ok=True)  # a link to nothing: rows would go where it says
         return {}
-    lines = _lines(file)
-    rows = [_row(line, fields) for line in lines]
-    if None in rows:
-        log.warning(
-            "%s, line %d, is damaged: the run goes on without %d of its rows",
-            file, 1 + rows.index(None), rows.count(None),
-        )  # fmt: skip
-    kept = [(line, row) for line, row in zip(lines, rows, strict=True) if row and row["step"] <= step]
+    rows, damaged = whole_rows(file, kind)
+    if damaged:
+        log.warning("%s; the run goes on without %d of its rows", damaged[0], len(damaged))
+    kept = [(line, row) for line, row in rows if row["step"] <= step]
     write_atomically(file, "".join(line for line, _ in kept))
     return {row["step"]: row for _, row in kept}
-
-
-def _row(line: str, fields: Mapping[str, type]) -> dict[str, Any] | None:
-    """Return the row in a line; None where there is none."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    expected = {"step": int, **fields}
-    whole = isinstance(row, dict) and all(isinstance(row.get(name), kind) for name, kind in expected.items())
-    return row if whole else None
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):
@@ -95,15 +79,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """Return every row of metrics.jsonl."""
-    return [json.loads(line) for line in _lines(file)]
-
-
-def _lines(file: Path) -> list[str]:
-    """Return the whole lines of a file: a crash may have cut the last one short."""
-    if not file.exists():
-        return []
-    text = file.read_text(errors="replace")
-    return [f"{line}\n" for line in text.split("\n")[:-1]]
+    return read_rows(file, StepRow)
 
 
 def _scalars(row: dict[str, Any]) -> list[tuple[str, float]]:

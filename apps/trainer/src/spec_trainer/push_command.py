@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend
+from spec_core.drafting.draft_files import check_finite
 from spec_core.errors import ConfigError, EngineError
 from spec_core.plugins import load_available
 from spec_core.wording import one_line
 from spec_trainer.draft_folder import check_draft
-from spec_trainer.evaluation.finite import check_finite
 from spec_trainer.push.servers import ask_servers, connect_servers, open_publisher
 from spec_trainer.resolve import resolve_target
 from spec_trainer.transport_options import read_transport_options, transport_configs

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.disk import write_atomically
 from spec_trainer.metrics import read_metrics
 from spec_trainer.report_decoding import DECODING_STYLE, explanations, speed_picture, texts, topics
+from spec_trainer.report_html import figures, table, text
 from spec_trainer.report_svg import svg
+from spec_trainer.run_records import MeasurementRow, ReplacementRow, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,8 +47,8 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
     """Render metrics.jsonl, the summary and the configuration of a run as one page."""
     records = read_metrics(directory.metrics)
     parts = [
-        f"<h1>{html.escape(title)}</h1>",
-        f"<p class=lead>{html.escape(str(summary.get('description', '')))}</p>",
+        f"<h1>{text(title)}</h1>",
+        f"<p class=lead>{text(summary.get('description', ''))}</p>",
         _figures(summary),
         _decoding(summary),
         explanations(summary),
@@ -57,11 +58,11 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         topics(summary),
         _curves(records),
         _pushes(records, summary),
-        _measurements(read_metrics(directory.measurements), records),
+        _measurements(read_rows(directory.measurements, MeasurementRow), records),
         _cycles(summary),
-        _replacements(read_metrics(directory.replacements)),
+        _replacements(read_rows(directory.replacements, ReplacementRow)),
         _time(summary),
-        f"<h2>Configuration</h2><pre>{html.escape(directory.config.read_text())}</pre>",
+        f"<h2>Configuration</h2><pre>{text(directory.config.read_text())}</pre>",
     ]
     write_atomically(directory.report, page(title, parts))
 
@@ -70,7 +71,7 @@ def page(title: str, parts: Sequence[str]) -> str:
     """Return a whole page in the style of reports; ``parts`` is the HTML of its body."""
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8>"
-        f'<meta name=viewport content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
+        f'<meta name=viewport content="width=device-width, initial-scale=1"><title>{text(title)}</title>'
         f"<style>{_STYLE}{DECODING_STYLE}</style><body>{''.join(parts)}</body></html>\n"
     )
 
@@ -84,24 +85,20 @@ def _figures(summary: Mapping[str, Any]) -> str:
         ("tokens trained", summary.get("tokens"), "{:,}"),
         ("wall time", summary.get("wall_s"), "{:,.0f} s"),
     ]
-    boxes = [
-        f"<div class=figure><b>{form.format(value)}</b>{label}</div>"
-        for label, value, form in shown
-        if value is not None
-    ]
-    return f"<div class=figures>{''.join(boxes)}</div>"
+    return figures(shown)
 
 
 def _decoding(summary: Mapping[str, Any]) -> str:
     """Return what speculative decoding measured: acceptance length beside the baselines, tokens per second."""
-    rows = [(label, summary[key]) for key, label in _EVALUATION_ROWS.items() if summary.get(key) is not None]
+    rows = [
+        (label, f"{summary[key]:.2f}")
+        for key, label in _EVALUATION_ROWS.items()
+        if summary.get(key) is not None
+    ]
     if not rows:
         return ""
-    table = "".join(f"<tr><td>{label}<td class=n>{value:.2f}" for label, value in rows)
-    return (
-        "<h2>Speculative decoding on held-out prompts</h2>"
-        f"<table><tr><th>draft<th>acceptance length τ{table}</table>{_speed(summary)}"
-    )
+    lengths = table(("draft", "acceptance length τ"), rows, words=1)
+    return f"<h2>Speculative decoding on held-out prompts</h2>{lengths}{_speed(summary)}"
 
 
 def _speed(summary: Mapping[str, Any]) -> str:
@@ -109,15 +106,21 @@ def _speed(summary: Mapping[str, Any]) -> str:
     if not summary.get("tokens_per_s_without_draft"):
         return ""
     rows = [{"concurrency": "as many as the engine takes", **summary}, *summary.get("throughput", ())]
-    table = "".join(
-        f"<tr><td>{row['concurrency']}<td class=n>{row['tokens_per_s']:,.0f}"
-        f"<td class=n>{row['tokens_per_s_without_draft']:,.0f}"
-        f"<td class=n>{row['tokens_per_s'] / row['tokens_per_s_without_draft']:.2f} ×"
-        for row in rows
+    speeds = table(
+        ("at once", "tokens/s with the draft", "without", "speed-up"),
+        [
+            (
+                row["concurrency"],
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['tokens_per_s_without_draft']:,.0f}",
+                f"{row['tokens_per_s'] / row['tokens_per_s_without_draft']:.2f} ×",
+            )
+            for row in rows
+        ],
+        words=1,
     )
     return (
-        f"<table><tr><th>at once<th>tokens/s with the draft<th>without<th>speed-up{table}</table>"
-        f"<p>Greedy output equal to plain greedy: {'yes' if summary['outputs_equal'] else 'no'}.</p>"
+        f"{speeds}<p>Greedy output equal to plain greedy: {'yes' if summary['outputs_equal'] else 'no'}.</p>"
     )
 
 
@@ -131,9 +134,10 @@ def _curves(records: Sequence[Record]) -> str:
     ]
 
     def draw(axes: Sequence[Axes]) -> None:
-        steps = [record["step"] for record in records]
         for axis, (key, label) in zip(axes, panels, strict=True):
-            axis.plot(steps, [record[key] for record in records], lw=1.2, label="training")
+            trained = [(record["step"], record[key]) for record in records if key in record]
+            if trained:
+                axis.plot(*zip(*trained, strict=True), lw=1.2, label="training")
             held_out = [(r["step"], r[f"eval_{key}"]) for r in records if f"eval_{key}" in r]
             if held_out:
                 axis.plot(*zip(*held_out, strict=True), "o-", ms=4, lw=1, label="held out")
@@ -169,18 +173,20 @@ def _pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
             outcomes.setdefault(record["push_version"], {}).update(record)
     if not outcomes:
         return ""
-    rows = "".join(
-        f"<tr><td class=n>{version}<td>{_fate(outcome)}<td class=n>{_number(outcome, 'push_s', '{:.2f} s')}"
-        f"<td class=n>{_number(outcome, 'push_acceptance_before', '{:.2f}')}"
-        f"<td class=n>{_number(outcome, 'push_acceptance_after', '{:.2f}')}"
+    rows = [
+        (
+            version,
+            _fate(outcome),
+            _number(outcome, "push_s", "{:.2f} s"),
+            _number(outcome, "push_acceptance_before", "{:.2f}"),
+            _number(outcome, "push_acceptance_after", "{:.2f}"),
+        )
         for version, outcome in outcomes.items()
-    )
+    ]
+    fates = table(("version", "outcome", "seconds", "τ before", "τ after"), rows, words=2)
     waits = [record["push_wait_s"] for record in records if "push_wait_s" in record]
     waited = f"<p>Training waited {max(waits):.3f} s for a push at most.</p>" if waits else ""
-    return (
-        "<h2>Pushes to running servers</h2><table><tr><th>version<th>outcome<th>seconds<th>τ before<th>τ after"
-        f"{rows}</table>{waited}"
-    )
+    return f"<h2>Pushes to running servers</h2>{fates}{waited}"
 
 
 def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
@@ -195,10 +201,8 @@ def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
         "serving_tokens": "{:,}",
         "serving_s": "{:.1f} s",
     }
-    rows = "".join(
-        "<tr>" + "".join(f"<td class=n>{_number(one, key, form)}" for key, form in columns.items())
-        for one in measured
-    )
+    rows = [[_number(one, key, form) for key, form in columns.items()] for one in measured]
+    heads = ("step", "τ", "τ, mean of the answers", "tokens/s of an engine", "tokens", "seconds")
     waited = sum(record.get("serve_wait_s", 0.0) for record in records)
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -209,8 +213,8 @@ def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
     return (
         "<h2>The draft in the run's engine</h2>"
         + svg(draw, panels=1)
-        + "<table><tr><th>step<th>τ<th>τ, mean of the answers<th>tokens/s of an engine<th>tokens<th>seconds"
-        f"{rows}</table><p>Training waited {waited:.1f} s for it.</p>"
+        + table(heads, rows)
+        + f"<p>Training waited {waited:.1f} s for it.</p>"
     )
 
 
@@ -226,35 +230,35 @@ def _cycles(summary: Mapping[str, Any]) -> str:
         "decode_s": "{:.1f} s",
         "prefill_s": "{:.1f} s",
     }
-    rows = "".join(
-        f"<tr><td class=n>{cycle['draft_version']}"
-        + "".join(f"<td class=n>{_number(cycle, key, form)}" for key, form in columns.items())
+    rows = [
+        [cycle["draft_version"], *(_number(cycle, key, form) for key, form in columns.items())]
         for cycle in cycles
-    )
-    return (
-        "<h2>Decoding by the run's engine</h2><table><tr><th>draft version<th>τ, held out<th>τ, trained on"
-        f"<th>tokens<th>seconds<th>second prefill{rows}</table>"
-    )
+    ]
+    heads = ("draft version", "τ, held out", "τ, trained on", "tokens", "seconds", "second prefill")
+    return f"<h2>Decoding by the run's engine</h2>{table(heads, rows)}"
 
 
 def _replacements(entries: Sequence[Record]) -> str:
     """Return which engines were replaced, when, and why."""
     if not entries:
         return ""
-    rows = "".join(
-        f"<tr><td>{html.escape(entry['worker'])}<td class=n>{entry['step']}"
-        f"<td>{datetime.fromtimestamp(entry['time']):%Y-%m-%d %H:%M:%S}<td>{html.escape(entry['cause'])}"
+    rows = [
+        (
+            entry["worker"],
+            entry["step"],
+            f"{datetime.fromtimestamp(entry['time']):%Y-%m-%d %H:%M:%S}",
+            entry["cause"],
+        )
         for entry in entries
-    )
-    return (
-        f"<h2>Engines that were replaced</h2><table><tr><th>engine<th>after step<th>at<th>cause{rows}</table>"
-    )
+    ]
+    heads = ("engine", "after step", "at", "cause")
+    return f"<h2>Engines that were replaced</h2>{table(heads, rows, words=4)}"
 
 
 def _fate(outcome: Record) -> str:
     if outcome.get("push_reverted"):
         return "reverted"
-    return "committed" if outcome["push_committed"] else "not committed"
+    return "committed" if outcome.get("push_committed") else "not committed"
 
 
 def _number(outcome: Record, key: str, form: str) -> str:
@@ -266,8 +270,5 @@ def _time(summary: Mapping[str, Any]) -> str:
     if not times:
         return ""
     total = sum(times.values()) or 1.0
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}<td class=n>{value:.1f} s<td class=n>{100 * value / total:.0f} %"
-        for name, value in times.items()
-    )
-    return f"<h2>Where the time went</h2><table>{rows}</table>"
+    rows = [(name, f"{value:.1f} s", f"{100 * value / total:.0f} %") for name, value in times.items()]
+    return f"<h2>Where the time went</h2>{table((), rows, words=1)}"

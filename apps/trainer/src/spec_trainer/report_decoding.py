@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.report_html import table, text
 from spec_trainer.report_svg import svg
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def explanations(summary: Mapping[str, Any]) -> str:
     if any(summary.get(key) is None for key in _NUMBERS):
         return ""
     rows = "".join(
-        f"<dt>{title}: {_shown(summary[key])}<dd>{sentence}" for key, (title, sentence) in _NUMBERS.items()
+        f"<dt>{title}: {text(_shown(summary[key]))}<dd>{sentence}"
+        for key, (title, sentence) in _NUMBERS.items()
     )
     return f"<h2>What the numbers say</h2><dl>{rows}</dl>"
 
@@ -80,18 +81,23 @@ def speed_picture(summary: Mapping[str, Any]) -> str:
         axes[0].legend(frameon=False)
         axes[0].set(title="speed-up", xlabel="draft tokens per pass", ylim=(0, None))
 
-    table = "".join(
-        f"<tr><td class=n>{row['concurrency']}<td class=n>{row['tokens_per_s']:,.0f}"
-        f"<td class=n>{row['tokens_per_s'] / row['speedup']:,.0f}<td class=n>{row['speedup']:.2f} ×"
+    own = [
+        (
+            row["concurrency"],
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['tokens_per_s'] / row['speedup']:,.0f}",
+            f"{row['speedup']:.2f} ×",
+        )
         for row in rows
         if row["num_draft_tokens"] == summary["num_draft_tokens"]
-    )
+    ]
+    with_draft = f"tokens/s with {summary['num_draft_tokens']} draft tokens"
+    speeds = table(("texts at once", with_draft, "without", "speed-up"), own)
     return (
         "<h2>Speed by number of draft tokens</h2><p>Against decoding without a draft, by the same code and with "
         "as many texts at once. A pass over few tokens leaves the hardware idle, and guesses are nearly free; with "
         "many texts at once it is busy, and every refused guess costs time.</p>"
-        f"{svg(draw, panels=1)}<div class=wide><table><tr><th>texts at once"
-        f"<th>tokens/s with {summary['num_draft_tokens']} draft tokens<th>without<th>speed-up{table}</table></div>"
+        f"{svg(draw, panels=1)}<div class=wide>{speeds}</div>"
     )
 
 
@@ -103,8 +109,8 @@ def texts(summary: Mapping[str, Any]) -> str:
     places = range(1, summary["num_draft_tokens"] + 1)
     key = " ".join(f"<b class=g{min(place, _LAST_SHADE)}>&nbsp;guess {place}&nbsp;</b>" for place in places)
     parts = "".join(
-        f"<div class=text><i>{html.escape(text['prompt'])}</i>{''.join(map(_token, text['tokens']))}</div>"
-        for text in shown
+        f"<div class=text><i>{text(one['prompt'])}</i>{''.join(map(_token, one['tokens']))}</div>"
+        for one in shown
     )
     return (
         "<h2>What was guessed, and what was refused</h2>"
@@ -117,22 +123,20 @@ def texts(summary: Mapping[str, Any]) -> str:
 def _token(token: Mapping[str, Any]) -> str:
     refused = ""
     if token["refused"] is not None:  # a refused line end breaks no line
-        refused = f"<s>{html.escape(token['refused'].replace(chr(10), '↵'))}</s>"
-    text = html.escape(token["text"])
+        refused = f"<s>{text(token['refused'].replace(chr(10), '↵'))}</s>"
+    word = text(token["text"])
     if token["place"]:
-        return f"{refused}<b class=g{min(token['place'], _LAST_SHADE)}>{text}</b>"
-    return refused + text
+        return f"{refused}<b class=g{min(token['place'], _LAST_SHADE)}>{word}</b>"
+    return refused + word
 
 
 def topics(summary: Mapping[str, Any]) -> str:
     """Return the acceptance length by kind of text."""
-    rows = "".join(
-        f"<tr><td>{html.escape(topic)}<td class=n>{row['acceptance_length']:.2f}<td class=n>{row['rounds']:,}"
+    rows = [
+        (topic, f"{row['acceptance_length']:.2f}", f"{row['rounds']:,}")
         for topic, row in summary.get("topics", {}).items()
-    )
+    ]
     if not rows:
         return ""
-    return (
-        "<h2>Acceptance by topic</h2><table><tr><th>the prompt begins<th>acceptance length τ<th>passes of the target"
-        f"{rows}</table>"
-    )
+    heads = ("the prompt begins", "acceptance length τ", "passes of the target")
+    return f"<h2>Acceptance by topic</h2>{table(heads, rows, words=1)}"

@@ -19,7 +19,6 @@ from spec_trainer.config import (
     run_config_type,
 )
 from spec_trainer.dispatch import check_sizes, sample_bytes
-from spec_trainer.moved_keys import check_moved_keys, with_new_keys
 from spec_trainer.offline.store import open_features
 from spec_trainer.run_spec import RunParts, RunSpec
 from spec_trainer.track_config import track_config_type
@@ -59,10 +58,13 @@ def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[RunParts, Dataset]:
     """Return configuration, plugins, target and data; raise as ``resolve`` does."""
+    from spec_core.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
     with _one_line():
         parts = _load_parts(*resolve_config(config_file, flags, overrides))
+        if parts.config.draft.init_from is not None:
+            check_finite(parts.config.draft.init_from)
         if parts.config.decodes:
             _check_decoder(parts)
         longest_prompt = parts.longest_prompt if parts.config.decode.every else None
@@ -203,7 +205,7 @@ def resolve_config(
 
 def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
     """Return the same as ``resolve_config`` for the ``config.yaml`` of a run or checkpoint: it has no references."""
-    return _validated(with_new_keys(read_resolved(file)), f"config {file}")
+    return _validated(read_resolved(file), f"config {file}")
 
 
 def _anchor(values: dict[str, Any]) -> None:
@@ -216,7 +218,6 @@ def _anchor(values: dict[str, Any]) -> None:
 
 
 def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[str, Any]]:
-    check_moved_keys(values, source)
     types: dict[str, Any] = {kind: named_plugin(interface, values) for kind, interface in SECTIONS.items()}
     model = run_config_type(
         **{kind: plugin.Config for kind, plugin in types.items()}, track=track_config_type()

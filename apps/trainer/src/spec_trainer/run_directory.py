@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core.config import dump_yaml
 from spec_core.errors import ArtifactError, RunError
-from spec_trainer.disk import check_writable, locked_folder, remove, write_atomically
+from spec_core.foreign import read_bytes
+from spec_trainer.disk import check_own, check_writable, locked_folder, remove, write_atomically
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from spec_trainer.config import AnyRunConfig
 
@@ -48,6 +49,9 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
         decode = config.decode.model_dump(mode="json", exclude={"replicas"})
         parts["decode"] = {**decode, "push_every": config.train.push_every}
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+_IDENTITY_BYTES = 1 << 10
 
 
 class RunDirectory:
@@ -87,6 +91,7 @@ class RunDirectory:
         if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a directory")
         check_writable(self.root)
+        self._check_entries()
         inside = os.listdir(self.root) if os.path.isdir(self.root) else []
         strange = [name for name in inside if not name.startswith((".lock", self._owner.name))]
         if strange and not self._owner.exists():
@@ -95,7 +100,7 @@ class RunDirectory:
     def check_owner(self, identity: str) -> None:
         """Raise ArtifactError as ``check_folder`` does, and if the directory belongs to another run."""
         self.check_folder()
-        if os.path.exists(self._owner) and self._owner.read_text().strip() != identity:
+        if os.path.exists(self._owner) and self._identity() != identity:
             raise ArtifactError(
                 f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, options of "
                 "the strategy, seed, dtype, global batch or decoding differ); choose another output, or remove it to "
@@ -117,12 +122,29 @@ class RunDirectory:
 
     def remove_unfinished(self) -> None:
         """Remove the checkpoints and exports that a failure has cut short; no process may be writing."""
+        self._check_entries()  # nothing is removed through a link
         for left in (*self.checkpoints.glob(".*"), *self.root.glob(".draft-*"), *self.decoded.glob(".*")):
             remove(left)
 
+    def _check_entries(self) -> None:
+        """Raise ArtifactError for a link, a pipe or a device where the run reads, writes or removes by name."""
+        folders = (self.checkpoints, self.decoded, self.logs, self.draft)
+        files = (self.config, self.metrics, self.summary, self.report, self._owner)
+        for path in filter(os.path.lexists, (*folders, *files)):
+            check_own(path, is_folder=path in folders)
+        for folder in folders:
+            for place, inner, names in os.walk(folder):
+                for name in (*inner, *names):
+                    links = {self.checkpoints / "best", self.checkpoints / ".best"}  # which only name a step
+                    if Path(place, name) not in links:
+                        check_own(Path(place, name), is_folder=name in inner)
+
+    def _identity(self) -> str:
+        return read_bytes(self._owner, ArtifactError, _IDENTITY_BYTES).decode(errors="replace").strip()
+
     def check_still_owned(self, identity: str) -> None:
         """Raise RunError where the directory was removed, or given to another run, since this one has opened it."""
-        if not self._owner.exists() or self._owner.read_text().strip() != identity:
+        if not self._owner.exists() or self._identity() != identity:
             raise RunError(f"output {self.root} was removed or replaced while this run was under way")
 
     def write_summary(self, summary: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from spec_trainer.metrics import MetricsLog, StepLines, drop_after
+from spec_trainer.run_records import MeasurementRow, ReplacementRow, StepRow, TrainedRow
 from spec_trainer.trackers import build_trackers
 
 if TYPE_CHECKING:
@@ -24,13 +25,13 @@ log = logging.getLogger(__name__)
 
 def cut_records(directory: RunDirectory, done_steps: int) -> None:
     """Drop from the records what a run wrote after ``done_steps``, before it begins there; warn of what they lack."""
-    metrics = drop_after(directory.metrics, done_steps, loss=float)
+    metrics = drop_after(directory.metrics, done_steps, StepRow)
     noted = Counter[int]()
     for file in directory.logs.glob("trained-*.jsonl"):
-        for step, row in drop_after(file, done_steps, samples=list).items():
+        for step, row in drop_after(file, done_steps, TrainedRow).items():
             noted[step] += len(row["samples"])
-    drop_after(directory.measurements, done_steps)
-    drop_after(directory.replacements, math.inf)
+    drop_after(directory.measurements, done_steps, MeasurementRow)
+    drop_after(directory.replacements, math.inf, ReplacementRow)
     lacking = {
         directory.metrics: done_steps - len(metrics),
         directory.logs / "trained-*.jsonl": sum(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError
-from spec_core.foreign import read_json_object
 from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.dispatch import DatasetCapturer, Dispatcher
 from spec_trainer.draft_trainer import DraftTrainer
@@ -19,6 +18,7 @@ from spec_trainer.metrics import read_metrics
 from spec_trainer.profiling import StepProfiler
 from spec_trainer.report import write_report
 from spec_trainer.run_log import RunLog
+from spec_trainer.run_records import KeptSummary, read_figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -261,7 +261,7 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
         state.trainer.export(state.spec.target, directory.draft, state.spec.config.data)
     if state.rank != 0:
         return {}
-    summary = (None if last else _kept_summary(state)) or _summary(state, last)
+    summary = _summary(state, last) | ({} if last else _kept_summary(state))
     directory.write_summary(summary)
     if pushed := state.pushes.finish():
         summary["last_pushes"] = pushed
@@ -270,13 +270,13 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def _kept_summary(state: TrainState) -> dict[str, Any] | None:
-    """Return the existing summary if the run was already complete: it has the real times."""
+def _kept_summary(state: TrainState) -> dict[str, Any]:
+    """Return parts of the existing summary if the run was already complete: it has the real times."""
     try:
-        kept = read_json_object(state.spec.directory.summary, ArtifactError)
+        kept = read_figures(state.spec.directory.summary, KeptSummary)
     except ArtifactError:  # there is none, or it is damaged
-        return None
-    return kept if kept.get("steps") == state.done_steps else None
+        return {}
+    return kept if kept.get("steps") == state.done_steps else {}
 
 
 def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:

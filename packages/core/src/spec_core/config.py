@@ -20,7 +20,7 @@ from spec_core.references import check_references, resolve_references
 from spec_core.wording import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
 C = TypeVar("C", bound="Config")
 
@@ -34,6 +34,8 @@ _LEVELS = 32
 _KEY = re.compile(r"[^\s.\[\]]+(\.[^\s.\[\]]+)*")
 _ODD_NUMBER = re.compile(r"[-+]?(0[xXbB][\da-fA-F_]+|0[0-7_]+|\d[\d.]*_[\d._]*|\d+(:[0-5]?\d)+(\.\d*)?)")
 """Numbers that YAML 1.1 has besides decimal ones: hexadecimal, binary, octal (010 is 8), grouped and to the base 60."""
+_VALUES = 1 << 17
+"""Values of a configuration, where an alias counts as what it stands for: each takes about 1 kB."""
 _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -77,7 +79,7 @@ class EngineConfig(Config):
 
     name: str = "hf"
     """Engine that runs the target; an engine plugin."""
-    replicas: int = pydantic.Field(1, ge=1)
+    replicas: int = pydantic.Field(1, ge=1, le=65536)
     """Engines side by side, each with the whole target."""
     replacements: int = pydantic.Field(3, ge=0)
     """Times that a run starts each replica again that has died or fallen silent; then it ends. With an inline one, or
@@ -133,8 +135,10 @@ def read_configuration(
 
 def read_resolved(file: Path) -> dict[str, Any]:
     """Return the values of a ``config.yaml`` that ``dump_yaml`` wrote; nothing in them is a reference."""
-    with foreign_errors(ConfigError, f"config file {file} is not YAML"):
-        values: object = yaml.safe_load(_read_text(file))
+    text, where = _read_text(file), f"config file {file}"
+    _check_yaml(text, where, resolved=True)
+    with _yaml_errors(f"{where} is not YAML"):
+        values: object = yaml.safe_load(text)
     if not isinstance(values, dict):
         raise ConfigError(f"config file {file} holds no mapping of sections")
     return {str(key): value for key, value in cast("dict[Any, Any]", values).items()}
@@ -142,6 +146,9 @@ def read_resolved(file: Path) -> dict[str, Any]:
 
 def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
     """Check ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
+    for key, number in _integers(values):
+        if abs(number) >= 1 << 63:  # it counts nothing, and overflows where it is divided
+            raise ConfigError(f"{source}: {shown(key)[1:-1]}={shown(number)}: expected an integer of 63 bits")
     with foreign_errors(ConfigError, source):
         # JSON mode is strict where YAML has the type, and still takes "a/b" for a path and [1] for a tuple.
         text = json.dumps(values, default=str)
@@ -149,6 +156,18 @@ def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
         return model.model_validate_json(text)
     except pydantic.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(model, error)}") from None
+
+
+def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
+    """Yield key and value of every integer below ``value``."""
+    if isinstance(value, int):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, part in cast("dict[Any, Any]", value).items():
+            yield from _integers(part, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for part in cast("list[Any]", value):
+            yield from _integers(part, key)
 
 
 def dump_yaml(config: Config) -> str:
@@ -206,25 +225,34 @@ def _check_word(word: str, where: str) -> None:
         word.encode()
 
 
-def _check_yaml(text: str, where: str) -> None:
-    """Refuse deep nesting and wrong references before the text is loaded.
+def _check_yaml(text: str, where: str, resolved: bool = False) -> None:
+    """Refuse deep nesting, aliases that grow without end and wrong references before the text is loaded.
 
     The loader is recursive, in C too, and would crash on endless nesting; here one event follows the other.
+    ``resolved``: nothing in the text is a reference.
     """
-    depth = 0
+    size, begun, sizes = 0, list[tuple[str | None, int]](), dict[str | None, int]()
     try:
         for event in yaml.parse(text, Loader=_EVENTS):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _LEVELS:
+            if isinstance(event, yaml.CollectionStartEvent):
+                begun.append((event.anchor, size))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = begun.pop()
+                sizes[anchor] = size - before
+            size += sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
+            if len(begun) > _LEVELS:
                 raise ConfigError(f"{where} is nested in more than {_LEVELS} levels")
+            if size > _VALUES:
+                raise ConfigError(f"{where} has more than {_VALUES} values, with its aliases written out")
             if isinstance(event, yaml.ScalarEvent):
-                _check_scalar(event, where)
+                _check_scalar(event, where, resolved)
     except yaml.YAMLError:
         return  # the loader finds it too, with a better message
 
 
-def _check_scalar(event: yaml.ScalarEvent, where: str) -> None:
-    check_references(event.value, where)
+def _check_scalar(event: yaml.ScalarEvent, where: str, resolved: bool) -> None:
+    if not resolved:
+        check_references(event.value, where)
     if "\0" in event.value:
         raise ConfigError(f"{where}: {shown(event.value)} holds the character NUL, which no value can have")
     if event.implicit[0] and _ODD_NUMBER.fullmatch(event.value):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from spec_core import read_json_object
 from spec_core.errors import TargetError
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ def _is_spare(name: str) -> bool:
 
 def _token_ids(file: Path) -> dict[str, int]:
     """Return token -> id of a Hugging Face tokenizer.json; empty where there is none."""
+    if not file.exists():
+        return {}
+    fields = read_json_object(file, TargetError)
     try:
-        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         vocabulary = fields["model"].get("vocab") or {}
         if isinstance(vocabulary, list):  # Unigram: [token, score], the id is the index
             vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
         return vocabulary | {token["content"]: token["id"] for token in fields.get("added_tokens") or ()}
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise TargetError(
             f"{file} cannot be read as a tokenizer: {error!r}; set draft.mask_token_id"
         ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
 
 from pydantic import Field, NonNegativeInt
 
@@ -16,7 +16,7 @@ from spec_core.drafting import (
     layer_range_problem,
     read_layers,
 )
-from spec_draft_dflash.config import LayerType
+from spec_draft_dflash.config import MOST_LAYERS, LayerType
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "DFlashDraftModel"
 FULL, SLIDING = get_args(LayerType)
+_Depth = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 
 
 class DFlashShape(DecoderShape):
@@ -79,7 +80,7 @@ class DFlashShape(DecoderShape):
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return what has several places or forms in published drafts; the nested object comes first."""
         both = fields | own
-        depth = checked(Size, both.get("num_hidden_layers"), folder, "num_hidden_layers")
+        depth = checked(_Depth, both.get("num_hidden_layers"), folder, "num_hidden_layers")
         types = both.get("layer_types") or [FULL] * depth
         types = checked(tuple[LayerType, ...], types, folder, "layer_types")
         # Base configurations carry a window that nobody uses.

@@ -21,7 +21,7 @@ class Eagle3Config(DecoderConfig):
     loss: LossKind = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
     ``lk_lambda``: KL and acceptance mixed, ever more acceptance as it grows (arXiv 2602.23881)."""
-    num_steps: int = pydantic.Field(7, ge=1)
+    num_steps: int = pydantic.Field(7, ge=1, le=1024)
     """Unrolled steps of the training-time test: how many tokens ahead the draft is trained."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
     """Weight of one step relative to the one before: step s weighs step_decay ** s."""

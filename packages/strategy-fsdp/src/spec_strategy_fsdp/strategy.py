@@ -128,21 +128,15 @@ class FsdpStrategy(Strategy):
     def load(self, folder: StateFolder) -> None:
         """Read shards that any number of processes wrote (S5)."""
         from spec_core.sharding import load_sharded
-        from spec_strategy_fsdp.pickled_state import is_pickled, load_pickled
 
-        if is_pickled(folder):
-            load_pickled(self._state(), folder, self._mesh.get_group())
-        else:
-            load_sharded(self._state(), folder, self._mesh.get_group())
+        load_sharded(self._state(), folder, self._mesh.get_group())
 
     @classmethod
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
         """Return the model of a saved state, put together from its shards (S8)."""
         from spec_core.sharding import read_full
-        from spec_strategy_fsdp.pickled_state import is_pickled, read_pickled
 
-        state = read_pickled(folder, _MODEL) if is_pickled(folder) else read_full(folder, _MODEL)
-        return {name.removeprefix(_MODEL): value for name, value in state.items()}
+        return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
 
     def _state(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint holds: the model's, and the optimizer's of each parameter."""

@@ -8,7 +8,8 @@ from math import prod
 import pytest
 import torch
 
-from spec_core.sharding import FlatShard, copy_overlap
+from spec_core.sharding import FlatShard
+from spec_core.sharding.sharded_state import copy_overlap
 
 
 def shard(shape, first, values, offset=None, whole=None):

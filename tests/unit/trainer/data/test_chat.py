@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spec_core.errors import DataError
-from spec_trainer.data import rendering_limits, turns
+from spec_trainer.data import render_process, turns
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 
@@ -332,12 +332,18 @@ def test_an_answer_of_end_tokens_takes_no_longer_than_another(load, supervised):
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             "it takes more than",
         ),
+        ("{{ 5|round(-99999999) }}", "it takes more than"),
+        (
+            "{% set x = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set x.a = [x.a] * 9 %}"
+            "{% set x.b = [x.b] * 9 %}{% endfor %}{{ x.a == x.b }}",
+            "it takes more than",
+        ),
     ],
-    ids=["range", "macro", "string", "doubling", "loops"],
+    ids=["range", "macro", "string", "doubling", "loops", "digits", "comparison"],
 )
 def test_a_template_without_end_is_refused(load, monkeypatch, template, why):
-    monkeypatch.setattr(rendering_limits, "SECONDS", 0.5)
-    monkeypatch.setattr(rendering_limits, "BYTES", 64 << 20)
+    monkeypatch.setattr(render_process, "SECONDS", 0.5)
+    monkeypatch.setattr(render_process, "BYTES", 64 << 20)
     with pytest.raises(DataError, match=f"refused by the chat template: .*{why}"):
         load(conversation("a", "b"), template=template)
 

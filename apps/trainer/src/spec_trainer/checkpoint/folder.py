@@ -10,7 +10,7 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 
 META_FILE, CONFIG_FILE, STATE_FOLDER = "meta.json", "config.yaml", "state"
 BEST = "best"
-"""Link beside the step folders."""
+"""Name of the link to the best step folder."""
 
 _STEP = re.compile(r"step-\d+")
+_FILE = rf"^({CONFIG_FILE}|{STATE_FOLDER}/[^/]+)$"
 
 
 class CheckpointMeta(Config):
     """``meta.json`` of a step folder."""
 
-    step: int
+    step: Annotated[int, Field(ge=0, lt=2**63)]
     """Optimizer steps done."""
     identity: str
     target_digest: str
-    acceptance_length: float | None = None
+    acceptance_length: Annotated[float, Field(ge=0)] | None = None
     """Held-out, simulated; None if it was not evaluated at this step."""
-    files: dict[str, str] = Field(default_factory=dict)
-    """Digest of each other file by its path in the folder; empty where an earlier version has written it."""
+    files: dict[Annotated[str, Field(pattern=_FILE)], str] = Field(default_factory=dict)
+    """Digest of each other file by its path in the folder; empty until they are written."""
 
     def to_json(self) -> str:
         """Return the file's text, with a checksum of its own."""
@@ -64,7 +65,7 @@ def read_meta(folder: Path) -> CheckpointMeta:
     except ConfigError as error:
         raise ArtifactError(f"{file} is damaged: {error}") from error
     # The text, not what it means: no byte may change unnoticed.
-    if meta.files and content != meta.to_json().encode():
+    if content != meta.to_json().encode():
         raise ArtifactError(f"{file} is damaged: its checksum differs")
     return meta
 
@@ -72,6 +73,9 @@ def read_meta(folder: Path) -> CheckpointMeta:
 def check_whole(folder: Path) -> CheckpointMeta:
     """Return its meta; ArtifactError that names the file where one is missing or not as it was written."""
     meta = read_meta(folder)
+    present = {f"{STATE_FOLDER}/{file.name}" for file in (folder / STATE_FOLDER).iterdir()}
+    if unlisted := sorted(present - meta.files.keys()):
+        raise ArtifactError(f"{folder / unlisted[0]} is damaged: {META_FILE} does not list it")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         found = pool.map(lambda name: _digest_of(folder / name), meta.files)
         for (name, expected), actual in zip(meta.files.items(), found, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
@@ -31,7 +32,6 @@ from spec_trainer.disk import not_written, remove
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
@@ -68,7 +68,9 @@ class CheckpointStore:
     def best(self) -> Path | None:
         """Return the checkpoint that the link names, if it is one."""
         link = self._root / BEST
-        return link.resolve() if (link / META_FILE).is_file() else None
+        folder = link.resolve()
+        inside = folder.parent == self._root.resolve()
+        return folder if inside and (folder / META_FILE).is_file() else None
 
     def best_score(self, done_steps: int) -> float:
         """Return the best held-out acceptance length up to ``done_steps``, 0 without one; the same on every rank.
@@ -78,8 +80,11 @@ class CheckpointStore:
         return self._files.of_rank_0(self._own_best_score(done_steps))
 
     def _own_best_score(self, done_steps: int) -> float:
+        best = self.best()
+        if best is None:
+            return 0.0
         try:
-            meta = read_meta(self._root / BEST)
+            meta = read_meta(best)
         except ArtifactError:  # ``CommandCheckpoints`` has said so
             return 0.0
         return (meta.acceptance_length or 0.0) if meta.step <= done_steps else 0.0

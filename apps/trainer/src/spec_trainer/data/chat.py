@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import DataError
 from spec_core.foreign import foreign_errors
 from spec_trainer.data.errors import BadRow
-from spec_trainer.data.rendering_limits import rendering_limits
+from spec_trainer.data.render_process import TemplateUnreadable, render_process
 from spec_trainer.data.rows import Chat
 from spec_trainer.data.served_messages import served_messages, served_tool
 from spec_trainer.data.turns import Around, EndTokens, Frames, Render, TurnFinder
@@ -20,7 +20,6 @@ from spec_trainer.data.turns import Around, EndTokens, Frames, Render, TurnFinde
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jinja2 import TemplateSyntaxError
     from transformers import PreTrainedTokenizerBase
 
     from spec_trainer.data.chat_config import ChatConfig
@@ -151,14 +150,10 @@ class ChatRenderer:
     def _render(
         self, chat: Chat, messages: Sequence[dict[str, Any]], *, prompt: bool = False, marked: bool = False
     ) -> tuple[str, Spans]:
-        from jinja2 import TemplateSyntaxError
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         template, kwargs = self._template(chat), self._config.chat_template_kwargs
-        # A template's raise_exception, its operations on odd values and the limits raise errors of any type.
-        with foreign_errors(BadRow, "refused by the chat template"), rendering_limits():
+        with foreign_errors(BadRow, "refused by the chat template"):
             try:
-                texts, marks = render_jinja_template(
+                return render_process().render(
                     conversations=[[{"content": "", **message} for message in messages]],
                     tools=[served_tool(tool) for tool in chat.tools] if chat.tools else None,
                     chat_template=template,
@@ -166,14 +161,13 @@ class ChatRenderer:
                     add_generation_prompt=prompt,
                     **{**self._tokenizer.special_tokens_map, **kwargs},
                 )
-            except TemplateSyntaxError as error:  # no row can be rendered
-                raise self._unreadable(error) from error
-        return texts[0], [(start, stop) for start, stop in marks[0]] if marked else []
+            except TemplateUnreadable as error:  # no row can be rendered
+                raise self._unreadable(*error.args) from error
 
-    def _unreadable(self, error: TemplateSyntaxError) -> DataError:
+    def _unreadable(self, line: int, problem: str) -> DataError:
         of = "in data.chat_template" if self._config.chat_template else f"of '{self._tokenizer.name_or_path}'"
         return DataError(
-            f"the chat template {of} is no template of jinja: line {error.lineno}: {error.message}; mend it, or set "
+            f"the chat template {of} is no template of jinja: line {line}: {problem}; mend it, or set "
             "data.chat_template to the file of another"
         )
 

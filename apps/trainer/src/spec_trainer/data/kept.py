@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from spec_core.errors import DataError
-from spec_core.foreign import cause
+from spec_core.foreign import cause, check_regular, read_bytes
 from spec_trainer.data.dataset import Dataset, load_dataset
 from spec_trainer.data.report import DataReport
 from spec_trainer.data.sources import check_answers, source_files
 from spec_trainer.data.store import DATASET_FILES, load_arrays, open_dataset, save_arrays, write_dataset
+from spec_trainer.data.tokens import tokenizer_files
 from spec_trainer.disk import new_folder, remove
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ FEW_SAMPLES = 2000
 _KEPT = ".rendered-"
 """How the names of such folders begin; the rest is ``Dataset.origin``."""
 _RECORD = "record.json"
+_RECORD_BYTES = 1 << 30
 _ARRAYS = ("prompts", "questions")
 _FILES = (*DATASET_FILES, *(f"{name}{part}.npy" for name in _ARRAYS for part in ("", "_lengths")))
 _UNUSED = {"features", "packing", "shuffle"}
 """Keys of section ``data`` that decide nothing before the samples are numbered."""
-_TOKENIZER_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 
 
@@ -97,9 +98,8 @@ def _origin(settings: Mapping[str, Any], sources: Iterable[str], tokenizer_folde
     whole = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     whole.update(json.dumps([version(name) for name in _LIBRARIES]).encode())
     own = sorted(Path(__file__).parent.glob("*.py"))
-    tokenizer = sorted(file for file in tokenizer_folder.rglob("*") if file.suffix in _TOKENIZER_FILES)
     try:
-        for file in chain(own, tokenizer, *(source_files(path) for path in sources)):
+        for file in chain(own, tokenizer_files(tokenizer_folder), *(source_files(path) for path in sources)):
             whole.update(f"{file}\0{_digest(file)}\0".encode())
     except (OSError, DataError):  # whoever reads the rows says so
         return ""
@@ -107,6 +107,7 @@ def _origin(settings: Mapping[str, Any], sources: Iterable[str], tokenizer_folde
 
 
 def _digest(file: Path) -> str:
+    check_regular(file, DataError)
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
 
@@ -126,8 +127,8 @@ def _write(dataset: Dataset, folder: Path) -> None:
 
 def _open(folder: Path, origin: str) -> Dataset | None:
     """Return what ``keep_run_data`` has written; None where it is not there, whole and unchanged."""
-    with suppress(OSError, UnicodeDecodeError):
-        digest, _, text = (folder / _RECORD).read_text().partition("\n")
+    with suppress(OSError, UnicodeDecodeError, DataError):
+        digest, _, text = read_bytes(folder / _RECORD, DataError, _RECORD_BYTES).decode().partition("\n")
         if hashlib.blake2b(text.encode()).hexdigest() != digest:
             return None
         record = json.loads(text)

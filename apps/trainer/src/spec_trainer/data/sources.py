@@ -202,6 +202,8 @@ def _load_hub(name: str, config: str | None, split: str) -> Any:
     from datasets import load_dataset
     from datasets.utils import logging as datasets_logging
 
+    if os.path.lexists(name):  # which the library would read in place of the hub's
+        raise DataError(f"the working directory has a {name} beside the hub's; work in another one")
     # Its failures become one line of error; its own logging would repeat them.
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)
     return load_dataset(name, config, split=split)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spec_core.errors import DataError
-from spec_core.foreign import foreign_errors
+from spec_core.foreign import check_regular, foreign_errors
 from spec_core.wording import shown
 from spec_trainer.data.chat import ChatRenderer
 from spec_trainer.data.chat_config import ChatConfig
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
+
+_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+_FILE_BYTES = 1 << 30
+"""Bytes of one such file; the largest of public models have some 20 MB, but some folders hold data as well."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +161,7 @@ class Encoder:
 
         logger.debug("loading the tokenizer in %s", self._folder)
         with foreign_errors(DataError, f"the tokenizer in '{self._folder}' cannot be read"):
+            tokenizer_files(self._folder)  # transformers opens whatever has such a name
             # Without trust_remote_code, transformers asks on stdin whether it may run the target's Python.
             return AutoTokenizer.from_pretrained(
                 str(self._folder), local_files_only=True, trust_remote_code=False
@@ -171,6 +176,15 @@ class Encoder:
             )
         with foreign_errors(DataError, f"the tokenizer in '{self._folder}' cannot be used"):
             return ChatRenderer(self._tokenizer, self._chat_config)
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return all files that a tokenizer may be read from. Raise DataError for a pipe, a device or a vast file."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _FILES and path.exists())
+    files = [path for path in files if not path.is_dir()]
+    for file in files:
+        check_regular(file, DataError, _FILE_BYTES)
+    return files
 
 
 def token_range(offsets: np.ndarray, start: int, stop: int) -> slice:

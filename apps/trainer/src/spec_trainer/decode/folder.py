@@ -8,16 +8,19 @@ all, and the answers of a cycle come last: with them the cycle is decoded, and n
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
+from spec_core.config import Config
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 from spec_trainer.disk import remove, write_atomically
 from spec_trainer.run_directory import RunDirectory
+from spec_trainer.run_records import CycleFigures, read_figures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +30,22 @@ if TYPE_CHECKING:
     from spec_trainer.config import AnyRunConfig
 
 HELD_OUT = "held_out"
+
+_Token = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _AnswerRow(Config):
+    """A row of ``_row``."""
+
+    input_ids: Annotated[list[_Token], Field(min_length=1)]
+    loss_mask: list[Literal[0, 1]]
+    guess_place: list[_Token]
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Self:
+        if not len(self.input_ids) == len(self.loss_mask) == len(self.guess_place):
+            raise ValueError("input_ids, loss_mask and guess_place differ in length")
+        return self
 
 
 class DecodedFolder:
@@ -50,7 +69,8 @@ class DecodedFolder:
     def remove_drafts_after(self, done_steps: int) -> None:
         """Remove the drafts of later steps, which are trained anew."""
         for folder in self._root.glob("draft-*"):
-            if int(folder.name.removeprefix("draft-")) > done_steps:
+            version = folder.name.removeprefix("draft-")
+            if not version.isdecimal() or int(version) > done_steps:
                 remove(folder)
 
     def has(self, cycle: int) -> bool:
@@ -78,7 +98,7 @@ class DecodedFolder:
         if not file.exists():
             return None
         with foreign_errors(ArtifactError, f"{file} is damaged; delete it and the answers of that cycle"):
-            return dict(json.loads(read_bytes(file, ArtifactError)))
+            return read_figures(file, CycleFigures)
 
     def dataset(self, cycle: int, on_policy: bool) -> Dataset:
         """Return the answers of a cycle to train on, with their guess places if ``on_policy``.
@@ -94,14 +114,14 @@ class DecodedFolder:
         with foreign_errors(
             ArtifactError, f"{file} is damaged; delete it, and its prompts are answered anew"
         ):
-            rows = [json.loads(line) for line in read_bytes(file, ArtifactError).splitlines()]
+            rows = map(_AnswerRow.model_validate_json, read_bytes(file, ArtifactError).splitlines())
             return tuple(
                 Sample(
                     number,
-                    np.array(row["input_ids"], dtype=np.int32),
-                    np.array(row["loss_mask"], dtype=bool),
+                    np.array(row.input_ids, dtype=np.int32),
+                    np.array(row.loss_mask, dtype=bool),
                     f"{file}:{number - first_id + 1}",
-                    guess_place=np.array(row["guess_place"], dtype=np.int32) if on_policy else None,
+                    guess_place=np.array(row.guess_place, dtype=np.int32) if on_policy else None,
                 )
                 for number, row in enumerate(rows, start=first_id)
             )

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError, DataError
-from spec_core.foreign import foreign_errors
+from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.wording import shortened
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+_COMMIT = re.compile(r"\w{1,64}")
+_COMMIT_BYTES = 1 << 10
 _BOXED = "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 _PASSES_TESTS = (
     "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```"
@@ -236,11 +238,18 @@ def _copy(hub: str, names: set[str], folder: Path) -> Path | None:
     cached = f"datasets--{hub.replace('/', '--')}"
     for place in (folder / cached, folder / "hub" / cached, folder):
         if place.name == cached and (current := place / "refs" / "main").is_file():
-            return place / "snapshots" / current.read_text(encoding="utf-8").strip()
+            return place / "snapshots" / _commit(current)
     if (folder / hub).is_dir():
         return folder / hub
     is_snapshot = folder.parent.name == "snapshots" and folder.parent.parent.name == cached
     return folder if is_snapshot or _plain(folder.name) in names else None
+
+
+def _commit(file: Path) -> str:
+    commit = read_bytes(file, DataError, _COMMIT_BYTES).decode(errors="replace").strip()
+    if not _COMMIT.fullmatch(commit):
+        raise DataError(f"{file} names no commit: it is no cache of the hub")
+    return commit
 
 
 def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:

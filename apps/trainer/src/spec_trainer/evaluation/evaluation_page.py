@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.evaluation.document import benchmark_lines, break_even_sentence, load_lines
 from spec_trainer.report import page
+from spec_trainer.report_html import figures, text
 from spec_trainer.report_svg import svg
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def evaluation_page(document: Document) -> str:
         "Evaluation of a draft",
         [
             "<h1>Evaluation of a draft</h1>",
-            f"<p class=lead>{html.escape(document['draft'])}<br>for {html.escape(document['target'])}<br>"
-            f"{html.escape(document['engine'])} {html.escape(versions)}, "
+            f"<p class=lead>{text(document['draft'])}<br>for {text(document['target'])}<br>"
+            f"{text(document['engine'])} {text(versions)}, "
             f"{document['num_draft_tokens']} draft tokens, temperature {document['temperature']:g}</p>",
             _figures(document),
-            "".join(f"<p>Not valid: {html.escape(warning)}.</p>" for warning in document["warnings"]),
+            "".join(f"<p>Not valid: {text(warning)}.</p>" for warning in document["warnings"]),
             _table("Benchmarks", benchmark_lines(document)),
             _positions(document),
             _loads(document),
@@ -46,18 +46,13 @@ def _figures(document: Document) -> str:
         ("tokens/s with the draft", document["tokens_per_s"], "{:,.0f}"),
         ("generated tokens", document["generated_tokens"], "{:,}"),
     ]
-    boxes = [
-        f"<div class=figure><b>{form.format(value)}</b>{label}</div>"
-        for label, value, form in shown
-        if value is not None
-    ]
     equal = "yes" if document["outputs_equal"] else "no"
-    return f"<div class=figures>{''.join(boxes)}</div><p>Greedy output equal to plain greedy: {equal}.</p>"
+    return f"{figures(shown)}<p>Greedy output equal to plain greedy: {equal}.</p>"
 
 
 def _table(title: str, lines: Iterable[str]) -> str:
-    text = html.escape("\n".join(lines))
-    return f"<h2>{title}</h2><pre>{text}</pre>" if text else ""
+    content = text("\n".join(lines))
+    return f"<h2>{text(title)}</h2><pre>{content}</pre>" if content else ""
 
 
 def _positions(document: Document) -> str:

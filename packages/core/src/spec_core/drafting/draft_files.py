@@ -142,6 +142,30 @@ def load_tensors(folder: Path, stored_names: Mapping[str, str]) -> dict[str, Ten
         return {name: file.get_tensor(stored) for name, stored in stored_names.items()}
 
 
+def check_finite(folder: Path) -> None:
+    """Raise ArtifactError if a tensor of the draft holds NaN or infinity: it would decode without a warning."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        check_regular(path, ArtifactError)
+        with (
+            foreign_errors(ArtifactError, f"draft tensors {path} cannot be read"),
+            safe_open(path, framework="pt") as file,
+        ):
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                _check_finite(name, file.get_tensor(name), f"draft {folder}")
+
+
+def _check_finite(name: str, tensor: Tensor, where: str) -> None:
+    import torch
+
+    if not torch.isfinite(tensor).all():
+        raise ArtifactError(
+            f"{where}: {name} holds values that are not finite (NaN or infinity): its training diverged or its file "
+            "was damaged; use an earlier checkpoint"
+        )
+
+
 def served_dtype(target: TargetSpec) -> str:
     """Return the dtype that a draft is served in: the target's, or bfloat16 where that is a quantised one."""
     return target.dtype if target.dtype in _SERVED_DTYPES else "bfloat16"
@@ -156,12 +180,17 @@ def as_served(tensor: Tensor, target: TargetSpec) -> Tensor:
 
 
 def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
-    """Write what ``draft`` exports into ``folder``, which exists: config.json and model.safetensors."""
+    """Write what ``draft`` exports into ``folder``, which exists: config.json and model.safetensors.
+
+    Raise ArtifactError for a tensor that is not finite in the dtype that it is served in.
+    """
     from safetensors.torch import save_file
 
     # A copy of its own: safetensors refuses tensors that share memory.
     exported = draft.exported_tensors(weights, target)
     stored = {name: tensor.cpu().clone().contiguous() for name, tensor in exported}
+    for name, tensor in stored.items():
+        _check_finite(name, tensor, f"the {draft.name} draft")
     save_file(stored, folder / _TENSORS, metadata={"format": "pt"})
     config = json.dumps(draft.exported_config(target), indent=2) + "\n"
     (folder / _CONFIG).write_text(config, encoding="utf-8")

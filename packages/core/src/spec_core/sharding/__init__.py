@@ -5,27 +5,8 @@ from typing import TYPE_CHECKING
 from spec_core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from spec_core.sharding.sharded_state import (
-        INDEX_FILE,
-        FlatShard,
-        check_names,
-        copy_overlap,
-        load_sharded,
-        read_full,
-        save_sharded,
-    )
+    from spec_core.sharding.sharded_state import FlatShard, load_sharded, read_full, save_sharded
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        sharded_state="INDEX_FILE FlatShard check_names copy_overlap load_sharded read_full save_sharded",
-    )
+    __getattr__ = lazy_names(__name__, sharded_state="FlatShard load_sharded read_full save_sharded")
 
-__all__ = [
-    "INDEX_FILE",
-    "FlatShard",
-    "check_names",
-    "copy_overlap",
-    "load_sharded",
-    "read_full",
-    "save_sharded",
-]
+__all__ = ["FlatShard", "load_sharded", "read_full", "save_sharded"]

@@ -65,11 +65,14 @@ class FlatShard:
             yield rectangle.view(shape), offset
 
 
+_Sizes = tuple[Annotated[int, Field(ge=0, lt=2**63)], ...]
+
+
 class Part(Config):
     """A rectangle of a tensor, and the file that holds it."""
 
-    offset: Offset
-    shape: Offset
+    offset: _Sizes
+    shape: _Sizes
     file: Annotated[str, Field(pattern=r"^state/rank-\d+\.safetensors$")]
 
     @property
@@ -82,8 +85,21 @@ class IndexEntry(Config):
     """A tensor's dtype, full shape and parts."""
 
     dtype: str
-    shape: Offset
+    shape: _Sizes
     parts: tuple[Part, ...]
+
+    def check_whole(self) -> None:
+        """Raise ValueError for a dtype that is none, and where the parts do not make the tensor."""
+        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise ValueError(f"{self.dtype!r} is no dtype")
+        for part in self.parts:
+            places = zip(part.offset, part.shape, self.shape, strict=True)  # ValueError for another number
+            if any(first + length > whole for first, length, whole in places):
+                raise ValueError(
+                    f"a part of shape {list(part.shape)} lies outside of shape {list(self.shape)}"
+                )
+        if sum(prod(part.shape) for part in self.parts) != prod(self.shape):
+            raise ValueError(f"its parts do not make a tensor of shape {list(self.shape)}")
 
 
 Index = dict[str, IndexEntry]
@@ -163,7 +179,7 @@ def _copy_common(local: Tensor, offset: Offset, source: Tensor, source_offset: O
 
 
 def _read_full(index: Index, names: list[str], folder: StateFolder) -> dict[str, Tensor]:
-    state = {name: torch.empty(index[name].shape, dtype=getattr(torch, index[name].dtype)) for name in names}
+    state = {name: torch.zeros(index[name].shape, dtype=getattr(torch, index[name].dtype)) for name in names}
     _read(state, index, folder)
     return state
 
@@ -178,13 +194,25 @@ def _read(state: Mapping[str, Tensor | FlatShard], index: Index, folder: StateFo
             for name, part in parts:
                 with foreign_errors(ArtifactError, f"{folder.path / file} cannot be read"):
                     source = tensors.get_tensor(_key(name, part.offset))
+                _check_as_listed(source, index[name].dtype, part, f"{folder.path / file}: {name}")
                 copy_overlap(state[name], index[name].shape, source, part.offset, name)
+
+
+def _check_as_listed(source: Tensor, dtype: str, part: Part, where: str) -> None:
+    found, listed = (source.dtype, tuple(source.shape)), (getattr(torch, dtype), part.shape)
+    if found != listed:
+        raise ArtifactError(
+            f"{where} has {found[0]} {list(found[1])}, {INDEX_FILE} says {listed[0]} {list(listed[1])}"
+        )
 
 
 def _read_index(folder: StateFolder) -> Index:
     content = folder.read_json(INDEX_FILE)
     with foreign_errors(ArtifactError, f"{folder.path / INDEX_FILE} is damaged"):
-        return TypeAdapter(Index).validate_python(content, strict=False)
+        index = TypeAdapter(Index).validate_python(content, strict=False)
+        for entry in index.values():
+            entry.check_whole()
+        return index
 
 
 def _merged(everyones: list[Index]) -> dict[str, object]:

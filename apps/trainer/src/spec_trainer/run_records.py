@@ -1,0 +1,161 @@
+"""Rows and figures in the files of a run directory, checked as they are read: the directory may come from elsewhere.
+
+A value that no field names is a number, a text, or a list of numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pydantic
+from pydantic import Field
+
+from spec_core.errors import ArtifactError
+from spec_core.foreign import check_regular, foreign_errors, read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_LINE_BYTES = 1 << 20
+"""Bytes of one row; a step's has a few hundred."""
+
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Number = bool | int | float
+_Plain = _Number | str | list[_Number] | None
+
+
+class Figures(pydantic.BaseModel):
+    """Figures by name."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, _Plain]
+
+
+class Row(Figures):
+    """A row of a file that has one for each step."""
+
+    step: _Count
+
+
+class PushFigures(Figures):
+    """Figures of a push, which some steps have."""
+
+    push_version: _Count = 0
+    push_committed: bool = False
+    push_reverted: bool = False
+    push_s: float = 0.0
+    push_wait_s: float = 0.0
+    push_acceptance_before: float = 0.0
+    push_acceptance_after: float = 0.0
+
+
+class StepRow(Row, PushFigures):
+    """A row of metrics.jsonl."""
+
+    loss: float
+    lr: float = 0.0
+    acceptance_length: float = 0.0
+    accuracy: list[float] = []
+    eval_loss: float = 0.0
+    eval_lr: float = 0.0
+    eval_acceptance_length: float = 0.0
+    tokens: _Count = 0
+    serve_wait_s: float = 0.0
+
+
+class MeasurementRow(Row):
+    """A row of measurements.jsonl."""
+
+    serving_acceptance_length: float
+    serving_acceptance_length_per_request: float = 0.0
+    serving_tokens_per_s: float = 0.0
+    serving_tokens: _Count = 0
+    serving_s: float = 0.0
+
+
+class ReplacementRow(Row):
+    """A row of replacements.jsonl."""
+
+    time: Annotated[float, Field(ge=0, le=1e11)]
+    worker: str
+    cause: str
+
+
+class TrainedRow(Row):
+    """A row of a rank's trained-R.jsonl."""
+
+    samples: list[_Count]
+
+
+class CycleFigures(Figures):
+    """Figures of a cycle of a run that decodes."""
+
+    cycle: _Count
+    draft_version: _Count
+    held_out_acceptance_length: float = 0.0
+    decode_acceptance_length: float = 0.0
+    decode_tokens: _Count = 0
+    decode_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+class KeptSummary(pydantic.BaseModel):
+    """Parts of summary.json that a run which was complete before this command takes over."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    steps: _Count = 0
+    tokens: _Count = 0
+    wall_s: float = 0.0
+    time_s: dict[str, float] = {}
+    acceptance_length: float | None = None
+    acceptance_length_before: float | None = None
+    cycles: list[CycleFigures] = []
+    last_pushes: list[PushFigures] = []
+
+
+def read_rows(file: Path, kind: type[Row]) -> list[dict[str, Any]]:
+    """Return every whole row of a file, none where it is not there. Raise ArtifactError for one that is damaged."""
+    rows, damaged = whole_rows(file, kind)
+    if damaged:
+        raise damaged[0]
+    return [row for _, row in rows]
+
+
+def whole_rows(file: Path, kind: type[Row]) -> tuple[list[tuple[str, dict[str, Any]]], list[ArtifactError]]:
+    """Return the rows of a file with their lines, and what is wrong with its other lines.
+
+    A crash may have cut the last line short: it is neither.
+    """
+    rows: list[tuple[str, dict[str, Any]]] = []
+    damaged: list[ArtifactError] = []
+    if file.exists() or file.is_symlink():
+        check_regular(file, ArtifactError)
+        for number, line in enumerate(_lines(file), 1):
+            try:
+                with foreign_errors(ArtifactError, f"{file}:{number} is damaged; remove the line"):
+                    rows.append(
+                        (line.decode(), kind.model_validate_json(line).model_dump(exclude_unset=True))
+                    )
+            except ArtifactError as error:
+                damaged.append(error)
+    return rows, damaged
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """Yield each whole line, of one that is too long for a row the beginning."""
+    with file.open("rb") as stream:
+        while line := stream.readline(_LINE_BYTES):
+            end = line
+            while len(end) == _LINE_BYTES and not end.endswith(b"\n"):
+                end = stream.readline(_LINE_BYTES)
+            if end.endswith(b"\n"):
+                yield line
+
+
+def read_figures(file: Path, kind: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """Return the figures of a JSON file. Raise ArtifactError where it is damaged."""
+    content = read_bytes(file, ArtifactError)
+    with foreign_errors(ArtifactError, f"{file} is damaged"):
+        return kind.model_validate_json(content).model_dump(exclude_unset=True)
