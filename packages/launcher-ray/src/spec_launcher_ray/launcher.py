@@ -220,8 +220,9 @@ class RayLauncher(Launcher):
     def _found_hosts(self) -> list[Host]:
         """The hosts of a running cluster, or of the one that ``start`` would start."""
         from spec_launcher_ray import cluster
+        from spec_launcher_ray.connection import named_address
 
-        address = cluster.named_address(self.config, os.environ.get("RAY_ADDRESS"))
+        address = named_address(self.config, os.environ.get("RAY_ADDRESS"))
         if address is None:
             return [cluster.own_host(super().num_devices())]
         self._cluster = cluster.Cluster(self.config, address)
@@ -234,10 +235,11 @@ class RayLauncher(Launcher):
 
     def _start(self, workers: Sequence[WorkerSpec]) -> None:
         from spec_launcher_ray import cluster
+        from spec_launcher_ray.connection import named_address
         from spec_launcher_ray.prepared_hosts import PreparedHosts
 
         if self._cluster is None:
-            address = cluster.named_address(self.config, os.environ.get("RAY_ADDRESS"))
+            address = named_address(self.config, os.environ.get("RAY_ADDRESS"))
             self._cluster = cluster.Cluster(self.config, address)
         bundles = self._bundles(workers, self._cluster.hosts(self._resource))
         own = self._cluster.own_address
