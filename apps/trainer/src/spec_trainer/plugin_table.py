@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 from spec_core import plugins
+from spec_core.errors import PluginError
 
 _INTERFACES = {plugins.kind_of(interface): interface for interface in plugins.INTERFACES}
 _COMMAND = "spec-trainer"
 """The distribution that names, in its requirements and extras, every plugin of this repository."""
-_PROBE_DEADLINE_S = 20.0
+_IMPORT_S = 120.0
+"""Longest wait for a plugin's module to be imported; a loaded host takes a minute for a large one."""
+_PROBE_S = 20
+"""Longest wait for its probe, once it is imported."""
 _PIPED_COLUMNS = 1000
 """Width of the table in a file or pipe, where every row is one line."""
 
@@ -22,6 +28,7 @@ def plugin_rows() -> list[TableRow]:
     """Return one row per installed entry point.
 
     The probe of a third party's plugin runs in a process of its own, with a deadline, because it may hang or crash.
+    The status of one that has not answered by then is ``unknown``: this host may be slow.
     """
     rows: list[TableRow] = []
     ours = plugins.required_by(_COMMAND)
@@ -63,13 +70,14 @@ def _probe_here(kind: str, name: str) -> tuple[str, str, int | None]:
 
 
 def _probe_apart(kind: str, name: str) -> tuple[str, str, int | None]:
-    command = [sys.executable, "-P", "-m", "spec_trainer.plugin_table", kind, name]
+    command = [sys.executable, "-P", "-m", "spec_trainer.plugin_table", kind, name, str(_PROBE_S)]
+    limit_s = _IMPORT_S + _PROBE_S
     try:
-        child = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PROBE_DEADLINE_S, check=False
-        )
+        child = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
-        return "broken", f"its probe did not answer within {_PROBE_DEADLINE_S:.0f} s", None
+        return "unknown", f"its import took longer than {_IMPORT_S:.0f} s on this host", None
+    if child.returncode == -signal.SIGALRM:
+        return "unknown", f"its probe took longer than {_PROBE_S} s on this host", None
     if child.returncode != 0:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         return "broken", f"its probe ended with exit code {child.returncode}: {last}", None
@@ -77,5 +85,14 @@ def _probe_apart(kind: str, name: str) -> tuple[str, str, int | None]:
     return status, reason, api
 
 
+def main(kind: str, name: str, probe_s: str) -> None:
+    """Print the status of one plugin; the kernel ends this process ``probe_s`` seconds after the import."""
+    interface = _INTERFACES[kind]
+    with suppress(PluginError):  # it is told below
+        plugins.load_record(interface, plugins.find(interface, name))
+    signal.alarm(int(probe_s))
+    print(json.dumps(_probe_here(kind, name)))
+
+
 if __name__ == "__main__":
-    print(json.dumps(_probe_here(sys.argv[1], sys.argv[2])))
+    main(*sys.argv[1:])

@@ -18,6 +18,7 @@
     └── RunError                    the run failed after it had started (exit code 1)
         ├── DeadlineExceeded        a blocking call outlasted its timeout
         ├── PeerLost                another process of the run died or went silent
+        │   └── HostLost            the host that all workers are on is lost: none can be started again
         ├── NoDevices               no host has devices free for a worker now
         ├── ProtocolError           a peer sent something that the protocol forbids
         │   └── SchemaMismatch      sender and receiver disagree on the features
@@ -96,6 +97,10 @@ class DeadlineExceeded(RunError, TimeoutError):
 
 class PeerLost(RunError, ConnectionError):
     """Another process of the run died, or sent nothing for too long."""
+
+
+class HostLost(PeerLost):
+    """The host that all workers of a run are on is lost: none can be started again."""
 
 
 class NoDevices(RunError):

@@ -29,7 +29,8 @@ L10 While workers run on a host the launcher holds ``Backend.prepare_host`` ther
 L11 ``replace`` kills what is left of a worker and of what it has started, and starts its WorkerSpec again in its
     place: on the same devices, or on others where their host is lost; with the same log, under another handle.
     Nothing is received from the old worker any more, and the other workers notice nothing. Where the worker cannot be
-    started again it raises RunError, NoDevices while no host has room for it, and may be called again.
+    started again it raises RunError, NoDevices while no host has room for it, and may be called again; HostLost where
+    no host ever will.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ class WorkerEnded:
     """The cause, to be read after the worker's name: ``was killed by signal 9; see LOG``."""
     killed: bool = False
     """True if the cause lies outside the run's own processes: SIGKILL, a lost machine, silence."""
+    host_lost: bool = False
+    """True if the host that all workers are on is lost, so that none can be started again (L11)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +200,7 @@ class Launcher(Resource):
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
         """Start a worker again, whether it has ended or not; return its new handle.
 
-        Raise RunError, NoDevices while there is no room for it (L11).
+        Raise RunError, NoDevices while there is no room for it, HostLost where there never will be (L11).
         """
 
     @abstractmethod

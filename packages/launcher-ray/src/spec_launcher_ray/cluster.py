@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,22 +11,21 @@ import ray
 from ray._private.state import (
     available_resources_per_node,  # vLLM counts by it too; the public API has sums alone
 )
-from ray.job_config import JobConfig
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from spec_core.errors import ConfigError, RunError
 from spec_core.processes import SAFE_PATH
+from spec_launcher_ray.connection import check_address, connect, start_cluster
 from spec_launcher_ray.placement import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
     from spec_launcher_ray.config import RayConfig
+    from spec_launcher_ray.connection import ClusterAddress
     from spec_launcher_ray.placement import Bundle
 
-_CONNECT_S = 10.0
-"""Longest wait for a cluster's port to answer; Ray itself waits for minutes."""
 _ANSWER_S = 5.0
 """Longest wait for a host's port to answer."""
 _CORES = "CPU"
@@ -37,8 +33,6 @@ _CORES = "CPU"
 _UNCOUNTED = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0", **SAFE_PATH}}}
 """Options of an actor that asks for no core, and runs at the priority of the run: else Ray lowers it by 15, and that
 of the processes that it starts. A cluster that runs already was perhaps started without PYTHONSAFEPATH."""
-_OWN_PACKAGES = JobConfig(_client_job=True)
-"""Settings of the connection: without the flag, Ray has workers import from this process's working directory, too."""
 _COUNTED = {"CPU": "num_cpus", "GPU": "num_gpus"}
 """Resources that an actor asks for by an option of its own."""
 
@@ -46,22 +40,21 @@ _COUNTED = {"CPU": "num_cpus", "GPU": "num_gpus"}
 class Cluster:
     """This process's connection to Ray."""
 
-    def __init__(self, config: RayConfig, address: str | None) -> None:
-        """Connect to the cluster at ``address``, or start one on this host. Raise ConfigError."""
+    def __init__(self, config: RayConfig, address: ClusterAddress | None) -> None:
+        """Connect to the cluster at ``address``, or start one on this host. Raise ConfigError, RunError."""
         self._config = config
-        self._address = address
         self._lost: set[str] = set()
         """Ids of nodes that have not answered, and are not asked again."""
         self._owned = not ray.is_initialized()
         """Whether this object has connected; otherwise the program that it runs in has."""
         if address is not None:
-            _check_address(address)
-        if self._owned:
-            self._connect()
-        elif address not in ("auto", ray.get_runtime_context().gcs_address):
-            raise ConfigError(
-                f"launcher.address={address}: this process is connected to {self.where} already"
-            )
+            check_address(address)
+        if address is None:
+            start_cluster()
+        elif self._owned:
+            connect(address)
+        elif address.value not in ("auto", ray.get_runtime_context().gcs_address):
+            raise ConfigError(f"{address}: this process is connected to {self.where} already")
 
     @property
     def where(self) -> str:
@@ -127,26 +120,6 @@ class Cluster:
             chosen += found
         return chosen
 
-    def _connect(self) -> None:
-        with _own_signal_handler():
-            try:
-                ray.init(
-                    address=self._address or "local",
-                    log_to_driver=False,
-                    configure_logging=False,
-                    job_config=_OWN_PACKAGES,
-                    **({} if self._address else {"include_dashboard": False}),
-                )
-            except (
-                ConnectionError,
-                RuntimeError,
-                ValueError,
-                TimeoutError,
-                ray.exceptions.RayError,
-            ) as error:
-                where = f"launcher.address={self._address}" if self._address else "a Ray cluster for this run"
-                raise ConfigError(f"{where} cannot be used: {_one_line(error)}") from error
-
 
 class Reservation:
     """Devices that Ray has reserved: a placement group of one bundle for each ``Bundle``."""
@@ -184,13 +157,6 @@ class Reservation:
 def on_host(host: Host) -> dict[str, Any]:
     """Return the options of an actor that takes nothing of its host."""
     return {**_UNCOUNTED, "scheduling_strategy": NodeAffinitySchedulingStrategy(host.node, soft=False)}
-
-
-def named_address(config: RayConfig, environ_address: str | None) -> str | None:
-    """Return the address of the running cluster to use; None where one is to be started."""
-    if config.address is None and ray.is_initialized():
-        return "auto"
-    return config.address or environ_address or None
 
 
 def own_host(num_devices: int) -> Host:
@@ -250,36 +216,3 @@ def _names_of(node: dict[str, Any]) -> tuple[str, ...]:
 def _shown(resources: dict[str, float]) -> str:
     counted = [f"{name} {amount:g}" for name, amount in sorted(resources.items()) if ":" not in name]
     return ", ".join(word for word in counted if "memory" not in word) or "nothing"
-
-
-def _check_address(address: str) -> None:
-    """Refuse what Ray would try for minutes."""
-    if "://" in address:
-        raise ConfigError(
-            f"launcher.address={address}: the run itself must be on a host of the cluster; give HOST:PORT as "
-            "ray start prints it"
-        )
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        return  # "auto" and the like
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"launcher.address={address}: no Ray cluster answers there ({error})") from error
-
-
-@contextmanager
-def _own_signal_handler() -> Iterator[None]:
-    """Put the handler of SIGTERM back, which Ray replaces: the run saves a checkpoint on it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core import LOOPBACK, Launcher, WorkerEnded
-from spec_core.errors import ConfigError, NoDevices, RunError, SpecError
+from spec_core.errors import ConfigError, HostLost, NoDevices, RunError, SpecError
 from spec_core.processes import ChannelListener, ChannelWorker, ControlChannel, WorkerInbox
 from spec_core.records import Availability
 from spec_launcher_ray.config import RayConfig
@@ -63,14 +63,16 @@ class RayWorker(ChannelWorker):
     code: Any
     host: Host
     cluster: Cluster
+    alone: bool
+    """Whether all workers are on its host."""
     log: Path
 
     def ending(self) -> WorkerEnded:
         """Return how the worker or its actor has ended, or Ray's node of its host, which ends both."""
         how, killed = ending_of(self.code) if self.cluster.lives(self.host) else ("", True)
-        if not self.cluster.lives(self.host):  # while it died it may have answered
+        if lost := not self.cluster.lives(self.host):  # while it died it may have answered
             how, killed = f"was lost: {_gone(self.host)}", True
-        return WorkerEnded(self, f"{how}; see {self.log}", killed)
+        return WorkerEnded(self, f"{how}; see {self.log}", killed, host_lost=lost and self.alone)
 
 
 class RayLauncher(Launcher):
@@ -163,7 +165,7 @@ class RayLauncher(Launcher):
         assert self._hosts is not None
         spec, lost = self._places[name].spec, self._places[name].host
         if self._places[name].address == LOOPBACK:  # no other host reaches this run
-            raise RunError(f"{name} cannot be started again: Ray's node of this host is lost")
+            raise HostLost(f"{name} cannot be started again: {_gone(lost)}")
         try:
             hosts = self._cluster.hosts(self._resource)
         except ConfigError as error:  # one of launcher.hosts is lost
@@ -220,8 +222,9 @@ class RayLauncher(Launcher):
     def _found_hosts(self) -> list[Host]:
         """The hosts of a running cluster, or of the one that ``start`` would start."""
         from spec_launcher_ray import cluster
+        from spec_launcher_ray.connection import named_address
 
-        address = cluster.named_address(self.config, os.environ.get("RAY_ADDRESS"))
+        address = named_address(self.config, os.environ.get("RAY_ADDRESS"))
         if address is None:
             return [cluster.own_host(super().num_devices())]
         self._cluster = cluster.Cluster(self.config, address)
@@ -234,10 +237,11 @@ class RayLauncher(Launcher):
 
     def _start(self, workers: Sequence[WorkerSpec]) -> None:
         from spec_launcher_ray import cluster
+        from spec_launcher_ray.connection import named_address
         from spec_launcher_ray.prepared_hosts import PreparedHosts
 
         if self._cluster is None:
-            address = cluster.named_address(self.config, os.environ.get("RAY_ADDRESS"))
+            address = named_address(self.config, os.environ.get("RAY_ADDRESS"))
             self._cluster = cluster.Cluster(self.config, address)
         bundles = self._bundles(workers, self._cluster.hosts(self._resource))
         own = self._cluster.own_address
@@ -328,6 +332,7 @@ class RayLauncher(Launcher):
                 code=code,
                 host=place.host,
                 cluster=self._cluster,
+                alone=place.address == LOOPBACK,
                 log=self._log(name),
             )
             self._workers[name] = worker
@@ -339,7 +344,8 @@ class RayLauncher(Launcher):
         assert self._cluster is not None
         hosts = {self._places[name].host: name for name in sorted(missing)}
         for host in self._cluster.lost(hosts):
-            raise RunError(f"{hosts[host]} cannot be started: {_gone(host)}")
+            alone = self._places[hosts[host]].address == LOOPBACK
+            raise (HostLost if alone else RunError)(f"{hosts[host]} cannot be started: {_gone(host)}")
 
     def _ended_before(self, missing: Iterable[str]) -> str | None:
         """Return a worker that has ended and is still missing."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spec_core import WorkerEnded, WorkerMessage
-from spec_core.errors import DeadlineExceeded, NoDevices, PeerLost, RunError
+from spec_core.errors import DeadlineExceeded, HostLost, NoDevices, PeerLost, RunError
 from spec_trainer.controller.protocol import Captured, Exported, Failed, Finished, Ready
 from spec_trainer.controller.run_controller import RunController
 from spec_trainer.controller.worker_specs import worker_specs
@@ -291,6 +291,27 @@ def test_where_no_engine_is_left_and_no_device_the_run_ends(resolved, tmp_path, 
     )
     with pytest.raises(RunError, match=words):
         run(resolved, tmp_path, launcher, "timeouts.start_s=0.5")
+
+
+def test_nothing_is_replaced_where_the_host_of_all_workers_is_lost(resolved, tmp_path):
+    def script(launcher):
+        yield WorkerEnded(launcher.workers["engine-0"], "was lost: HOST is gone", killed=True, host_lost=True)
+
+    launcher = Launcher(script)
+    with pytest.raises(HostLost, match=r"^engine-0 was lost: HOST is gone$"):
+        run(resolved, tmp_path, launcher, "engine.replacements=3")
+    assert launcher.replaced == []
+    assert list(tmp_path.rglob("replacements.jsonl")) == []
+
+
+def test_a_replacement_is_not_tried_again_once_the_host_of_all_workers_is_lost(resolved, tmp_path):
+    def script(launcher):
+        yield killed(launcher.workers["engine-0"])
+
+    launcher = Launcher(script, refusals=10**9, refusal=HostLost)
+    with pytest.raises(HostLost, match=r"^engine-0 cannot be started: no memory$"):
+        run(resolved, tmp_path, launcher, "engine.replacements=3")
+    assert launcher.replaced == ["engine-0"]
 
 
 def test_no_trainer_is_replaced(resolved, tmp_path):

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spec_core.errors import PeerLost, RunError, SpecError, UsageError
+from spec_core.errors import HostLost, PeerLost, RunError, SpecError, UsageError
 from spec_core.launcher import WorkerEnded, WorkerMessage
 from spec_trainer.controller.protocol import Failed, from_json
 
@@ -57,7 +57,8 @@ class FailureReports:
         if isinstance(event, WorkerEnded):
             if name in self._settled:
                 return None
-            return Failure(name, PeerLost(f"{name} {event.how}"), 0 if event.killed else 1)
+            error_type = HostLost if event.host_lost else PeerLost
+            return Failure(name, error_type(f"{name} {event.how}"), 0 if event.killed else 1)
         if event.message["kind"] != Failed.__name__:
             return None
         report = from_json(event.message)

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from spec_core.errors import RunError, UsageError
+from spec_core.errors import HostLost, RunError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -38,7 +38,7 @@ class Replacements:
         ``failures`` begin with the root cause. ``step``: optimizer steps done.
         """
         for failure in failures:
-            if failure.worker not in self._engines or isinstance(failure.error, UsageError):
+            if failure.worker not in self._engines or isinstance(failure.error, UsageError | HostLost):
                 raise failures[0].error
             if self._tries[failure.worker] == self._limit:
                 raise self._last(failure)

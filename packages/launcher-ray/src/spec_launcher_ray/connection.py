@@ -1,0 +1,118 @@
+"""The connection to Ray: the address of a running cluster and who names it, or a cluster that is started here."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+import ray
+from ray._common.utils import get_default_ray_temp_dir
+from ray.job_config import JobConfig
+
+from spec_core.errors import ConfigError, RunError
+from spec_core.foreign import foreign_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spec_launcher_ray.config import RayConfig
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 10.0
+"""Longest wait for a cluster's port to answer; Ray itself waits for minutes."""
+_START_TRIES = 4
+"""Ray gives its own agents 15 s to start and its node 30 s, which no setting changes. A loaded host may need longer:
+a later try finds the files that they import in memory."""
+_OWN_PACKAGES = JobConfig(_client_job=True)
+"""Settings of the connection: without the flag, Ray has workers import from this process's working directory, too."""
+
+
+@dataclass(frozen=True)
+class ClusterAddress:
+    """Where a running cluster is, and who says so."""
+
+    value: str
+    source: str
+    """Key of the configuration, or environment variable."""
+
+    def __str__(self) -> str:
+        """Return both, for messages."""
+        return f"{self.source}={self.value}"
+
+
+def named_address(config: RayConfig, environ_address: str | None) -> ClusterAddress | None:
+    """Return the address of the running cluster to use; None where one is to be started."""
+    if config.address is not None:
+        return ClusterAddress(config.address, "launcher.address")
+    if ray.is_initialized():
+        return ClusterAddress("auto", "launcher.address")
+    return ClusterAddress(environ_address, "RAY_ADDRESS") if environ_address else None
+
+
+def check_address(address: ClusterAddress) -> None:
+    """Raise ConfigError for what Ray would try for minutes."""
+    if "://" in address.value:
+        raise ConfigError(
+            f"{address}: the run itself must be on a host of the cluster; give HOST:PORT as ray start prints it"
+        )
+    host, _, port = address.value.rpartition(":")
+    if not port.isdecimal():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"{address}: no Ray cluster answers there ({error})") from error
+
+
+def connect(address: ClusterAddress) -> None:
+    """Connect this process to a running cluster. Raise ConfigError."""
+    with _own_signal_handler(), foreign_errors(ConfigError, f"{address} cannot be used"):
+        _init(address.value)
+
+
+def start_cluster() -> None:
+    """Start a cluster on this host, which ends with this process, and connect to it. Raise RunError."""
+    with _own_signal_handler():
+        for number in range(1, _START_TRIES + 1):
+            before = set(psutil.Process().children())
+            try:
+                with foreign_errors(RunError, "Ray does not start on this host"):
+                    _init("local", include_dashboard=False)
+                return
+            except RunError as error:
+                _end(set(psutil.Process().children()) - before)
+                if number == _START_TRIES or isinstance(error.__cause__, ValueError):  # not for want of time
+                    logs = f"{get_default_ray_temp_dir()}/session_latest/logs"
+                    raise RunError(f"{error} (try {number} of {_START_TRIES}); see {logs}") from error
+                log.warning("%s (try %d of %d); it is started again", error, number, _START_TRIES)
+
+
+def _init(address: str, **options: bool) -> None:
+    ray.init(address, log_to_driver=False, configure_logging=False, job_config=_OWN_PACKAGES, **options)
+
+
+def _end(processes: set[psutil.Process]) -> None:
+    """Kill what Ray has left of a node that did not start."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@contextmanager
+def _own_signal_handler() -> Iterator[None]:
+    """Put the handler of SIGTERM back, which Ray replaces: the run saves a checkpoint on it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
