@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from spec_core.testing.backend_suite import BackendSuite
     from spec_core.testing.draft_replica_suite import DraftReplicaSuite
     from spec_core.testing.draft_suite import DraftSuite
-    from spec_core.testing.engine_suite import EngineSuite
+    from spec_core.testing.drawn_draft import draw_draft
+    from spec_core.testing.engine_suite import EngineSuite, ReferenceTarget
     from spec_core.testing.kernels import assert_kernel_agrees
     from spec_core.testing.launcher_suite import LauncherSuite
     from spec_core.testing.process_group_suite import ProcessGroupSuite
@@ -55,11 +56,13 @@ __all__ = [
     "EngineSuite",
     "LauncherSuite",
     "ProcessGroupSuite",
+    "ReferenceTarget",
     "StrategySuite",
     "TrackerSuite",
     "TransportSuite",
     "WeightTransportSuite",
     "assert_kernel_agrees",
+    "draw_draft",
     "reference_backend",
 ]
 
@@ -68,7 +71,8 @@ __getattr__ = lazy_names(
     backend_suite="BackendSuite",
     draft_replica_suite="DraftReplicaSuite",
     draft_suite="DraftSuite",
-    engine_suite="EngineSuite",
+    drawn_draft="draw_draft",
+    engine_suite="EngineSuite ReferenceTarget",
     kernels="assert_kernel_agrees",
     launcher_suite="LauncherSuite",
     process_group_suite="ProcessGroupSuite",

@@ -1,6 +1,8 @@
-"""EngineSuite: the contract of spec_core.engine (E1–E9) as tests, against an independent run of the same target.
+"""EngineSuite: the contract of spec_core.engine (E1–E13) as tests, against an independent run of the same target.
 
 ::
+
+    from spec_core.testing import EngineSuite, ReferenceTarget, draw_draft
 
     class TestMyEngine(EngineSuite):
         @pytest.fixture
@@ -11,7 +13,8 @@
         def reference(self, target) -> ReferenceTarget: ...
 
         @pytest.fixture
-        def draft_folder(self, target, tmp_path) -> Path: ...
+        def draft_folder(self, target, tmp_path) -> Path:
+            return draw_draft(tmp_path / "draft", target, seed=0)
 
 Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
 """
@@ -250,6 +253,17 @@ class EngineSuite(ConformanceSuite):
         assert max(positions) <= counted.rounds
         engine.load_draft(draft_folder)
         assert engine.acceptance().rounds == 0
+
+    def test_e5_each_verification_yields_a_token_more_than_it_accepted(
+        self, engine: Engine, draft_folder: Path
+    ) -> None:
+        """E5: rounds and accepted guesses add up to the tokens behind the first, but for a cut at the end."""
+        engine.load_draft(draft_folder)
+        for prompt in _prompts(engine):
+            before = engine.acceptance()
+            (answer,) = engine.generate([prompt], SPECULATING)
+            counted, behind = engine.acceptance() - before, len(answer.token_ids) - 1
+            assert behind <= counted.rounds + counted.accepted <= behind + SPECULATING.num_draft_tokens
 
     def test_e6_closed_engine_is_not_healthy(self, engine: Engine) -> None:
         """E6: health says nothing while the engine serves, and raises once it is closed; close is idempotent."""
