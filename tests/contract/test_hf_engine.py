@@ -8,12 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_core.draft import Draft
-from spec_core.drafting import write_draft
 from spec_core.errors import EngineError
-from spec_core.plugins import load
-from spec_core.targets.target_reader import read_target, read_target_tensors
-from spec_core.testing import DraftReplicaSuite, EngineSuite
+from spec_core.targets import read_target
+from spec_core.testing import DraftReplicaSuite, EngineSuite, draw_draft
 from spec_core.testing.draft_replica_suite import LIMIT_S, PROMPTS
 from spec_core.weight_sync import tensors_digest
 from spec_engine_hf.engine import HfConfig, HfEngine
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 
     from spec_core import DraftReplica, Engine, TargetSpec
     from spec_core.engine import EngineContext
-    from spec_core.testing.engine_suite import ReferenceTarget
+    from spec_core.testing import ReferenceTarget
     from spec_core.weight_sync import Publisher
 
 
@@ -51,7 +48,7 @@ class TestHfEngine(EngineSuite):
 
     @pytest.fixture
     def draft_folder(self, target: TargetSpec, tmp_path: Path) -> Path:
-        return exported("eagle3", target, tmp_path / "draft", seed=0)
+        return draw_draft(tmp_path / "draft", target, seed=0)
 
 
 class TestHfEngineIsUpdated(DraftReplicaSuite):
@@ -69,11 +66,7 @@ class TestHfEngineIsUpdated(DraftReplicaSuite):
 
     @pytest.fixture
     def export(self, target: TargetSpec, tmp_path: Path, algorithm: str) -> Callable[[int], Path]:
-        def folder_of(version: int) -> Path:
-            folder = tmp_path / str(version)
-            return folder if folder.exists() else exported(algorithm, target, folder, seed=version)
-
-        return folder_of
+        return lambda version: draw_draft(tmp_path / str(version), target, version, algorithm)
 
     @pytest.fixture
     def drafted(self) -> Callable[[Engine], object]:
@@ -119,18 +112,3 @@ def guesses(engine: Engine) -> list[tuple[int, ...]]:
         proposer.extend([*prompt[1:], 0], hidden_TNH[0])
         found.append(proposer.propose(5, 0.0, torch.Generator()).token_ids)
     return found
-
-
-def exported(algorithm: str, target: TargetSpec, folder: Path, seed: int) -> Path:
-    """Write a draft with drawn weights, large enough that what it guesses depends on them."""
-    plugin = load(Draft, algorithm)
-    draft = plugin(plugin.Config.model_validate({"name": algorithm}))
-    folder.mkdir()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = draft.build(target, read_target_tensors(target), None)
-        for parameter in module.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.5)
-    write_draft(draft, module.state_dict(), target, folder)
-    return folder

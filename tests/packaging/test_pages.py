@@ -27,6 +27,7 @@ def test_the_pages_are_found():
         "a-backend",
         "a-draft",
         "an-engine",
+        "an-engine-that-speculates",
         "a-launcher",
         "a-strategy",
         "a-tracker",

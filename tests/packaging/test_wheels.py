@@ -152,8 +152,11 @@ def test_torch_is_required_without_a_vendor(wheels, name):
     assert name == "spec-backend-cuda" or not [word for word in required if word.startswith(VENDORS)]
 
 
-# Each test of an engine's suite starts a process that imports Transformers.
-FEW = "not TestRemoteEngine or e1 or e4_samples_follow"
+# Each test of the suite of engine `remote` starts a process that imports Transformers; `serial` has no KV cache.
+FEW = (
+    "not (TestRemoteEngine or TestSerialEngine) or e1_ or e4_samples_follow or e4_greedy_with or e4_samples_with "
+    "or e5_ or e8_ or u3_"
+)
 
 
 @pytest.mark.timeout(900)
@@ -210,6 +213,25 @@ def test_a_draft_trains_on_the_features_of_a_third_partys_engine(
     losses = losses_of(output)
     assert losses[-1] < losses[0]
     assert "the remote target is up" in (output / "logs" / "engine-0.log").read_text()
+
+
+def test_a_third_partys_engine_trains_a_draft_and_speculates_with_it(
+    run, clean_python, tiny_llama, rows, losses_of, tmp_path
+):
+    command, output = clean_python.parent / "spec-trainer", tmp_path / "run"
+    words = ["--target", tiny_llama, "--data", rows, "--engine", "serial", "--output", output]
+    run(command, *words, "train.steps=8", "train.lr=5e-3", cwd=tmp_path)
+    losses = losses_of(output)
+    assert losses[-1] < losses[0]
+    words = ["--engine", "serial", "--target", tiny_llama, "--draft-model", output / "draft"]
+    words += ["--prompts", rows, "--max-new-tokens", "16", "--json"]
+    measured = json.loads(run(command, "evaluate", *words, cwd=tmp_path))
+    assert measured["outputs_equal"]
+    assert measured["acceptance_length"] == pytest.approx(1 + measured["accepted"] / measured["rounds"])
+    with pytest.raises(
+        AssertionError, match=r"engine\.most_guesses=2; raise it or lower the number of draft tokens"
+    ):
+        run(command, "evaluate", "engine.most_guesses=2", *words, cwd=tmp_path)
 
 
 def test_without_torch_npu_the_ascend_backend_says_what_to_install(run, clean_python, tmp_path):

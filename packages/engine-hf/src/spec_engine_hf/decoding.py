@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core import Proposal
-from spec_core.drafting import TargetOps, recognise, uniform_numbers
+from spec_core.drafting import (
+    TargetOps,
+    distribution,
+    recognise,
+    uniform_numbers,
+    verify_greedy,
+    verify_sampled,
+)
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, Generation
 from spec_core.targets import read_target_tensors
-from spec_engine_hf.sampling import distribution, verify_greedy, verify_sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,9 +34,9 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
     from spec_core import Proposer
+    from spec_core.drafting import Verdict
     from spec_core.records import SamplingParams
     from spec_engine_hf.hf_model import HfModel
-    from spec_engine_hf.sampling import Verdict
 
 _NO_GUESS = Proposal(token_ids=())
 

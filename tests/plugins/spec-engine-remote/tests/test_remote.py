@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Reference:
-    """The target as Transformers runs it, without hooks of ours."""
+    """The target as Transformers runs it, without hooks of the engine's."""
 
     def __init__(self, folder: Path) -> None:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()

@@ -1,4 +1,4 @@
-"""Library for drafts: exports, options, decoder layers, kernels and loss (docs/libraries/drafting.md)."""
+"""Library for drafts and for engines that decode with them (docs/libraries/drafting.md)."""
 
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from spec_core.drafting.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_core.drafting.rope import Rope, rotate
     from spec_core.drafting.target_ops import TargetOps
+    from spec_core.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -44,6 +45,7 @@ else:
         plain_kernels="DecoderKernels Distribution softmax",
         rope="Rope rotate",
         target_ops="TargetOps",
+        verification="Verdict distribution verify_greedy verify_sampled",
     )
 
 __all__ = [
@@ -66,12 +68,14 @@ __all__ = [
     "Shapes",
     "Size",
     "TargetOps",
+    "Verdict",
     "architectures",
     "as_served",
     "check_served",
     "checked",
     "config_error",
     "decoder_fields",
+    "distribution",
     "draw",
     "end_fields",
     "head_fields",
@@ -87,6 +91,8 @@ __all__ = [
     "sharded_logsumexp_argmax",
     "softmax",
     "uniform_numbers",
+    "verify_greedy",
+    "verify_sampled",
     "with_gradients",
     "write_draft",
 ]

@@ -11,6 +11,7 @@ from spec_core.lazy import lazy_names
 
 # Before the suites are imported, so that their plain asserts explain themselves in a third party's test run too.
 pytest.register_assert_rewrite(
+    "spec_core.testing.answer_checks",
     "spec_core.testing.backend_suite",
     "spec_core.testing.conformance",
     "spec_core.testing.draft_replica_suite",
@@ -33,9 +34,11 @@ pytest.register_assert_rewrite(
 )
 
 if TYPE_CHECKING:
+    from spec_core.testing.answer_checks import ReferenceTarget
     from spec_core.testing.backend_suite import BackendSuite
     from spec_core.testing.draft_replica_suite import DraftReplicaSuite
     from spec_core.testing.draft_suite import DraftSuite
+    from spec_core.testing.drawn_draft import draw_draft
     from spec_core.testing.engine_suite import EngineSuite
     from spec_core.testing.kernels import assert_kernel_agrees
     from spec_core.testing.launcher_suite import LauncherSuite
@@ -55,19 +58,23 @@ __all__ = [
     "EngineSuite",
     "LauncherSuite",
     "ProcessGroupSuite",
+    "ReferenceTarget",
     "StrategySuite",
     "TrackerSuite",
     "TransportSuite",
     "WeightTransportSuite",
     "assert_kernel_agrees",
+    "draw_draft",
     "reference_backend",
 ]
 
 __getattr__ = lazy_names(
     __name__,
+    answer_checks="ReferenceTarget",
     backend_suite="BackendSuite",
     draft_replica_suite="DraftReplicaSuite",
     draft_suite="DraftSuite",
+    drawn_draft="draw_draft",
     engine_suite="EngineSuite",
     kernels="assert_kernel_agrees",
     launcher_suite="LauncherSuite",

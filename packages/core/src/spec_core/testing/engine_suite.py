@@ -1,6 +1,8 @@
-"""EngineSuite: the contract of spec_core.engine (E1–E9) as tests, against an independent run of the same target.
+"""EngineSuite: the contract of spec_core.engine (E1–E13) as tests, against an independent run of the same target.
 
 ::
+
+    from spec_core.testing import EngineSuite, ReferenceTarget, draw_draft
 
     class TestMyEngine(EngineSuite):
         @pytest.fixture
@@ -11,16 +13,16 @@
         def reference(self, target) -> ReferenceTarget: ...
 
         @pytest.fixture
-        def draft_folder(self, target, tmp_path) -> Path: ...
+        def draft_folder(self, target, tmp_path) -> Path:
+            return draw_draft(tmp_path / "draft", target, seed=0)
 
 Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import torch
@@ -29,6 +31,13 @@ from spec_core.drafting import recognise
 from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
+from spec_core.testing.answer_checks import (
+    assert_follows_distribution,
+    assert_places,
+    assert_times,
+    greedy_answer,
+    token_rows,
+)
 from spec_core.testing.conformance import ConformanceSuite
 from spec_core.testing.reference import reference_backend
 
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
     from spec_core.backend import Placement
     from spec_core.engine import Engine
     from spec_core.records import FeatureSample, Generation
+    from spec_core.testing.answer_checks import ReferenceTarget
     from spec_core.transport import FeatureReceiver, Transport
 
 LIMIT_S = 120.0
@@ -49,20 +59,6 @@ TOLERANCE = 1e-4
 """Share of the largest value: float32 rounding in batches of other shapes."""
 GREEDY = SamplingParams(max_new_tokens=12, stop_at_eos=False)
 SPECULATING = replace(GREEDY, num_draft_tokens=3)
-KOLMOGOROV_LIMIT = 1.95
-"""sqrt(n) times the largest distance of the distribution functions: exceeded by chance once in a thousand."""
-
-
-class ReferenceTarget(Protocol):
-    """The same target, run without anything of the engine's."""
-
-    def hidden(self, token_ids: Sequence[int]) -> Tensor:
-        """Return [T, N + 1, H]: the residual stream entering each layer; the last one enters the final norm."""
-        ...
-
-    def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the logits, float32 [T, V]."""
-        ...
 
 
 class EngineSuite(ConformanceSuite):
@@ -183,7 +179,7 @@ class EngineSuite(ConformanceSuite):
         """E4: without a draft each token is the target's arg-max, in the order of the prompts."""
         prompts = _prompts(engine)
         for prompt, answer in zip(prompts, engine.generate(prompts, GREEDY), strict=True):
-            assert list(answer.token_ids) == _greedy(reference, prompt)
+            assert list(answer.token_ids) == greedy_answer(reference, prompt, GREEDY.max_new_tokens)
 
     def test_e4_greedy_with_a_draft_is_plain_decoding(
         self, engine: Engine, reference: ReferenceTarget, draft_folder: Path
@@ -192,20 +188,22 @@ class EngineSuite(ConformanceSuite):
         engine.load_draft(draft_folder)
         prompts = _prompts(engine)
         answers = engine.generate(prompts, SPECULATING)
-        assert [list(a.token_ids) for a in answers] == [_greedy(reference, prompt) for prompt in prompts]
+        assert [list(a.token_ids) for a in answers] == [
+            greedy_answer(reference, prompt, GREEDY.max_new_tokens) for prompt in prompts
+        ]
 
     def test_e4_samples_follow_the_targets_distribution(
         self, engine: Engine, reference: ReferenceTarget
     ) -> None:
         """E4: sampled answers follow the target's distribution."""
-        _assert_follows_distribution(engine, reference, num_draft_tokens=0)
+        assert_follows_distribution(engine, reference, num_draft_tokens=0)
 
     def test_e4_samples_with_a_draft_follow_the_targets_distribution(
         self, engine: Engine, reference: ReferenceTarget, draft_folder: Path
     ) -> None:
         """E4: they follow it with a draft, too, whatever it proposes."""
         engine.load_draft(draft_folder)
-        _assert_follows_distribution(engine, reference, num_draft_tokens=3)
+        assert_follows_distribution(engine, reference, num_draft_tokens=3)
 
     def test_e5_refused_draft_changes_nothing(self, engine: Engine, tmp_path: Path) -> None:
         """E5: a folder that is no draft is an ArtifactError, and the engine answers as before."""
@@ -238,8 +236,8 @@ class EngineSuite(ConformanceSuite):
         engine.load_draft(draft_folder)
         answers = engine.generate(_prompts(engine), replace(SPECULATING, with_times=True, concurrency=2))
         counted = engine.acceptance()
-        _assert_times(answers)
-        _assert_places(engine, answers, counted)
+        assert_times(answers)
+        assert_places(engine, answers, counted)
         if any(answer.verifications for answer in answers):
             own = sum((answer.acceptance for answer in answers), AcceptanceCounters())
             assert (own.rounds, own.accepted) == (counted.rounds, counted.accepted)
@@ -250,6 +248,17 @@ class EngineSuite(ConformanceSuite):
         assert max(positions) <= counted.rounds
         engine.load_draft(draft_folder)
         assert engine.acceptance().rounds == 0
+
+    def test_e5_each_verification_yields_a_token_more_than_it_accepted(
+        self, engine: Engine, draft_folder: Path
+    ) -> None:
+        """E5: rounds and accepted guesses add up to the tokens behind the first, but for a cut at the end."""
+        engine.load_draft(draft_folder)
+        for prompt in _prompts(engine):
+            before = engine.acceptance()
+            (answer,) = engine.generate([prompt], SPECULATING)
+            counted, behind = engine.acceptance() - before, len(answer.token_ids) - 1
+            assert behind <= counted.rounds + counted.accepted <= behind + SPECULATING.num_draft_tokens
 
     def test_e6_closed_engine_is_not_healthy(self, engine: Engine) -> None:
         """E6: health says nothing while the engine serves, and raises once it is closed; close is idempotent."""
@@ -309,17 +318,12 @@ def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureReques
     dealt = [tuple(destinations), *((destination,) for destination in destinations)] * 6
     return [
         CaptureRequest(request_id=100 + index, input_ids=tuple(ids), destinations=dealt[index])
-        for index, ids in enumerate(_token_rows(engine, (5, 1, 17, 9, 3, 30)))
+        for index, ids in enumerate(token_rows(engine, (5, 1, 17, 9, 3, 30)))
     ]
 
 
 def _prompts(engine: Engine) -> list[list[int]]:
-    return _token_rows(engine, (4, 9, 2))
-
-
-def _token_rows(engine: Engine, lengths: Sequence[int]) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(engine.target.vocab_size, (n,), generator=generator).tolist() for n in lengths]
+    return token_rows(engine, (4, 9, 2))
 
 
 def _drain(receiver: FeatureReceiver, count: int) -> list[FeatureSample]:
@@ -336,64 +340,6 @@ def _tokens(answers: Sequence[Generation]) -> list[tuple[int, ...]]:
     return [answer.token_ids for answer in answers]
 
 
-def _greedy(reference: ReferenceTarget, prompt: Sequence[int]) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(GREEDY.max_new_tokens):
-        tokens.append(int(reference.logits(tokens)[-1].argmax()))
-    return tokens[len(prompt) :]
-
-
 def _assert_close(got_TNH: Tensor, expected_TNH: Tensor) -> None:
     scale = float(expected_TNH.abs().max())
     torch.testing.assert_close(got_TNH.cpu(), expected_TNH.cpu(), rtol=0, atol=TOLERANCE * scale)
-
-
-def _assert_places(engine: Engine, answers: Sequence[Generation], counted: AcceptanceCounters) -> None:
-    """Guess 1 of each round was judged, and guess k + 1 where guess k was accepted and the answer went on."""
-    if not engine.names_guesses:
-        assert not any(answer.guess_places for answer in answers)
-        return
-    for answer in answers:
-        assert len(answer.guess_places) == len(answer.token_ids)
-    places = [place for answer in answers for place in answer.guess_places]
-    assert places.count(1) == counted.rounds
-    for place, accepted in enumerate(counted.accepted_per_position[:-1], start=2):
-        assert accepted - len(answers) <= places.count(place) <= accepted
-
-
-def _assert_times(answers: Sequence[Generation]) -> None:
-    for answer in filter(lambda answer: answer.times_s, answers):
-        assert len(answer.times_s) == len(answer.token_ids)
-        assert [0, *answer.times_s] == sorted([0, *answer.times_s])
-
-
-def _assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_draft_tokens: int) -> None:
-    """Each sampled token, replaced by how much probability lies above it, must be uniform on [0, 1)."""
-    prompts = _token_rows(engine, [3] * 80)
-    sampling = SamplingParams(
-        max_new_tokens=8, temperature=1.0, seed=1, num_draft_tokens=num_draft_tokens, stop_at_eos=False
-    )
-    answers = engine.generate(prompts, sampling)
-    generator = torch.Generator().manual_seed(5)
-    values = torch.cat(
-        [
-            _rank_in_distribution(reference, prompt, answer, generator)
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-    ).sort()[0]
-    uniform = (torch.arange(len(values)) + 0.5) / len(values)
-    distance = float((values - uniform).abs().max()) * math.sqrt(len(values))
-    assert distance < KOLMOGOROV_LIMIT, (
-        f"sampled tokens do not follow the target's distribution: {distance:.2f}"
-    )
-
-
-def _rank_in_distribution(
-    reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
-) -> Tensor:
-    """[number of new tokens]: probability of all likelier tokens, plus a random part of the token's own."""
-    tokens = [*prompt, *answer.token_ids]
-    probs_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
-    own_T1 = probs_TV.gather(1, torch.tensor(answer.token_ids)[:, None])
-    likelier_T = probs_TV.where(probs_TV > own_T1, 0).sum(-1)
-    return likelier_T + own_T1[:, 0] * torch.rand(len(own_T1), generator=generator)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from spec_core import Manifest
 
-STRANGER_S = 1.0
+SHOW_S = 1.0
 """Longest time for what has connected to show the secret."""
 
 
@@ -140,6 +140,6 @@ class SocketSender(WeightSender):
             end = self._sockets.accept(self._listener, deadline)
             shown = bytearray(len(self._secret))
             with suppress(DeadlineExceeded, PeerLost):
-                self._sockets.read(end, memoryview(shown), min(deadline, time.monotonic() + STRANGER_S))
+                self._sockets.read(end, memoryview(shown), min(deadline, time.monotonic() + SHOW_S))
             if hmac.compare_digest(shown, self._secret.encode()):
                 return end

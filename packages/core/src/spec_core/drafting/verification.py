@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.drafting import draw
+from spec_core.drafting.drawing import draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from spec_core import Proposal
+    from spec_core.draft import Proposal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from spec_core.draft import Proposal
-from spec_core.drafting import uniform_numbers
-from spec_engine_hf.sampling import distribution, verify_greedy, verify_sampled
+from spec_core.drafting import distribution, uniform_numbers, verify_greedy, verify_sampled
 
 V = 5
 LOGITS = torch.tensor([[1.0, -1.0, 0.5, 2.0, 0.0], [0.0, 1.5, -2.0, 0.3, 0.3], [-0.5, 0.0, 1.0, 0.0, 2.0]])

@@ -1,0 +1,99 @@
+"""Checks of an engine's answers, against an independent run of the same target; shapes are those of EngineSuite."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from spec_core.records import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from spec_core.engine import Engine
+    from spec_core.records import AcceptanceCounters, Generation
+
+KOLMOGOROV_LIMIT = 1.95
+"""sqrt(n) times the largest distance of the distribution functions: exceeded by chance once in a thousand."""
+
+
+class ReferenceTarget(Protocol):
+    """The same target, run without anything of the engine's."""
+
+    def hidden(self, token_ids: Sequence[int]) -> Tensor:
+        """Return [T, N + 1, H]: the residual stream entering each layer; the last one enters the final norm."""
+        ...
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the logits, float32 [T, V]."""
+        ...
+
+
+def token_rows(engine: Engine, lengths: Sequence[int]) -> list[list[int]]:
+    """Return prompts of these lengths, the same in every test."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(engine.target.vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def greedy_answer(reference: ReferenceTarget, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """Return the target's own greedy answer, token by token."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(reference.logits(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def assert_places(engine: Engine, answers: Sequence[Generation], counted: AcceptanceCounters) -> None:
+    """Guess 1 of each round was judged, and guess k + 1 where guess k was accepted and the answer went on."""
+    if not engine.names_guesses:
+        assert not any(answer.guess_places for answer in answers)
+        return
+    for answer in answers:
+        assert len(answer.guess_places) == len(answer.token_ids)
+    places = [place for answer in answers for place in answer.guess_places]
+    assert places.count(1) == counted.rounds
+    for place, accepted in enumerate(counted.accepted_per_position[:-1], start=2):
+        assert accepted - len(answers) <= places.count(place) <= accepted
+
+
+def assert_times(answers: Sequence[Generation]) -> None:
+    """Check that an answer with times has one for each token, ascending."""
+    for answer in filter(lambda answer: answer.times_s, answers):
+        assert len(answer.times_s) == len(answer.token_ids)
+        assert [0, *answer.times_s] == sorted([0, *answer.times_s])
+
+
+def assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_draft_tokens: int) -> None:
+    """Each sampled token, replaced by how much probability lies above it, must be uniform on [0, 1)."""
+    prompts = token_rows(engine, [3] * 80)
+    sampling = SamplingParams(
+        max_new_tokens=8, temperature=1.0, seed=1, num_draft_tokens=num_draft_tokens, stop_at_eos=False
+    )
+    answers = engine.generate(prompts, sampling)
+    generator = torch.Generator().manual_seed(5)
+    values = torch.cat(
+        [
+            _rank_in_distribution(reference, prompt, answer, generator)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+    ).sort()[0]
+    uniform = (torch.arange(len(values)) + 0.5) / len(values)
+    distance = float((values - uniform).abs().max()) * math.sqrt(len(values))
+    assert distance < KOLMOGOROV_LIMIT, (
+        f"sampled tokens do not follow the target's distribution: {distance:.2f}"
+    )
+
+
+def _rank_in_distribution(
+    reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
+) -> Tensor:
+    """[number of new tokens]: probability of all likelier tokens, plus a random part of the token's own."""
+    tokens = [*prompt, *answer.token_ids]
+    probs_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
+    own_T1 = probs_TV.gather(1, torch.tensor(answer.token_ids)[:, None])
+    likelier_T = probs_TV.where(probs_TV > own_T1, 0).sum(-1)
+    return likelier_T + own_T1[:, 0] * torch.rand(len(own_T1), generator=generator)

@@ -1,0 +1,1 @@
+"""An engine by somebody else that speculates."""

@@ -1,0 +1,97 @@
+"""What a third party writes to know that an engine speculates: some fixtures and two subclasses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import transformers
+from spec_engine_serial.engine import SerialConfig, SerialEngine
+
+from spec_core.drafting import recognise
+from spec_core.errors import ConfigError
+from spec_core.targets import read_target
+from spec_core.testing import DraftReplicaSuite, EngineSuite, draw_draft
+from spec_core.weight_sync import tensors_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from spec_core import Engine, EngineContext
+
+
+class Reference:
+    """The target as Transformers runs it, without hooks of the engine's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+
+    @torch.no_grad()
+    def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
+        final = []
+        hook = self.model.model.norm.register_forward_pre_hook(lambda _, args: final.append(args[0]))
+        output = self.model(torch.tensor([list(token_ids)]), output_hidden_states=True)
+        hook.remove()
+        return torch.stack([*output.hidden_states[:-1], final[0]], dim=2)[0]
+
+    @torch.no_grad()
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        return self.model(torch.tensor([list(token_ids)])).logits[0]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    config = transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        eos_token_id=2,
+        initializer_range=0.25,
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+class TestSerialEngine(EngineSuite):
+    @pytest.fixture
+    def new_engine(self, folder: Path) -> Callable[[EngineContext], Engine]:
+        return lambda context: SerialEngine.create(SerialConfig(), read_target(folder), context)
+
+    @pytest.fixture
+    def reference(self, folder: Path) -> Reference:
+        return Reference(folder)
+
+    @pytest.fixture
+    def draft_folder(self, folder: Path, tmp_path: Path) -> Path:
+        return draw_draft(tmp_path / "draft", read_target(folder), seed=0)
+
+
+class TestSerialEngineIsUpdated(DraftReplicaSuite):
+    @pytest.fixture
+    def new_engine(self, folder: Path) -> Callable[[EngineContext], Engine]:
+        return lambda context: SerialEngine.create(SerialConfig(), read_target(folder), context)
+
+    @pytest.fixture
+    def export(self, folder: Path, tmp_path: Path) -> Callable[[int], Path]:
+        return lambda version: draw_draft(tmp_path / str(version), read_target(folder), seed=version)
+
+    @pytest.fixture
+    def target_state(self) -> Callable[[Engine], str]:
+        return lambda engine: tensors_digest(engine._model.model.state_dict().items())
+
+
+def test_more_guesses_than_the_option_allows_are_refused(folder, tmp_path):
+    target = read_target(folder)
+    draft_folder = draw_draft(tmp_path / "draft", target, seed=0)
+    draft = recognise(draft_folder, target)
+    with pytest.raises(
+        ConfigError, match=r"is to propose 3 tokens a round, engine\.most_guesses=2; raise it"
+    ):
+        SerialEngine.check_draft(SerialConfig(most_guesses=2), target, draft, draft_folder, 3)
