@@ -22,7 +22,7 @@ import h11
 from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, ProtocolError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_core.wording import shown
+from spec_core.wording import shortened, shown
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -33,6 +33,9 @@ _LONGEST_HEAD = 1 << 16
 """Bytes of the largest status line with its headers, and of the largest line between chunks."""
 _AT_ONCE = 1 << 16
 """Most bytes that are taken from a connection at once."""
+_LONGEST_ADDRESS = 1_000
+"""Characters; a host's name has at most 253."""
+_LONGEST_QUOTE = 200
 _CONNECT_S = 10.0
 """Longest wait for a connection, which cannot be ended from another thread."""
 
@@ -76,9 +79,7 @@ class HttpClient(Resource):
                 answer.set_result(self._exchange(path, body.encode(), deadline))
             # UnicodeError: of a host's name. RuntimeError: of ours.
             except (OSError, h11.RemoteProtocolError, UnicodeError, RuntimeError) as error:
-                late = isinstance(error, TimeoutError)
-                reason = f"no whole answer came within {timeout_s:g} s" if late else cause(error)
-                problem = EngineError(f"{self.url} does not answer {what}: {reason}")
+                problem = EngineError(f"{self.url} does not answer {what}: {_reason(error, timeout_s)}")
                 problem.__cause__ = error
                 answer.set_exception(problem)
             except BaseException as error:  # noqa: BLE001 (the top of a thread: the caller gets every error)
@@ -132,7 +133,7 @@ class HttpClient(Resource):
     def _known(self, connection: socket.socket) -> Generator[None]:
         with self._lock:
             if self._closed:
-                raise ConnectionAbortedError("this side has closed")
+                raise EngineError("this side has closed")
             self._under_way.add(connection)
         try:
             yield
@@ -145,7 +146,12 @@ def server_address(url: str) -> SplitResult:
     """Return the parts of ``http://host:port``, where a path may follow. Raise ConfigError for anything else."""
     with suppress(ValueError):  # of a port or of an IPv6 address
         parts = urlsplit(url)
-        is_plain = url.isascii() and url.isprintable() and not set(url) & set(" @?#\\")
+        is_plain = (
+            url.isascii()
+            and url.isprintable()
+            and not set(url) & set(" @?#\\")
+            and len(url) <= _LONGEST_ADDRESS
+        )
         if is_plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts
     raise ConfigError(f"{shown(url)} is no address of a server; expected http://host:port")
@@ -158,6 +164,14 @@ def check_draft_token(token: str) -> None:
             "the secret of the servers cannot be sent; expected printable ASCII without spaces at its ends "
             "(SPEC_DRAFT_TOKEN)"
         )
+
+
+def _reason(error: Exception, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no whole answer came within {timeout_s:g} s"
+    if isinstance(error, h11.RemoteProtocolError):  # it quotes what came
+        return f"it speaks no HTTP: {shortened(str(error), _LONGEST_QUOTE)}"
+    return cause(error)
 
 
 def _read_answer(state: h11.Connection, connection: socket.socket, deadline: float) -> HttpAnswer:
