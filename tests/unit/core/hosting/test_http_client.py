@@ -66,9 +66,9 @@ class Scripted:
 
 
 @contextmanager
-def answering(*parts: bytes, forever: bytes = b"", pause_s: float = 0.0) -> Iterator[Scripted]:
+def answering(*parts: bytes, forever: bytes | None = None, pause_s: float = 0.0) -> Iterator[Scripted]:
     """Yield a server that sends ``parts``, and ``forever`` again and again where it is given."""
-    endless = repeat(forever) if forever else ()
+    endless = () if forever is None else repeat(forever)
     server = Scripted(chain(parts, endless), pause_s)
     try:
         yield server
@@ -136,7 +136,7 @@ def test_the_time_is_one_for_the_whole_answer(start, forever) -> None:
         (OK + b"Content-Length: -1\r\n\r\nx", "does not answer status: .*Content-Length"),
         (CHUNKED + b"zz\r\n", "does not answer status: "),
         (OK + b"Content-Length: 9\r\n\r\nx", r"does not answer status: .*received 1 bytes, expected 9"),
-        (b"", "does not answer status: "),
+        (b"", "does not answer status: it closed the connection without an answer"),
         (b"SSH-2.0-OpenSSH_9.0\r\n\r\n", "it speaks no HTTP: illegal status line"),
         (b"HTTP/1.1 two OK\r\n\r\n", "it speaks no HTTP: illegal status line"),
         (b"HTTP/1.1 2 " + b"x" * 60_000 + b"\r\n\r\n", "it speaks no HTTP: illegal status line"),

@@ -181,6 +181,8 @@ def _read_answer(state: h11.Connection, connection: socket.socket, deadline: flo
         event = state.next_event()
         if event is h11.NEED_DATA:
             data = _receive(connection, deadline)
+            if head is None and not data:
+                raise ProtocolError("it closed the connection without an answer")
             num_bytes += len(data)
             if num_bytes > LONGEST_ANSWER:
                 raise ProtocolError(f"its answer has more than {LONGEST_ANSWER} bytes")
@@ -191,8 +193,6 @@ def _read_answer(state: h11.Connection, connection: socket.socket, deadline: flo
             body += event.data
         elif head is not None and isinstance(event, h11.EndOfMessage):
             return _whole(head, bytes(body))
-        elif not isinstance(event, h11.InformationalResponse):
-            raise ProtocolError("it closed the connection without an answer")
 
 
 def _whole(head: h11.Response, body: bytes) -> HttpAnswer:
