@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import h11
 
-from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, ProtocolError
+from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, ProtocolError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_core.wording import shortened, shown
@@ -36,6 +36,7 @@ _AT_ONCE = 1 << 16
 _LONGEST_ADDRESS = 1_000
 """Characters; a host's name has at most 253."""
 _LONGEST_QUOTE = 200
+_HINT = "is the server's API at this address?"
 _CONNECT_S = 10.0
 """Longest wait for a connection, which cannot be ended from another thread."""
 
@@ -77,8 +78,12 @@ class HttpClient(Resource):
         def run() -> None:
             try:
                 answer.set_result(self._exchange(path, body.encode(), deadline))
-            # UnicodeError: of a host's name. RuntimeError: of ours.
-            except (OSError, h11.RemoteProtocolError, UnicodeError, RuntimeError) as error:
+            except (
+                OSError,
+                h11.RemoteProtocolError,
+                RunError,
+                UnicodeError,
+            ) as error:  # the last of a host's name
                 problem = EngineError(f"{self.url} does not answer {what}: {_reason(error, timeout_s)}")
                 problem.__cause__ = error
                 answer.set_exception(problem)
@@ -121,7 +126,10 @@ class HttpClient(Resource):
         port = self._parts.port or (443 if secure else 80)
         with ExitStack() as stack:
             limit_s = min(_CONNECT_S, _left_s(deadline))
-            connection = stack.enter_context(socket.create_connection((host, port), limit_s))
+            try:
+                connection = stack.enter_context(socket.create_connection((host, port), limit_s))
+            except TimeoutError as error:
+                raise EngineError(f"nobody took the connection within {limit_s:.3g} s; {_HINT}") from error
             if secure:
                 connection.settimeout(_left_s(deadline))
                 tls = ssl.create_default_context()
@@ -170,8 +178,8 @@ def _reason(error: Exception, timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no whole answer came within {timeout_s:g} s"
     if isinstance(error, h11.RemoteProtocolError):  # it quotes what came
-        return f"it speaks no HTTP: {shortened(str(error), _LONGEST_QUOTE)}"
-    return cause(error)
+        return f"it speaks no HTTP: {shortened(str(error), _LONGEST_QUOTE)}; {_HINT}"
+    return f"{cause(error)}; {_HINT}" if isinstance(error, OSError) else cause(error)
 
 
 def _read_answer(state: h11.Connection, connection: socket.socket, deadline: float) -> HttpAnswer:
