@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,9 +22,9 @@ from spec_core.records import SamplingParams
 from spec_core.targets import read_target
 from spec_core.weight_sync import Publisher, open_weight_transports
 from spec_engine_vllm.engine import VllmEngine
-from spec_trainer.cli import run
 
 from .conftest import NUM_DRAFT_TOKENS
+from .page_server import PageServer, shell_block
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
@@ -287,68 +281,20 @@ def test_a_draft_that_is_half_of_each_ends_the_engine_with_its_cause(
         serving.generate(trained.prompts[:1], DRAFTED)
 
 
-class Server:
-    """A ``vllm serve`` as a user starts it, with documented flags alone."""
+class Server(PageServer):
+    """vLLM's server as a user starts it, by the page's command."""
 
-    TOKEN = "of the test"
-
-    def __init__(self, target: Path, draft: Path, method: str, log: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.port = taken.getsockname()[1]
-        speculation = {"method": method, "model": str(draft), "num_speculative_tokens": NUM_DRAFT_TOKENS}
-        flags = {
-            "host": "127.0.0.1",
-            "port": self.port,
+    def __init__(self, target: Path, first: Path, mine: Path, folder: Path) -> None:
+        here = {
             "dtype": "float32",
             "max-model-len": 200,
             "kv-cache-memory-bytes": 64 << 20,
-            "speculative-config": json.dumps(speculation),
-            "worker-extension-cls": "spec_engine_vllm.worker_extension.WorkerExtension",
-            "middleware": "spec_engine_vllm.draft_routes.DraftRoutes",
+            "enforce-eager": True,  # the page says so of CPUs
+            "tokens-only": True,
+            "no-enable-prefix-caching": True,
+            "no-enable-chunked-prefill": True,
         }
-        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-        switches = [
-            "--enforce-eager",
-            "--tokens-only",
-            "--no-enable-prefix-caching",
-            "--no-enable-chunked-prefill",
-        ]
-        # What `vllm serve` runs; that asks for a distribution called vllm, which the CPU build is not.
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
-        env = os.environ | {"SPEC_DRAFT_TOKEN": self.TOKEN, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        self.log = log
-        with log.open("w") as output:
-            self._process = subprocess.Popen(
-                [*command, *words, *switches],
-                env=env,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def wait_ready(self, limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        while True:
-            with suppress(OSError):
-                if self.ask("GET", "/health")[0] == 200:
-                    return
-            assert self._process.poll() is None, self.log.read_text()[-3000:]
-            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
-            time.sleep(0.5)
-
-    def ask(self, method: str, path: str, fields: object = None, token: str = "") -> tuple[int, dict, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
-        try:
-            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-            connection.request(method, path, None if fields is None else json.dumps(fields), headers)
-            answer = connection.getresponse()
-            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
-        finally:
-            connection.close()
+        super().__init__(shell_block("spec_engine_vllm"), folder, target, first, mine, here)
 
     def generate(self, prompts: list[list[int]]) -> tuple[list[list[int]], dict[str, str]]:
         """Return the greedy text after each prompt, and the headers of the last answer."""
@@ -361,19 +307,10 @@ class Server:
             texts.append(json.loads(body)["choices"][0]["token_ids"])
         return texts, headers
 
-    def close(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(30)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
 
 @pytest.fixture
 def server(vllm_environment, llama, trained, worse, tmp_path, vllm_context) -> Iterator[Server]:
-    server = Server(llama, worse, trained.name, tmp_path / "server.log")
+    server = Server(llama, worse, trained.folder, tmp_path)
     try:
         server.wait_ready(vllm_context.start_s)
         yield server
@@ -383,7 +320,7 @@ def server(vllm_environment, llama, trained, worse, tmp_path, vllm_context) -> I
 
 @pytest.mark.parametrize("trained", ["eagle3"], indirect=True)
 def test_a_server_that_a_user_has_started_takes_fresh_weights(
-    llama, server, trained, worse, transports, notes, monkeypatch, capsys
+    llama, server, trained, worse, transports, notes
 ) -> None:
     prompts = trained.prompts[PROMPTS]
     texts, headers = server.generate(prompts)
@@ -393,7 +330,7 @@ def test_a_server_that_a_user_has_started_takes_fresh_weights(
     with pytest.raises(EngineError, match="refused status: a bearer token is needed"):
         HttpReplica(server.url, "another")
 
-    replica = HttpReplica(server.url, Server.TOKEN)
+    replica = HttpReplica(server.url, server.token)
     before = replica.acceptance()
     assert before.rounds > 0
     tensors = weights_of(trained.folder)
@@ -414,12 +351,8 @@ def test_a_server_that_a_user_has_started_takes_fresh_weights(
     assert replica.acceptance().acceptance_length > before.acceptance_length
     assert len(notes.target_digests()) == 1
 
-    monkeypatch.setenv("SPEC_DRAFT_TOKEN", Server.TOKEN)
-    capsys.readouterr()
-    assert run(["push", "--draft-model", str(worse), "--target", str(llama), "--to", server.url]) == 0
-    assert capsys.readouterr().out.startswith(f"{server.url}  committed  version 2 by ")
+    pushed, served = server.push_as_on_the_page()
+    assert pushed.startswith(f"{server.url}  committed  version 2 by ")
     after, headers = server.generate(prompts)
     assert (after, headers["x-draft-version"]) == (texts, "2")
-    assert run(["serving", "--of", server.url]) == 0
-    line = capsys.readouterr().out
-    assert line.startswith(f"{server.url}  version 2  {headers['x-draft-digest']}  committed  tau ")
+    assert served.startswith(f"{server.url}  version 2  {headers['x-draft-digest']}  committed")

@@ -1,7 +1,6 @@
 """A server that answers each request in another wrong way: ``python hostile_server.py`` prints its port.
 
 The path of a request draws the answer, so that a case can be told by its address. It ends with its standard input.
-``/asked`` answers how many requests came with a secret to an address that a redirect has named.
 """
 
 from __future__ import annotations
@@ -180,7 +179,6 @@ class Server:
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port = self._listener.getsockname()[1]
-        self._leaked = 0
 
     def serve(self) -> None:
         while True:
@@ -194,10 +192,6 @@ class Server:
             while b"\r\n\r\n" not in head and (data := connection.recv(1 << 16)):
                 head += data
             path = head.split()[1].decode("latin-1")
-            if path == "/asked":
-                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n%d" % self._leaked)
-                return
-            self._leaked += path == "/redirected" and b"authorization" in head.lower()
             draw = random.Random(path)
             if draw.random() < 0.3:
                 connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + _good())

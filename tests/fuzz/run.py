@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import cases, material
+from . import cases, material, servers
 
 LARGEST_BYTES = 2 << 30
 
@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="*", help="cases by their numbers, their output shown")
     asked = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= servers.ENVIRONMENT
     with tempfile.TemporaryDirectory() as place:
         os.environ["XDG_CACHE_HOME"] = place
         root = Path(place) / "material"

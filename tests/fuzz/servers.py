@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import random
 
-TIMEOUT_S = 2
-"""Of each command, for all that it asks."""
+ENVIRONMENT = {"SPEC_DRAFT_TOKEN": "of the test"}
+TIMEOUTS_S = [0.2, 0.2, 0.5, 2]
+"""Of a command, for all that it asks."""
 _ADDRESSES = [
     "", " ", "x", "127.0.0.1:1", "ftp://127.0.0.1:1", "http://", "http://:1", "http://127.0.0.1:port",
     "http://127.0.0.1:0",
@@ -30,7 +30,7 @@ _ADDRESSES = [
 
 @functools.cache
 def address() -> str:
-    """Return the address of the server, which is started by the first who asks and ends with this process."""
+    """Return the address of the server, which the first call starts; it ends with this process."""
     server = Path(__file__).with_name("hostile_server.py")
     process = subprocess.Popen(
         [sys.executable, str(server)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -46,10 +46,9 @@ def address() -> str:
 
 def draw_words(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
     """Draw a command for one to three servers, some of which have no address at all."""
-    os.environ["SPEC_DRAFT_TOKEN"] = "of the test"
     urls = [_url(draw) for _ in range(draw.choice([1, 1, 1, 2, 3]))]
     what = " ".join(url[:50] for url in urls)
-    limit = ["--timeout-s", TIMEOUT_S]
+    limit = ["--timeout-s", draw.choice(TIMEOUTS_S)]
     as_json = ["--json"] if draw.random() < 0.2 else []
     if draw.random() < 0.7:
         return f"serving {what}", ["serving", *(f"--of={url}" for url in urls), *limit, *as_json]

@@ -14,7 +14,7 @@ import pytest
 
 from spec_trainer.cli import run
 
-from . import cases, material
+from . import cases, material, servers
 
 SEED, CASES, PARTS = 12, 200, 8
 
@@ -49,6 +49,8 @@ def test_whatever_is_damaged_a_command_ends_in_one_line_and_creates_nothing(
     root, tmp_path, monkeypatch, capfd, part
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, value in servers.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     kept = []
     for number in range(part, CASES, PARTS):
         case = cases.make_case(root, tmp_path / "case", random.Random(f"{SEED} {number}"))

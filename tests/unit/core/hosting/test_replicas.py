@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,13 @@ class Server(HTTPServer):
     answer: tuple[int, Any] = (200, ANSWER)
     asked: list[tuple[str, str, str]]
 
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.is_asked = threading.Semaphore(0)
+
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
@@ -45,6 +52,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
         self.server.asked.append((self.command, self.path, body))
+        self.server.is_asked.release()
+        self.server.may_answer.wait(10)
         status, fields = self.server.answer
         if self.headers["authorization"] != "Bearer secret":
             status, fields = 401, {"error": "a bearer token is needed"}
@@ -52,7 +61,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-length", str(len(answer)))
         self.end_headers()
-        self.wfile.write(answer)
+        with suppress(BrokenPipeError):
+            self.wfile.write(answer)
 
     do_POST = do_GET
 
@@ -62,8 +72,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(("127.0.0.1", 0), Handler) as server:
-        server.asked = []
+    with Server() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
@@ -150,16 +159,15 @@ def test_a_token_that_no_header_carries_is_refused_and_not_shown(token) -> None:
 
 def test_closing_ends_a_call_that_waits_for_its_answer(server, url) -> None:
     replica = HttpReplica(url, "secret")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        replica._url = server_address(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        call = replica.commit(UPDATE)
-        connection, _ = silent.accept()
-        with connection:
-            assert connection.recv(9)  # the call is under way
-            replica.close()
-            with pytest.raises(EngineError, match="does not answer commit"):
-                call.result(10)
+    assert server.is_asked.acquire(timeout=10)
+    server.may_answer.clear()
+    call = replica.commit(UPDATE)
+    assert server.is_asked.acquire(timeout=10)  # the call is under way
+    replica.close()
     with pytest.raises(EngineError, match="does not answer commit"):
+        call.result(10)
+    server.may_answer.set()
+    with pytest.raises(EngineError, match="does not answer commit: this side has closed"):
         replica.commit(UPDATE).result(10)
 
 

@@ -19,10 +19,10 @@ from urllib.parse import SplitResult, urlsplit
 
 import h11
 
-from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, ProtocolError
+from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, ProtocolError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_core.wording import shown
+from spec_core.wording import shortened, shown
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -33,6 +33,10 @@ _LONGEST_HEAD = 1 << 16
 """Bytes of the largest status line with its headers, and of the largest line between chunks."""
 _AT_ONCE = 1 << 16
 """Most bytes that are taken from a connection at once."""
+_LONGEST_ADDRESS = 1_000
+"""Characters; a host's name has at most 253."""
+_LONGEST_QUOTE = 200
+_HINT = "is the server's API at this address?"
 _CONNECT_S = 10.0
 """Longest wait for a connection, which cannot be ended from another thread."""
 
@@ -74,11 +78,13 @@ class HttpClient(Resource):
         def run() -> None:
             try:
                 answer.set_result(self._exchange(path, body.encode(), deadline))
-            # UnicodeError: of a host's name. RuntimeError: of ours.
-            except (OSError, h11.RemoteProtocolError, UnicodeError, RuntimeError) as error:
-                late = isinstance(error, TimeoutError)
-                reason = f"no whole answer came within {timeout_s:g} s" if late else cause(error)
-                problem = EngineError(f"{self.url} does not answer {what}: {reason}")
+            except (
+                OSError,
+                h11.RemoteProtocolError,
+                RunError,
+                UnicodeError,
+            ) as error:  # the last of a host's name
+                problem = EngineError(f"{self.url} does not answer {what}: {_reason(error, timeout_s)}")
                 problem.__cause__ = error
                 answer.set_exception(problem)
             except BaseException as error:  # noqa: BLE001 (the top of a thread: the caller gets every error)
@@ -120,7 +126,10 @@ class HttpClient(Resource):
         port = self._parts.port or (443 if secure else 80)
         with ExitStack() as stack:
             limit_s = min(_CONNECT_S, _left_s(deadline))
-            connection = stack.enter_context(socket.create_connection((host, port), limit_s))
+            try:
+                connection = stack.enter_context(socket.create_connection((host, port), limit_s))
+            except TimeoutError as error:
+                raise EngineError(f"nobody took the connection within {limit_s:.3g} s; {_HINT}") from error
             if secure:
                 connection.settimeout(_left_s(deadline))
                 tls = ssl.create_default_context()
@@ -132,7 +141,7 @@ class HttpClient(Resource):
     def _known(self, connection: socket.socket) -> Generator[None]:
         with self._lock:
             if self._closed:
-                raise ConnectionAbortedError("this side has closed")
+                raise EngineError("this side has closed")
             self._under_way.add(connection)
         try:
             yield
@@ -145,7 +154,12 @@ def server_address(url: str) -> SplitResult:
     """Return the parts of ``http://host:port``, where a path may follow. Raise ConfigError for anything else."""
     with suppress(ValueError):  # of a port or of an IPv6 address
         parts = urlsplit(url)
-        is_plain = url.isascii() and url.isprintable() and not set(url) & set(" @?#\\")
+        is_plain = (
+            url.isascii()
+            and url.isprintable()
+            and not set(url) & set(" @?#\\")
+            and len(url) <= _LONGEST_ADDRESS
+        )
         if is_plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts
     raise ConfigError(f"{shown(url)} is no address of a server; expected http://host:port")
@@ -160,6 +174,14 @@ def check_draft_token(token: str) -> None:
         )
 
 
+def _reason(error: Exception, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no whole answer came within {timeout_s:g} s"
+    if isinstance(error, h11.RemoteProtocolError):  # it quotes what came
+        return f"it speaks no HTTP: {shortened(str(error), _LONGEST_QUOTE)}; {_HINT}"
+    return f"{cause(error)}; {_HINT}" if isinstance(error, OSError) else cause(error)
+
+
 def _read_answer(state: h11.Connection, connection: socket.socket, deadline: float) -> HttpAnswer:
     """Return the answer, whose interim ones are left out. Raise ProtocolError for one that is too long."""
     head, body, num_bytes = None, bytearray(), 0
@@ -167,6 +189,8 @@ def _read_answer(state: h11.Connection, connection: socket.socket, deadline: flo
         event = state.next_event()
         if event is h11.NEED_DATA:
             data = _receive(connection, deadline)
+            if head is None and not data:
+                raise ProtocolError("it closed the connection without an answer")
             num_bytes += len(data)
             if num_bytes > LONGEST_ANSWER:
                 raise ProtocolError(f"its answer has more than {LONGEST_ANSWER} bytes")
@@ -177,8 +201,6 @@ def _read_answer(state: h11.Connection, connection: socket.socket, deadline: flo
             body += event.data
         elif head is not None and isinstance(event, h11.EndOfMessage):
             return _whole(head, bytes(body))
-        elif not isinstance(event, h11.InformationalResponse):
-            raise ProtocolError("it closed the connection without an answer")
 
 
 def _whole(head: h11.Response, body: bytes) -> HttpAnswer:

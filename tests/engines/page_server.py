@@ -1,0 +1,123 @@
+"""A server started by the command of docs/weight-sync.md, and the page's own push to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "weight-sync.md"
+LIMIT_S = 120.0
+
+
+def shell_block(part: str) -> str:
+    """Return the page's one shell block in which ``part`` stands."""
+    (block,) = [
+        block for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL) if part in block
+    ]
+    return block.strip()
+
+
+class PageServer:
+    """A process with the page's command and what this machine needs besides, in a folder with the page's paths."""
+
+    def __init__(
+        self, command: str, folder: Path, target: Path, first: Path, mine: Path, here: dict[str, object]
+    ) -> None:
+        """Serve ``target`` with the draft ``first``; ``mine`` is what the page pushes. ``here`` are more flags."""
+        self._folder = folder
+        for name, place in {
+            "path/to/target": target,
+            "runs/first/draft": first,
+            "runs/mine/draft": mine,
+        }.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(place)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.port = taken.getsockname()[1]
+        flags = {"host": "127.0.0.1", "port": self.port, **here}
+        more = [word for name, value in flags.items() for word in _as_words(name, value)]
+        export = shell_block("export SPEC_DRAFT_TOKEN").partition("\n")[0]
+        start = command.removeprefix(export).strip()
+        self._env = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+        script = f"{export}\nprintenv SPEC_DRAFT_TOKEN > token\n{start} {shlex.join(more)}"
+        self.log = folder / "server.log"
+        with self.log.open("w") as output:
+            self._process = subprocess.Popen(
+                ["bash", "-euc", script],
+                env=self._env,
+                cwd=folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def token(self) -> str:
+        return (self._folder / "token").read_text().strip()
+
+    def wait_ready(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while True:
+            with suppress(OSError):
+                if self.ask("GET", "/health")[0] == 200:
+                    return
+            assert self._process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.5)
+
+    def ask(self, method: str, path: str, fields: object = None, token: str = "") -> tuple[int, dict, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        try:
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            connection.request(method, path, None if fields is None else json.dumps(fields), headers)
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def push_as_on_the_page(self) -> list[str]:
+        """Run the page's ``push`` and ``serving``, its two servers being this one; return their lines."""
+        block = re.sub(r"http://127\.0\.0\.1:\d+", self.url, shell_block("spec-trainer push "))
+        env = self._env | {"SPEC_DRAFT_TOKEN": self.token}
+        done = subprocess.run(
+            ["bash", "-euc", block],
+            env=env,
+            cwd=self._folder,
+            capture_output=True,
+            text=True,
+            timeout=2 * LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(30)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _as_words(name: str, value: object) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    return [flag] if value is True else [flag, str(value)]
