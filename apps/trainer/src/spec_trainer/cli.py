@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -19,6 +20,7 @@ from spec_core.errors import ConfigError, SpecError
 from spec_core.plugins import packages
 from spec_core.processes import collect_rarely, hide_broken_extensions, restart_where_torch_would_fail
 from spec_core.wording import one_line, printable, shown
+from spec_trainer.command_words import check_command_line, convert_flag
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.last_resort import unforeseen_errors
 from spec_trainer.push.request import PushRequest  # noqa: TC001
@@ -34,12 +36,15 @@ app = App(
     "Hardware, drafts, engines, strategies and launchers are plugins: `spec-trainer plugins` lists them.",
     version=lambda: metadata.version("spec-trainer"),
     suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(converter=convert_flag),
 )
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 
 
 _NO_FLAGS = RunFlags()
+_ERRORS_OF_NAMES = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
+"""Errors of the system that say that a path which the user has written cannot be one, or not this user's."""
 # cyclopts' script defines a function, which a file of that very name in $fpath would call. Other names, and `source`:
 _ZSH_REGISTERS = """\
 if [[ ${funcstack[1]} == _* ]]; then
@@ -111,7 +116,7 @@ def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
 
     machine = describe_machine() if backend is None else {"fits": {}}
     devices = [name for name, offer in machine["fits"].items() if offer["device_bytes"] is not None]
-    report = check_backend(backend or next(iter(devices), "cpu"))
+    report = check_backend(next(iter(devices), "cpu") if backend is None else backend)
     if backend is None:
         report = {**machine, **report}
     _print_document(report, as_json)
@@ -241,7 +246,7 @@ def push(*, request: Annotated[PushRequest, Parameter(name="*")], as_json: Json 
 
 @app.command
 def serving(
-    *, of: Annotated[list[str], Parameter(consume_multiple=True, negative="")], as_json: Json = False
+    *, of: Annotated[list[str], Parameter(consume_multiple=1, negative="")], as_json: Json = False
 ) -> None:
     """Show which draft running servers serve: version, digest, acceptance; exit code 1 if one does not answer.
 
@@ -304,13 +309,14 @@ def run(words: Sequence[str]) -> int:
     _log_to_stderr()
     try:
         with unforeseen_errors(None, CycloptsError):
+            check_command_line(words)
             app(list(words), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         return _fail(f"{error} See {_help_of(error)}", 2)
     except SpecError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:  # a full disk, a folder that vanished: the system's message is the best one
-        return _fail(str(error), 1)
+        return _fail(str(error), 2 if error.errno in _ERRORS_OF_NAMES else 1)
     except Interrupted as stopped:
         return _fail(str(stopped), 130)
     except KeyboardInterrupt:
