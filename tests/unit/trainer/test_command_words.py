@@ -58,10 +58,10 @@ NEEDED = {
 
 @pytest.mark.parametrize("value", [*NO_NUMBERS, *NO_INTEGERS])
 def test_only_decimal_digits_are_an_integer(value):
-    with pytest.raises(ValueError, match="^$"):
+    with pytest.raises(ValueError, match=r"^$"):
         convert_flag(int | None, [Token(value=value)])
     if value in NO_NUMBERS:
-        with pytest.raises(ValueError, match="^$"):
+        with pytest.raises(ValueError, match=r"^$"):
             convert_flag(float, [Token(value=value)])
 
 
@@ -78,13 +78,13 @@ def test_every_flag_with_a_number_is_read_so(capsys, command, flag):
 @pytest.mark.parametrize("words", [["--flag", ""], ["--flag", " \n"], ["--flag="], ["--flag=\t"]])
 def test_an_empty_value_is_refused(words):
     """As of a variable of the shell that is not set; ``Path("")`` would be the working directory."""
-    with pytest.raises(ConfigError, match="^--flag is empty; leave it out, or give it a value$"):
+    with pytest.raises(ConfigError, match=r"^--flag is empty; leave it out, or give it a value$"):
         check_command_line(["train", *words])
 
 
 @pytest.mark.parametrize("words", [["", "train.lr=1"], ["plan", " "], ["train", ""]])
 def test_an_empty_word_is_refused(words):
-    with pytest.raises(ConfigError, match="^a word of the command line is empty; "):
+    with pytest.raises(ConfigError, match=r"^a word of the command line is empty; "):
         check_command_line(words)
 
 
