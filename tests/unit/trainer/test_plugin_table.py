@@ -18,6 +18,9 @@ STRANGERS = {
     "crashing": "import os\nos._exit(7)\n",
     "hanging": "import time\ntime.sleep(600)\n",
     "broken": "import no_such_module\n",
+    "exiting": "import sys\nsys.exit(0)\n",
+    "talking": "import atexit\nprint('hello', end='')\natexit.register(print, 'bye')\n"
+    "from spec_backend_cpu.backend import CpuBackend\nclass Plugin(CpuBackend):\n    name = 'talking'\n",
 }
 
 
@@ -48,6 +51,23 @@ def test_every_stranger_has_its_row(install):
     assert "exit code 7" in rows["crashing"]["reason"]
     assert "no_such_module" in rows["broken"]["reason"]
     assert rows["cpu"]["status"] == "ok"
+
+
+def test_a_plugin_that_exits_or_prints_has_its_row(install):
+    install("exiting", "talking")
+    rows = {row["name"]: row for row in plugin_table.plugin_rows()}
+    assert rows["talking"]["status"] == "ok"
+    assert (rows["exiting"]["status"], rows["exiting"]["distribution"]) == ("broken", "stranger-exiting")
+    assert rows["exiting"]["reason"].endswith("does not import (stranger_exiting:Plugin): SystemExit: 0")
+
+
+def test_an_entry_point_of_a_misspelt_group_has_a_row(install, tmp_path):
+    install("fine")
+    entries = tmp_path / "stranger_fine-1.0.dist-info" / "entry_points.txt"
+    entries.write_text(entries.read_text().replace("backends", "trackerz"))
+    row = plugin_table.plugin_rows()[-1]
+    assert (row["kind"], row["name"], row["distribution"]) == ("spec_core.trackerz", "fine", "stranger-fine")
+    assert row["reason"] == "there is no such kind of plugin (did you mean 'spec_core.trackers'?)"
 
 
 def test_a_probe_that_hangs_is_given_up(install, monkeypatch):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import math
 import os
 import sys
+from contextlib import redirect_stdout
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,10 +17,11 @@ from cyclopts.exceptions import CycloptsError
 from cyclopts.validators import Number
 
 from spec_core.errors import ConfigError, SpecError
-from spec_core.plugins import packages
 from spec_core.processes import collect_rarely, hide_broken_extensions, restart_where_torch_would_fail
 from spec_core.wording import one_line, printable, shown
 from spec_trainer.command_words import check_command_line, convert_flag
+from spec_trainer.console_log import log_to_stderr
+from spec_trainer.documents import document_stream, keep_stdout_for_documents, stdout_for_documents
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.last_resort import unforeseen_errors
 from spec_trainer.push.request import PushRequest  # noqa: TC001
@@ -98,7 +99,7 @@ def plugins(*, as_json: Json = False) -> None:
     from spec_trainer.plugin_table import plugin_rows, print_table
 
     rows = plugin_rows()
-    print(json.dumps(rows, indent=2)) if as_json else print_table(rows)
+    _print(json.dumps(rows, indent=2)) if as_json else print_table(rows)
 
 
 @app.command(name="check")
@@ -127,7 +128,8 @@ def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
 @app.command(name="--print-completion")
 def print_completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a completion script: ``source <(spec-trainer --print-completion bash)``."""
-    print(app.generate_completion(shell=shell) + (_ZSH_REGISTERS if shell == "zsh" else ""))
+    script = app.generate_completion(shell=shell) + (_ZSH_REGISTERS if shell == "zsh" else "")
+    print(script, file=document_stream(), flush=True)
 
 
 @app.command
@@ -299,6 +301,7 @@ def main() -> None:
     """Run the command line of this process and exit."""
     restart_where_torch_would_fail()
     collect_rarely()
+    keep_stdout_for_documents()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -306,11 +309,11 @@ def run(words: Sequence[str]) -> int:
     """Run a command line. Return 0: done, 1: the run failed, 2: bad usage or configuration, 130: interrupted."""
     from spec_trainer.stop_request import Interrupted
 
-    _log_to_stderr()
+    log_to_stderr()
     try:
         with unforeseen_errors(None, CycloptsError):
             check_command_line(words)
-            app(list(words), exit_on_error=False, print_error=False, result_action="return_value")
+            _call(words)
     except CycloptsError as error:
         return _fail(f"{error} See {_help_of(error)}", 2)
     except SpecError as error:
@@ -326,17 +329,12 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-class _PrintableFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler])
-    for package in {"spec_trainer", "spec_core"} | packages():
-        logging.getLogger(package).setLevel(logging.INFO)
+def _call(words: Sequence[str]) -> None:
+    command, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
+    # Help and version are cyclopts' own; they print at once.
+    own = command.__module__ == __name__
+    with stdout_for_documents() if own else redirect_stdout(document_stream()):
+        command(*bound.args, **bound.kwargs)
 
 
 def _help_of(error: CycloptsError) -> str:
@@ -379,7 +377,7 @@ def _print_lines(document: Mapping[str, Any], lines: Iterable[str], as_json: boo
 
 
 def _print(text: str) -> None:
-    print(printable(text))
+    print(printable(text), file=document_stream(), flush=True)
 
 
 def _fail(message: str, code: int) -> int:
