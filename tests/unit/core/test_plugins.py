@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import sys
+import warnings
+from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
@@ -22,7 +26,6 @@ from spec_core.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 GOOD = """
     from spec_backend_cpu.backend import CpuBackend
@@ -144,6 +147,70 @@ def test_module_may_fail_with_any_error_of_many_lines(install):
     assert refusal(PluginImportFailed).endswith("RuntimeError: no driver")
 
 
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("raise SystemExit", "SystemExit"),
+        ("raise GeneratorExit('x')", "GeneratorExit: x"),
+        ("class Panic(BaseException): ...\nraise Panic('at 0')", "Panic: at 0"),
+        ("raise ValueError('no number')", "ValueError: no number"),
+        ("import warnings; warnings.warn('old')", "UserWarning: old"),
+    ],
+)
+def test_module_that_would_end_the_process_is_broken(install, source, cause):
+    install("spec-planted", source)
+    assert refusal(PluginImportFailed).endswith(f"does not import (spec_planted:Planted): {cause}")
+
+
+def test_ctrl_c_during_an_import_is_ctrl_c(install):
+    install("spec-planted", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        plugins.load(Backend, "planted")
+
+
+DISTURBING = """
+    import logging, os, signal, sys, warnings
+    import torch
+    print("to stdout")
+    sys.stdout.write("more")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.DEBUG, force=True)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    torch.set_default_dtype(torch.float16)
+    os.chdir("/")
+"""
+
+
+@pytest.mark.parametrize("end", ["", "    sys.exit(3)\n"])
+def test_a_modules_import_leaves_the_process_as_it_was(install, capsys, end):
+    install("spec-planted", DISTURBING + end + GOOD)
+
+    def settings():
+        import torch
+
+        root = logging.root
+        signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        logs = (list(root.handlers), root.level, root.manager.disable)
+        return signals, logs, list(warnings.filters), torch.get_default_dtype(), Path.cwd(), sys.stdout
+
+    before = settings()
+    assert plugins.status(Backend, plugins.find(Backend, "planted"))[0] == ("broken" if end else "ok")
+    assert settings() == before
+    assert capsys.readouterr() == ("", "to stdout\nmore")
+
+
+def test_an_entry_point_of_a_misspelt_group_is_found(install):
+    install("spec-planted", group="backendz")
+    (record,) = plugins.unknown_groups()
+    assert (record.kind, record.name, record.owner) == ("spec_core.backendz", "planted", "spec-planted 3.1")
+    assert plugins.unknown_group_problem(record.kind) == (
+        "there is no such kind of plugin (did you mean 'spec_core.backends'?)"
+    )
+
+
 def test_cause_of_a_failed_import_is_kept(install):
     install("spec-planted", "1 / 0")
     with pytest.raises(PluginImportFailed) as raised:
@@ -186,7 +253,17 @@ def test_other_api_version_names_both_and_the_package(install):
     install("spec-planted", GOOD + "        api_version = 7\n")
     message = refusal(PluginApiMismatch)
     assert "was written for plugin API 7, this spec-core has 2" in message
-    assert "install a matching version of spec-planted" in message
+    assert message.endswith(
+        "which is older: pip install --upgrade spec-core spec-trainer, or install an older spec-planted"
+    )
+
+
+def test_older_api_version_is_the_plugins_to_upgrade(install):
+    install("spec-planted", GOOD + "        api_version = 1\n")
+    assert refusal(PluginApiMismatch) == (
+        "backend 'planted' of spec-planted 3.1 was written for plugin API 1, this spec-core has 2, which is newer: "
+        "pip install --upgrade spec-planted"
+    )
 
 
 def test_missing_api_version_is_a_mismatch(install):
@@ -212,6 +289,11 @@ def test_config_must_be_a_subclass_of_the_kinds_own(install, config):
     source = "    from spec_core import BackendConfig, EngineConfig\n" + GOOD + f"        Config = {config}\n"
     install("spec-planted", source)
     assert refusal(PluginInvalid).endswith("Planted.Config is not a subclass of BackendConfig")
+
+
+def test_probe_that_exits_is_the_plugins_fault(install):
+    install("spec-planted", GOOD + "        probe = classmethod(lambda cls: exit(3))\n")
+    assert refusal(PluginInvalid).endswith("its probe raised SystemExit: 3")
 
 
 def test_probe_that_raises_is_the_plugins_fault(install):

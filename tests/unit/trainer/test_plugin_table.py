@@ -29,6 +29,9 @@ STRANGERS = {
     "slow": "import time\ntime.sleep(2)\n" + PROBE.format(wait="pass"),
     "waiting": PROBE.format(wait="import time; time.sleep(600)"),
     "broken": "import no_such_module\n",
+    "exiting": "import sys\nsys.exit(0)\n",
+    "talking": "import atexit\nprint('hello', end='')\natexit.register(print, 'bye')\n"
+    "from spec_backend_cpu.backend import CpuBackend\nclass Plugin(CpuBackend):\n    name = 'talking'\n",
 }
 
 
@@ -77,6 +80,21 @@ def test_the_time_of_an_import_is_not_the_probes(install, monkeypatch):
     monkeypatch.setattr(plugin_table, "_PROBE_S", 1)
     (row,) = [row for row in plugin_table.plugin_rows() if row["name"] == "slow"]
     assert (row["status"], row["reason"]) == ("ok", "")
+def test_a_plugin_that_exits_or_prints_has_its_row(install):
+    install("exiting", "talking")
+    rows = {row["name"]: row for row in plugin_table.plugin_rows()}
+    assert rows["talking"]["status"] == "ok"
+    assert (rows["exiting"]["status"], rows["exiting"]["distribution"]) == ("broken", "stranger-exiting")
+    assert rows["exiting"]["reason"].endswith("does not import (stranger_exiting:Plugin): SystemExit: 0")
+
+
+def test_an_entry_point_of_a_misspelt_group_has_a_row(install, tmp_path):
+    install("fine")
+    entries = tmp_path / "stranger_fine-1.0.dist-info" / "entry_points.txt"
+    entries.write_text(entries.read_text().replace("backends", "trackerz"))
+    row = plugin_table.plugin_rows()[-1]
+    assert (row["kind"], row["name"], row["distribution"]) == ("spec_core.trackerz", "fine", "stranger-fine")
+    assert row["reason"] == "there is no such kind of plugin (did you mean 'spec_core.trackers'?)"
 
 
 def test_table_shows_every_row(capsys):

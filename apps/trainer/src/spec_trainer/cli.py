@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import logging
 import math
 import os
 import sys
+from contextlib import redirect_stdout
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,6 +25,9 @@ from spec_core.processes import (
     restart_where_torch_would_fail,
 )
 from spec_core.wording import one_line, printable, shown
+from spec_trainer.command_words import check_command_line, convert_flag
+from spec_trainer.console_log import log_to_stderr
+from spec_trainer.documents import document_stream, keep_stdout_for_documents, stdout_for_documents
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.last_resort import unforeseen_errors
 from spec_trainer.push.request import PushRequest  # noqa: TC001
@@ -39,12 +43,15 @@ app = App(
     "Hardware, drafts, engines, strategies and launchers are plugins: `spec-trainer plugins` lists them.",
     version=lambda: metadata.version("spec-trainer"),
     suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(converter=convert_flag),
 )
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 
 
 _NO_FLAGS = RunFlags()
+_ERRORS_OF_NAMES = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
+"""Errors of the system that say that a path which the user has written cannot be one, or not this user's."""
 # cyclopts' script defines a function, which a file of that very name in $fpath would call. Other names, and `source`:
 _ZSH_REGISTERS = """\
 if [[ ${funcstack[1]} == _* ]]; then
@@ -98,7 +105,7 @@ def plugins(*, as_json: Json = False) -> None:
     from spec_trainer.plugin_table import plugin_rows, print_table
 
     rows = plugin_rows()
-    print(json.dumps(rows, indent=2)) if as_json else print_table(rows)
+    _print(json.dumps(rows, indent=2)) if as_json else print_table(rows)
 
 
 @app.command(name="check")
@@ -116,7 +123,7 @@ def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
 
     machine = describe_machine() if backend is None else {"fits": {}}
     devices = [name for name, offer in machine["fits"].items() if offer["device_bytes"] is not None]
-    report = check_backend(backend or next(iter(devices), "cpu"))
+    report = check_backend(next(iter(devices), "cpu") if backend is None else backend)
     if backend is None:
         report = {**machine, **report}
     _print_document(report, as_json)
@@ -127,7 +134,8 @@ def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
 @app.command(name="--print-completion")
 def print_completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a completion script: ``source <(spec-trainer --print-completion bash)``."""
-    print(app.generate_completion(shell=shell) + (_ZSH_REGISTERS if shell == "zsh" else ""))
+    script = app.generate_completion(shell=shell) + (_ZSH_REGISTERS if shell == "zsh" else "")
+    print(script, file=document_stream(), flush=True)
 
 
 @app.command
@@ -256,7 +264,7 @@ def push(
 @app.command
 def serving(
     *,
-    of: Annotated[list[str], Parameter(consume_multiple=True, negative="")],
+    of: Annotated[list[str], Parameter(consume_multiple=1, negative="")],
     timeout_s: float = 60.0,
     as_json: Json = False,
 ) -> None:
@@ -314,6 +322,7 @@ def main() -> None:
     leave_out_working_directory()
     restart_where_torch_would_fail()
     collect_rarely()
+    keep_stdout_for_documents()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -321,16 +330,17 @@ def run(words: Sequence[str]) -> int:
     """Run a command line. Return 0: done, 1: the run failed, 2: bad usage or configuration, 130: interrupted."""
     from spec_trainer.stop_request import Interrupted
 
-    _log_to_stderr()
+    log_to_stderr()
     try:
         with unforeseen_errors(None, CycloptsError):
-            app(list(words), exit_on_error=False, print_error=False, result_action="return_value")
+            check_command_line(words)
+            _call(words)
     except CycloptsError as error:
         return _fail(f"{error} See {_help_of(error)}", 2)
     except SpecError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:  # a full disk, a folder that vanished: the system's message is the best one
-        return _fail(str(error), 1)
+        return _fail(str(error), 2 if error.errno in _ERRORS_OF_NAMES else 1)
     except Interrupted as stopped:
         return _fail(str(stopped), 130)
     except KeyboardInterrupt:
@@ -340,17 +350,12 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-class _PrintableFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler])
-    for package in {"spec_trainer", "spec_core"} | packages():
-        logging.getLogger(package).setLevel(logging.INFO)
+def _call(words: Sequence[str]) -> None:
+    command, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
+    # Help and version are cyclopts' own; they print at once.
+    own = command.__module__ == __name__
+    with stdout_for_documents() if own else redirect_stdout(document_stream()):
+        command(*bound.args, **bound.kwargs)
 
 
 def _help_of(error: CycloptsError) -> str:
@@ -393,7 +398,7 @@ def _print_lines(document: Mapping[str, Any], lines: Iterable[str], as_json: boo
 
 
 def _print(text: str) -> None:
-    print(printable(text))
+    print(printable(text), file=document_stream(), flush=True)
 
 
 def _fail(message: str, code: int) -> int:

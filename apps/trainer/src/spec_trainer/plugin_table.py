@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from spec_core import plugins
 from spec_core.errors import PluginError
+from spec_trainer.documents import document_stream, keep_stdout_for_documents
 
 _INTERFACES = {plugins.kind_of(interface): interface for interface in plugins.INTERFACES}
 _COMMAND = "spec-trainer"
@@ -29,25 +30,31 @@ def plugin_rows() -> list[TableRow]:
 
     The probe of a third party's plugin runs in a process of its own, with a deadline, because it may hang or crash.
     The status of one that has not answered by then is ``unknown``: this host may be slow.
+    An entry point of a misspelt group has a row, too: nothing else would show it.
     """
     rows: list[TableRow] = []
     ours = plugins.required_by(_COMMAND)
     for kind, interface in _INTERFACES.items():
         for record in plugins.installed(interface):
             probe = _probe_here if record.distribution in ours else _probe_apart
-            status, reason, api = probe(kind, record.name)
-            rows.append(
-                {
-                    "kind": kind,
-                    "name": record.name,
-                    "distribution": record.distribution,
-                    "version": record.version,
-                    "api": api,
-                    "status": status,
-                    "reason": reason,
-                }
-            )
+            rows.append(_row(record, *probe(kind, record.name)))
+    rows += [
+        _row(record, "broken", plugins.unknown_group_problem(record.kind), None)
+        for record in plugins.unknown_groups()
+    ]
     return rows
+
+
+def _row(record: plugins.PluginRecord, status: str, reason: str, api: int | None) -> TableRow:
+    return {
+        "kind": record.kind,
+        "name": record.name,
+        "distribution": record.distribution,
+        "version": record.version,
+        "api": api,
+        "status": status,
+        "reason": reason,
+    }
 
 
 def print_table(rows: list[TableRow]) -> None:
@@ -60,7 +67,8 @@ def print_table(rows: list[TableRow]) -> None:
         table.add_column(column, overflow="fold", no_wrap=column != "reason")
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(table)
+    stream = document_stream()
+    Console(file=stream, width=None if stream.isatty() else _PIPED_COLUMNS).print(table)
 
 
 def _probe_here(kind: str, name: str) -> tuple[str, str, int | None]:
@@ -81,7 +89,7 @@ def _probe_apart(kind: str, name: str) -> tuple[str, str, int | None]:
     if child.returncode != 0:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         return "broken", f"its probe ended with exit code {child.returncode}: {last}", None
-    status, reason, api = json.loads(child.stdout.strip().splitlines()[-1])
+    status, reason, api = json.loads(child.stdout)
     return status, reason, api
 
 
@@ -91,8 +99,9 @@ def main(kind: str, name: str, probe_s: str) -> None:
     with suppress(PluginError):  # it is told below
         plugins.load_record(interface, plugins.find(interface, name))
     signal.alarm(int(probe_s))
-    print(json.dumps(_probe_here(kind, name)))
+    print(json.dumps(_probe_here(kind, name)), file=document_stream(), flush=True)
 
 
 if __name__ == "__main__":
+    keep_stdout_for_documents()
     main(*sys.argv[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from spec_core import Engine
 from spec_core.config import read_configuration, read_resolved, validate
 from spec_core.errors import ConfigError, TargetError
+from spec_core.foreign import foreign_errors
+from spec_core.wording import shortened
 from spec_trainer.config import (
     SECTIONS,
     AnyRunConfig,
@@ -19,6 +20,7 @@ from spec_trainer.config import (
     run_config_type,
 )
 from spec_trainer.dispatch import check_sizes, sample_bytes
+from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
 from spec_trainer.offline.store import open_features
 from spec_trainer.run_spec import RunParts, RunSpec
 from spec_trainer.track_config import track_config_type
@@ -40,6 +42,7 @@ _PATHS = (
     ("draft", "init_from"),
     ("push", "folder"),
 )
+_FILES_OF_A_TARGET = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
@@ -306,19 +309,32 @@ def _check_decoding(config: AnyRunConfig) -> None:
 
 
 def resolve_target(name: str) -> Path:
-    """Return a folder as it is; fetch ``owner/name`` that is no folder from the hub, or from its local cache."""
-    folder = Path(name)
-    if os.path.exists(folder) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    """Return a folder as it is; fetch ``owner/name`` that is no folder from the hub, or from its local cache.
 
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+    Raise TargetError, within seconds, for a name that is neither.
+    """
+    folder = Path(os.path.expanduser(name))
+    if os.path.exists(folder):
+        return folder
+    if not is_hub_name(name):
         raise TargetError(
-            f"target {name!r} is neither a folder nor a model that the hub gives ({type(error).__name__})"
-        ) from error
+            f"target {shortened(name, 200)} is not a folder: there is none of that name; {HUB_NAME}"
+        )
+    from huggingface_hub import snapshot_download
+
+    problem = hub_problem(name, "model")
+    try:
+        with foreign_errors(TargetError, f"target {name!r}: the hub does not send it"):
+            return Path(
+                snapshot_download(
+                    name, allow_patterns=_FILES_OF_A_TARGET, local_files_only=problem is not None
+                )
+            )
+    except TargetError as error:
+        if problem is None:
+            raise
+        what = f"target {name!r} is neither a folder nor a model that the hub gives"
+        raise TargetError(f"{what}: there is no such folder, and {problem}") from error
 
 
 def _default_output(config_file: Path | None, values: Mapping[str, Any]) -> Path:

@@ -33,7 +33,7 @@ _LEVELS = 32
 """Levels of nesting; a plugin's options have three or four."""
 _KEY = re.compile(r"[^\s.\[\]]+(\.[^\s.\[\]]+)*")
 _ODD_NUMBER = re.compile(r"[-+]?(0[xXbB][\da-fA-F_]+|0[0-7_]+|\d[\d.]*_[\d._]*|\d+(:[0-5]?\d)+(\.\d*)?)")
-"""Numbers that YAML 1.1 has besides decimal ones: hexadecimal, binary, octal (010 is 8), grouped and to the base 60."""
+"""Numbers of YAML 1.1 that are not decimal: hexadecimal, binary, octal (010 is 8), grouped, to the base 60."""
 _VALUES = 1 << 17
 """Values of a configuration, where an alias counts as what it stands for: each takes about 1 kB."""
 _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

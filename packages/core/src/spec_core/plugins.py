@@ -27,6 +27,7 @@ from spec_core.errors import (
     first_line,
 )
 from spec_core.launcher import Launcher
+from spec_core.plugin_import import NotImported, import_entry_point
 from spec_core.strategy import Strategy
 from spec_core.tracker import Tracker
 from spec_core.weight_transport import WeightTransport
@@ -90,6 +91,32 @@ def installed(interface: type[P]) -> list[PluginRecord]:
     return [records[key] for key in sorted(records)]
 
 
+def unknown_groups() -> list[PluginRecord]:
+    """Return the entry points in groups of this project's name that hold no kind of plugin, which nobody ever finds.
+
+    The kind of each is its group.
+    """
+    known = list(map(_group, INTERFACES))
+    found: dict[tuple[str, str, str], PluginRecord] = {}
+    for distribution in metadata.distributions():
+        for point in distribution.entry_points:
+            if re.match(r"spec[-_]core\b", point.group, re.IGNORECASE) and point.group not in known:
+                record = PluginRecord(
+                    kind=point.group,
+                    name=point.name,
+                    distribution=distribution.name,
+                    version=distribution.version,
+                    entry_point=point,
+                )
+                found[point.group, point.name, distribution.name] = record
+    return [found[key] for key in sorted(found)]
+
+
+def unknown_group_problem(group: str) -> str:
+    """Say that a group of entry points is none, and which one is meant."""
+    return f"there is no such kind of plugin{suggestion(group, list(map(_group, INTERFACES)))}"
+
+
 def packages() -> set[str]:
     """Return the top-level packages of every installed plugin; the names of their loggers begin with these."""
     groups = map(_group, INTERFACES)
@@ -112,6 +139,12 @@ def load_available(interface: type[P], name: str) -> type[P]:
             f"{record.kind} {name!r} ({record.owner}) cannot run here: {availability.reason}"
         )
     return plugin
+
+
+def availability(interface: type[P], name: str) -> Availability:
+    """Return what the probe of the plugin called ``name`` says. Raise a PluginError as ``load`` does."""
+    record = find(interface, name)
+    return _probe(load_record(interface, record), record)
 
 
 def load_each(interface: type[P]) -> Iterator[tuple[str, type[P] | PluginError]]:
@@ -141,19 +174,14 @@ def load_record(interface: type[P], record: PluginRecord) -> type[P]:
     what = f"{record.kind} {record.name!r} of {record.owner}"
     source = record.entry_point.value
     try:
-        plugin: Any = record.entry_point.load()
-    except Exception as error:  # a third party's module may raise anything
-        cause = f"{type(error).__name__}: {first_line(error)}"
-        raise PluginImportFailed(f"{what} does not import ({source}): {cause}") from error
+        plugin: Any = import_entry_point(record.entry_point)
+    except NotImported as error:
+        raise PluginImportFailed(f"{what} does not import ({source}): {error}") from error.__cause__
     if not (inspect.isclass(plugin) and issubclass(plugin, interface)):
         raise PluginInvalid(f"{what}: {source} is not a subclass of spec_core.{interface.__name__}")
     # The version comes first: a plugin for another version is not at fault for what it lacks here.
-    version = getattr(plugin, "api_version", None)
-    if version != API_VERSION:
-        stated = "states no api_version" if version is None else f"was written for plugin API {version}"
-        raise PluginApiMismatch(
-            f"{what} {stated}, this spec-core has {API_VERSION}; install a matching version of {record.distribution}"
-        )
+    if problem := _version_problem(getattr(plugin, "api_version", None), record.distribution):
+        raise PluginApiMismatch(f"{what} {problem}")
     if problem := _problem(interface, plugin, record.name):
         raise PluginInvalid(f"{what}: {plugin.__name__}{problem}")
     return plugin
@@ -170,6 +198,20 @@ def status(interface: type[P], record: PluginRecord) -> tuple[str, str, int | No
     return ("ok" if availability.ok else "unavailable"), availability.reason, plugin.api_version
 
 
+def _version_problem(version: object, distribution: str) -> str | None:
+    """Return what is wrong with a plugin's API version and which side to upgrade, as words to follow its name."""
+    if version == API_VERSION:
+        return None
+    if not isinstance(version, int):
+        stated = "states no api_version" if version is None else f"states api_version={version!r}"
+        return f"{stated}, this spec-core has {API_VERSION}; install a matching version of {distribution}"
+    numbers = f"was written for plugin API {version}, this spec-core has {API_VERSION}"
+    if version > API_VERSION:
+        upgrade = "pip install --upgrade spec-core spec-trainer"
+        return f"{numbers}, which is older: {upgrade}, or install an older {distribution}"
+    return f"{numbers}, which is newer: pip install --upgrade {distribution}"
+
+
 def _problem(interface: type[P], plugin: type[P], name: str) -> str | None:
     """Return what the class lacks, as words to follow its name."""
     if left := sorted(getattr(plugin, "__abstractmethods__", ())):
@@ -184,7 +226,9 @@ def _problem(interface: type[P], plugin: type[P], name: str) -> str | None:
 def _probe(plugin: type[P], record: PluginRecord) -> Availability:
     try:
         return plugin.probe()
-    except Exception as error:  # a third party's probe may raise anything, although it must not
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a third party's probe may raise anything, although it must not
         raise PluginInvalid(
             f"{record.kind} {record.name!r} of {record.owner}: its probe raised {type(error).__name__}: "
             f"{first_line(error)}"

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
 from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
+from spec_core.wording import shown
 from spec_trainer.data.chat_config import chat_of_answers, meta_of_answers
 from spec_trainer.data.errors import BadRow
+from spec_trainer.hub import hub_problem, is_hub_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -67,14 +69,16 @@ def _place(path: str) -> list[Path] | tuple[str, str]:
     """Return the files of ``path``, or name and split of a data set of the hub."""
     if not path:  # to pathlib, the working directory
         raise DataError(f"data is empty: expected {_EXPECTED}, or a hub id owner/name[:split]")
-    file = Path(path)
-    if file.is_dir():
+    file = Path(os.path.expanduser(path))
+    if os.path.isdir(file):
         return data_files(file)
-    if file.exists():
+    if os.path.exists(file):
         return [file]
-    if _kind(file) is None and (hub := _HUB_ID.fullmatch(path)):
+    if _kind(file) is None and (hub := _HUB_ID.fullmatch(path)) and is_hub_name(hub[1]):
         return hub[1], hub[2] or "train"
-    raise DataError(f"data {path!r} does not exist: expected {_EXPECTED}, or a hub id owner/name[:split]")
+    raise DataError(
+        f"data {shown(path)} does not exist: expected {_EXPECTED}, or a hub id owner/name[:split]"
+    )
 
 
 def read_files(files: Iterable[Path]) -> Iterator[DataRow]:
@@ -206,7 +210,22 @@ def _load_hub(name: str, config: str | None, split: str) -> Any:
         raise DataError(f"the working directory has a {name} beside the hub's; work in another one")
     # Its failures become one line of error; its own logging would repeat them.
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)
+    if (problem := hub_problem(name, "dataset")) and not _is_cached(name):
+        raise DataError(
+            f"data '{name}:{split}' cannot be read: there is no such file or folder, and {problem}"
+        )
     return load_dataset(name, config, split=split)
+
+
+def _is_cached(name: str) -> bool:
+    """Return whether ``datasets`` has loaded a data set of the hub before."""
+    from datasets.load import CachedDatasetModuleFactory
+
+    try:
+        CachedDatasetModuleFactory(name).get_module()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _readable(source: str) -> AbstractContextManager[None]:

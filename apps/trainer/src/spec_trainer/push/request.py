@@ -20,11 +20,11 @@ class PushRequest:
     """Exported draft folder."""
     target: str
     """Folder or hub id of the target that the servers run."""
-    to: Annotated[list[str], Parameter(consume_multiple=True, negative="")]
+    to: Annotated[list[str], Parameter(consume_multiple=1, negative="")]
     """Addresses of the servers, such as http://127.0.0.1:8000."""
     policy: Literal["all", "quorum", "best_effort"] = "all"
     """Servers that must have received the draft before any serves it: all, more than half, or any."""
-    transport: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None
+    transport: Annotated[list[str] | None, Parameter(consume_multiple=1, negative="")] = None
     """Weight transports, the preferred one first. By default of those installed what is fastest towards
     each server."""
     bucket_bytes: int | None = None

@@ -30,6 +30,7 @@ Size = Annotated[int, pydantic.Field(ge=1)]
 """A positive integer."""
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
+DOWNLOAD_FIRST = "a draft of the hub has to be downloaded first (hf download OWNER/NAME --local-dir FOLDER)"
 _OTHER_WEIGHTS = {
     "pytorch_model.bin": "a pickle can run code; save its tensors by safetensors.torch.save_file",
     "model.safetensors.index.json": "write the tensors of its files into one",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spec_core.draft import Draft
-from spec_core.drafting.draft_files import architectures, read_config
+from spec_core.drafting.draft_files import DOWNLOAD_FIRST, architectures, read_config
 from spec_core.errors import ArtifactError, PluginError
 from spec_core.foreign import foreign_errors
 from spec_core.plugins import find, load_each
@@ -23,7 +23,7 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
     with ``target``.
     """
     if not folder.is_dir():
-        remedy = "; download a draft of the hub first" if not folder.parent.exists() else ""
+        remedy = "" if folder.exists() else f": there is none of that name; {DOWNLOAD_FIRST}"
         raise ArtifactError(f"draft {folder} is not a folder{remedy}")
     tried: list[str] = []
     for name, plugin in load_each(Draft):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from spec_core.config import DraftConfig
 from spec_core.draft import Draft
 from spec_core.drafting.draft_files import (
+    DOWNLOAD_FIRST,
     architectures,
     as_served,
     check_shapes,
@@ -21,9 +23,10 @@ from spec_core.drafting.draft_files import (
 from spec_core.drafting.draft_shape import DraftShape
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_core.kernels import no_kernel
+from spec_core.wording import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -134,14 +137,18 @@ class ServedDraft(Draft, Generic[C, S]):
         fields = read_config(folder)
         if fields is None:
             return None
-        if is_speculators := _SPECULATORS in fields:
+        is_speculators = _SPECULATORS in fields
+        key = _SPECULATORS if is_speculators else "architectures"
+        named = f"{key}={shown(fields.get(key))}"
+        if is_speculators:
             if not cls.speculators_type or fields[_SPECULATORS] != cls.speculators_type:
                 return None
             own = cls.speculators_fields(present(fields), folder)
             fields = {**section(fields, "transformer_layer_config", folder), **own}
         if not cls.is_own(fields):
             return None
-        shape = cls.Shape.from_json(fields, folder)
+        with _read_as(cls.name, named):
+            shape = cls.Shape.from_json(fields, folder)
         stored, names = read_shapes(folder), dict[str, str]()
         for name in stored:
             other = names.setdefault(cls.module_name(name), name)
@@ -287,6 +294,19 @@ def head_problem(target: TargetSpec) -> str | None:
     return None
 
 
+@contextmanager
+def _read_as(name: str, named: str) -> Generator[None]:
+    """Say in errors why a folder is read as this algorithm's: an edited config.json may name another one."""
+    try:
+        yield
+    except ArtifactError as error:
+        raise ArtifactError(f"{error} (it is read as a draft of {name!r} because of {named})") from error
+
+
 def _not_a_draft(folder: Path, name: str) -> ArtifactError:
+    if not folder.is_dir():
+        return ArtifactError(
+            f"draft.init_from={folder} is not an exported {name} draft: there is no such folder; {DOWNLOAD_FIRST}"
+        )
     found = "its config.json names another" if (folder / "config.json").is_file() else "it has no config.json"
     return ArtifactError(f"draft.init_from={folder} is not an exported {name} draft: {found}")

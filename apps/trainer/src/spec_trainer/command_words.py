@@ -1,0 +1,57 @@
+"""Words of a command line: none is empty, and a flag's value has one spelling. Light: the command line imports it."""
+
+from __future__ import annotations
+
+import re
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, get_args
+
+from cyclopts import Token, convert
+
+from spec_core.errors import ConfigError
+from spec_core.wording import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_SPELLINGS = {
+    int: re.compile(r"[-+]?[0-9]+"),
+    float: re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?inf|nan"),
+}
+_LONGEST = 1 << 16
+
+
+def check_command_line(words: Sequence[str]) -> None:
+    """Raise ConfigError for a word, or a flag's value, that is empty, holds NUL or is too long for any use.
+
+    An empty one comes from a variable that is not set; pathlib would take it for the working directory.
+    """
+    for before, word in zip(("", *words), words, strict=False):
+        flag, separator, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+        if separator and not value.strip():
+            what = flag if flag.startswith("--") else "a word of the command line"
+            raise ConfigError(f"{what} is empty; leave it out, or give it a value")
+        if "\0" in word:
+            raise ConfigError(f"{shown(word)} holds the character NUL, which no word can have")
+        if len(word) > _LONGEST:
+            raise ConfigError(f"{shown(word)} has {len(word)} characters, expected at most {_LONGEST}")
+
+
+def convert_flag(hint: Any, tokens: Sequence[Token] | Mapping[str, Any]) -> Any:
+    """Return a flag's value. Raise ValueError for one that is not written as its type is.
+
+    By itself cyclopts takes ``null`` for no value at all, rounds 1.5 to an integer, and reads 0x1 and 1_0.
+    """
+    kind = _without_none(hint)
+    pattern = _SPELLINGS.get(kind)
+    if pattern is not None and not all(pattern.fullmatch(token.value) for token in tokens):
+        raise ValueError
+    return convert(kind, tokens)
+
+
+def _without_none(hint: Any) -> Any:
+    """Return the type of a flag that may be left out: ``int`` of ``int | None``, ``list[str]`` of ``list[str]``."""
+    if not isinstance(hint, UnionType):
+        return hint
+    (kind,) = (member for member in get_args(hint) if member is not NoneType)
+    return kind

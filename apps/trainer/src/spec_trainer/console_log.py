@@ -1,0 +1,23 @@
+"""Log records of a command on standard error, each of printable characters."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from spec_core.plugins import packages
+from spec_core.wording import printable
+
+
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def log_to_stderr() -> None:
+    """Show warnings of every package, and what this project's and its plugins' say from INFO on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
+    for package in {"spec_trainer", "spec_core"} | packages():
+        logging.getLogger(package).setLevel(logging.INFO)

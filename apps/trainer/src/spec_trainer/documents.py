@@ -1,0 +1,45 @@
+"""Standard output holds the documents of commands and nothing else: what plugins print goes to standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TextIO
+
+_streams: list[TextIO] = []
+
+
+def keep_stdout_for_documents() -> None:
+    """Send to standard error what this process, its libraries in C and its children print from now on.
+
+    Only what goes to ``document_stream`` reaches standard output.
+    """
+    if sys.stdout is None or sys.stderr is None:  # closed by who started this process
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    _streams.append(open(kept, "w", encoding=encoding, errors=errors))  # noqa: SIM115 (open until the process ends)
+    sys.stdout = sys.stderr
+
+
+@contextmanager
+def stdout_for_documents() -> Iterator[None]:
+    """Send to standard error what is printed in the block, but for what goes to ``document_stream``."""
+    _streams.append(document_stream())
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _streams.pop()
+
+
+def document_stream() -> TextIO:
+    """Return standard output as it is outside of ``stdout_for_documents``."""
+    return _streams[-1] if _streams else sys.stdout

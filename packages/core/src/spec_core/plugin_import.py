@@ -1,0 +1,98 @@
+"""Import what others have written: whatever it raises is an ordinary error, and this process stays as it was."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from spec_core.foreign import cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from importlib.metadata import EntryPoint
+
+
+class NotImported(Exception):
+    """A module did not import; the message says why."""
+
+
+def import_entry_point(entry_point: EntryPoint) -> Any:
+    """Return what an entry point names. Raise NotImported for whatever its module raises, SystemExit as well.
+
+    What the module prints goes to standard error. Settings of the process that it changes are put back, because a
+    command may look at a plugin that it does not use.
+    """
+    try:
+        with _process_kept():
+            return entry_point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise NotImported(_words(error)) from error
+
+
+def _words(error: BaseException) -> str:
+    """Return type and first line of an error; those of a ValueError too, whose text alone says little here."""
+    text = cause(error)
+    name = type(error).__name__
+    return text if text.startswith(name) else f"{name}: {text}"
+
+
+@contextmanager
+def _process_kept() -> Generator[None]:
+    """Put back what a module must not change of its process: the block runs in the main thread, as a rule."""
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))
+        stack.enter_context(warnings.catch_warnings())
+        for restore in (_kept_folder(), _kept_log(), _kept_signals(), _kept_dtype()):
+            stack.callback(restore)
+        yield
+
+
+def _kept_folder() -> Callable[[], None]:
+    folder = os.open(".", os.O_PATH)
+
+    def restore() -> None:
+        os.fchdir(folder)
+        os.close(folder)
+
+    return restore
+
+
+def _kept_log() -> Callable[[], None]:
+    root = logging.root
+    handlers, level, disabled = list(root.handlers), root.level, logging.root.manager.disable
+
+    def restore() -> None:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.disable(disabled)
+
+    return restore
+
+
+def _kept_signals() -> Callable[[], None]:
+    if threading.current_thread() is not threading.main_thread():  # it alone can set handlers
+        return lambda: None
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            if handler is not None:  # one that C code has set
+                signal.signal(number, handler)
+
+    return restore
+
+
+def _kept_dtype() -> Callable[[], None]:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_default_dtype"):
+        return lambda: None
+    dtype = torch.get_default_dtype()
+    return lambda: torch.set_default_dtype(dtype)
