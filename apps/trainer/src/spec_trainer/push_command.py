@@ -89,7 +89,9 @@ def serving_problem(document: Mapping[str, Any]) -> str:
     if silent := [url for url, server in document.items() if "error" in server]:
         return f"{', '.join(silent)} did not say what it serves"
     if broken := [url for url, server in document.items() if server["state"] == "quarantined"]:
-        return f"{', '.join(broken)} may serve something else than it should; the next push to it settles that"
+        return (
+            f"{', '.join(broken)} may serve something else than it should; the next push to it settles that"
+        )
     places: dict[str, list[str]] = {}
     for url, server in document.items():
         version = "no version" if server["version"] is None else f"version {server['version']}"

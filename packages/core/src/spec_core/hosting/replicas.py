@@ -173,7 +173,13 @@ def server_address(url: str) -> SplitResult:
         parts = urlsplit(url)
         rest = parts.username or parts.password or parts.query or parts.fragment
         can_be_sent = url.isprintable() and " " not in url and parts.path.isascii()
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not rest and can_be_sent:
+        if (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.port != 0
+            and not rest
+            and can_be_sent
+        ):
             return parts
     raise ConfigError(f"{url!r} is no address of a server; expected http://host:port")
 

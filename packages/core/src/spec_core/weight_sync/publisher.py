@@ -223,14 +223,16 @@ class Publisher(Resource):
     def _add(self, name: str, replica: DraftReplica, timeout_s: float) -> ReplicaOutcome | None:
         if name in self._members:
             raise ConfigError(f"replica {name!r} is known already; remove it first")
-        self._members[name] = member = _Member(replica=replica, fence=self._fence_for(name, replica, timeout_s))
+        self._members[name] = member = _Member(
+            replica=replica, fence=self._fence_for(name, replica, timeout_s)
+        )
         if self._newest is None:
             return None
         member.counts = False
         return self._push(self._newest, [name], "best_effort", timeout_s).deliveries[name].outcome()
 
     def _fence_for(self, name: str, replica: DraftReplica, timeout_s: float) -> int:
-        """Return a fence that a replica has not seen; a replica that does not answer shows that when it is pushed to."""
+        """Return a fence that a replica has not seen; one that does not answer shows that when it is pushed to."""
         if not self._asks_for_fences and self.fence is not None:
             return self.fence
         last = _answer(name, replica.status(), time.monotonic() + timeout_s).update
