@@ -4,23 +4,23 @@
     python -m tests.integration.killed_pushes --statements 6
 
 Two servers (``draft_server.py``) answer without a pause, and a process for each reads the stream of answers. The
-statements are those that a whole push was seen to go through: in ``spec_core.weight_sync``, in what asks servers, and
-in the weight transports. After each kill: what both servers serve, what ``spec-trainer serving`` says, and whether the
-next push is committed everywhere. Exit code 1 where an answer was missing or wrong, a version had two digests,
-``serving`` said what is not so, or the next push failed.
+statements are those that a whole push was seen to go through: in ``spec_core.weight_sync``, in what asks servers,
+and in the weight transports. After each kill: what both servers serve, what ``spec-trainer serving`` says, and
+whether the next push is committed everywhere. Exit code 1 where an answer was missing or wrong, a version had two
+digests, ``serving`` said what is not so, or the next push failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import linecache
 import os
 import signal
 import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -102,8 +102,8 @@ class Moment:
 
     def __str__(self) -> str:
         file, line, function = self.statement
-        text = Path(file).read_text().splitlines()[line - 1].strip()
-        return f"{function}: {text}"[:90] + (f" (time {self.time})" if self.time > 1 else "")
+        text = f"{function}: {linecache.getline(file, line).strip()}"[:90]
+        return text if self.time == 1 else f"{text} (time {self.time})"
 
 
 @dataclass
@@ -136,14 +136,22 @@ def in_child(work: Callable[[], int]) -> tuple[int, str]:
             os.dup2(write, 2)
             code = work()
             sys.stdout.flush()
-        except BaseException:
-            traceback.print_exc()
         finally:
             os._exit(code)
     os.close(write)
     with os.fdopen(read) as output:
         text = output.read()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def command(*words: object, prepare: Callable[[], None] = lambda: None) -> tuple[int, str]:
+    """Run ``spec-trainer`` in a fork of this process, which prepares itself first."""
+
+    def work() -> int:
+        prepare()
+        return cli.run([str(word) for word in words])
+
+    return in_child(work)
 
 
 class Stream:
@@ -179,72 +187,68 @@ class Stream:
 class Trial:
     """Two servers, and pushes of two drafts in turn."""
 
-    def __init__(self, target: Path, drafts: Sequence[Path], urls: Sequence[str], streams: Sequence[Stream]):
-        self._target, self._drafts, self._urls, self._streams = target, drafts, urls, streams
+    def __init__(self, target: Path, drafts: Sequence[Path], urls: Sequence[str], folder: Path) -> None:
+        self._target, self._drafts, self._urls, self._folder = target, drafts, urls, folder
+        self._streams = [Stream(url, folder / f"stream-{number}") for number, url in enumerate(urls)]
         self._count = 0
         self._digests: dict[int, set[str]] = {}
 
-    def statements(self) -> list[Moment]:
+    def moments(self) -> list[Moment]:
         """Return when each statement of a whole push comes first and last, in the order of their first times."""
-        seen: Counter[Statement] = Counter()
-        code, text = in_child(lambda: self._recorded(seen))
+        file = self._folder / "statements"
+
+        def note(statement: Statement) -> None:
+            with file.open("a") as notes:
+                notes.write(json.dumps(statement) + "\n")
+
+        code, text = self.push(Tracer(note).start)
         assert code == 0, text
-        found = json.loads(text.splitlines()[-1])
-        moments = [(Moment((file, line, name), time)) for (file, line, name), times in found for time in times]
-        return moments
+        seen = Counter(tuple(json.loads(line)) for line in file.read_text().splitlines())
+        linecache.clearcache()  # the lines that run are those of now
+        return [Moment(statement, time) for statement, count in seen.items() for time in sorted({1, count})]
 
     def kill_at(self, moment: Moment) -> Row:
         before = [len(stream.answers()) for stream in self._streams]
-        killed, text = self._push(moment.kill)
+        killed, text = self.push(moment.kill)
         statuses = [self._settled(url) for url in self._urls]
-        serving, said = in_child(lambda: cli.run(["serving", "--json", "--of", *self._urls]))
+        serving, said = command("serving", "--json", "--of", *self._urls)
         row = Row(str(moment), killed == -signal.SIGKILL, [_named(status) for status in statuses], serving, 0)
         if not row.killed and killed != 0:
             row.problems.append(f"the push exits {killed}: {text}")
         agree = len({(status["version"], status["digest"]) for status in statuses}) == 1
         if (serving == 0) != agree or ("the servers differ" in said) == agree:
             row.problems.append(f"serving exits {serving} and says {said}")
-        row.next_push, text = self._push()
+        row.next_push, text = self.push()
         after = [self._settled(url) for url in self._urls]
         if row.next_push != 0 or len({_named(status) for status in after}) != 1:
             row.problems.append(f"the next push exits {row.next_push}, {after}: {text}")
         self._check_answers(row, [*statuses, *after], before)
         return row
 
-    def _push(self, prepare: Callable[[], None] = lambda: None) -> tuple[int, str]:
+    def push(self, prepare: Callable[[], None] = lambda: None) -> tuple[int, str]:
+        """Push the draft whose turn it is to both servers."""
         draft = self._drafts[self._count % 2]
         self._count += 1
-        words = ["push", "--target", str(self._target), "--draft-model", str(draft)]
-
-        def work() -> int:
-            prepare()
-            return cli.run([*words, *(word for url in self._urls for word in ("--to", url))])
-
-        return in_child(work)
-
-    def _recorded(self, seen: Counter[Statement]) -> int:
-        """Push, and print each statement with the times at which a kill is worth a try."""
-
-        def reached(statement: Statement) -> None:
-            seen[statement] += 1
-
-        words = ["push", "--target", str(self._target), "--draft-model", str(self._drafts[1])]
-        Tracer(reached).start()
-        code = cli.run([*words, *(word for url in self._urls for word in ("--to", url))])
-        print(json.dumps([(statement, sorted({1, count})) for statement, count in list(seen.items())]))
-        return code
+        words = ["push", "--target", self._target, "--draft-model", draft]
+        return command(*words, *(word for url in self._urls for word in ("--to", url)), prepare=prepare)
 
     def _settled(self, url: str) -> dict[str, Any]:
         """Return what a server serves when no update is under way there."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             connection = HTTPConnection(url.removeprefix("http://"), timeout=LIMIT_S)
-            connection.request("GET", "/spec/draft/status", headers={"Authorization": f"Bearer {draft_server.TOKEN}"})
+            connection.request(
+                "GET", "/spec/draft/status", headers={"Authorization": f"Bearer {draft_server.TOKEN}"}
+            )
             status = json.loads(connection.getresponse().read())["status"]
             connection.close()
             if status["state"] not in ("prepared", "received") or time.monotonic() > deadline:
                 return status
             time.sleep(0.05)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.kill()
 
     def _check_answers(self, row: Row, statuses: list[dict[str, Any]], before: list[int]) -> None:
         """Note where an answer is missing or wrong, or a version has had two digests."""
@@ -278,11 +282,9 @@ def trial(target: Path, drafts: Sequence[Path], folder: Path) -> Iterator[Trial]
     os.environ[DRAFT_TOKEN_VARIABLE] = draft_server.TOKEN
     with ExitStack() as stack:
         urls = [stack.enter_context(draft_server.serving(target, drafts[0])) for _ in range(2)]
-        streams = [Stream(url, folder / f"stream-{number}") for number, url in enumerate(urls)]
-        for stream in streams:
-            stack.callback(stream.kill)
-        made = Trial(target, drafts, urls, streams)
-        code, text = made._push()
+        made = Trial(target, drafts, urls, folder)
+        stack.callback(made.close)
+        code, text = made.push()
         assert code == 0, text
         yield made
 
@@ -314,7 +316,9 @@ def main() -> int:
             target, drafts = made_here(folder)
         with trial(target, drafts, folder) as made:
             rows = []
-            for moment in chosen(made.statements(), options.statements):
+            moments = made.moments()
+            print(f"{len(moments)} moments at which a push can be killed")
+            for moment in chosen(moments, options.statements):
                 rows.append(made.kill_at(moment))
                 print("\n".join(table(rows[-1:])), flush=True)
     problems = sum(bool(row.problems) for row in rows)
@@ -328,9 +332,9 @@ def made_here(folder: Path) -> tuple[Path, list[Path]]:
     rows = launching.write_rows(folder / "rows.jsonl")
     drafts = []
     for seed in range(2):
-        keys = {"target": target, "data.path": rows, "train.steps": 1, "seed": seed}
         output = folder / f"run-{seed}"
-        code, text = in_child(lambda: cli.run(["train", f"output={output}", *(f"{k}={v}" for k, v in keys.items())]))
+        keys = {"target": target, "output": output, "data.path": rows, "train.steps": 1, "seed": seed}
+        code, text = command("train", *(f"{key}={value}" for key, value in keys.items()))
         assert code == 0, text
         drafts.append(output / "draft")
     return target, drafts

@@ -446,7 +446,10 @@ def test_rank_that_cannot_reach_the_publisher_says_why(alone, monkeypatch):
 def test_fence_is_one_more_than_any_that_replicas_have_seen(alone):
     """A clock that runs ahead locks nobody out: here that of a trainer of an earlier release."""
     ahead_ns = time.time_ns() + 3600 * 10**9
-    with Publisher(file_transports(), TARGET, fence=ahead_ns) as ahead, Publisher(file_transports(), TARGET) as later:
+    with (
+        Publisher(file_transports(), TARGET, fence=ahead_ns) as ahead,
+        Publisher(file_transports(), TARGET) as later,
+    ):
         ahead.add("0", ReceiverReplica(alone.receivers[0])).result(LONG_S)
         assert ahead.publish(9, odd_weights(9)).result(LONG_S).committed
         later.add("0", ReceiverReplica(alone.receivers[0])).result(LONG_S)

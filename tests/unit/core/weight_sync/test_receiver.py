@@ -167,9 +167,11 @@ def test_reasons_of_another_update_are_none_of_its_own(receiver):
     receiver._transfer.join()
     assert "has gone" in receiver.status().reason
     for call in (receiver.commit, receiver.revert):
-        with pytest.raises(EngineError, match="1 cannot be .*: a later trainer's update has taken its place$"):
+        with pytest.raises(
+            EngineError, match=r"1 cannot be .*: a later trainer's update has taken its place$"
+        ):
             call(update(1))
-        with pytest.raises(EngineError, match="0 cannot be .*: another update has taken its place$"):
+        with pytest.raises(EngineError, match=r"0 cannot be .*: another update has taken its place$"):
             call(update(0, fence=6))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FiniteCheck:
-    """Looks at tensors as they pass; a device is waited for once, when all were added.
+    """Looks at tensors as they pass; a device is waited for when all were added.
 
     Both extremes of a tensor are NaN if one of its values is, and infinity is an extreme. One call of torch finds
     them and reads each byte once, a small part of the time of a digest.
@@ -22,8 +23,10 @@ class FiniteCheck:
 
     def __init__(self) -> None:
         """Hold nothing yet."""
-        self._extremes: dict[str, Tensor] = {}
-        """The least and the greatest value of each tensor, float64 [2]."""
+        self._extremes: defaultdict[tuple[torch.device, torch.dtype], dict[str, tuple[Tensor, Tensor]]] = (
+            defaultdict(dict)
+        )
+        """The least and the greatest value of each tensor, apart by where they lie and in which dtype."""
 
     def add(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Look at tensors; their memory may change after what is queued on their devices now."""
@@ -31,14 +34,15 @@ class FiniteCheck:
             if tensor.is_floating_point() and tensor.numel():
                 # Torch has no extremes of floats of 8 bits.
                 values = tensor.detach().float() if tensor.itemsize == 1 else tensor.detach()
-                self._extremes[name] = torch.stack(torch.aminmax(values)).double()
+                least, greatest = torch.aminmax(values)
+                self._extremes[least.device, least.dtype][name] = least, greatest
 
     def problem(self) -> str:
         """Return the name of a tensor that holds NaN or infinity and what to do, in one line; empty for none."""
-        for device in {extremes.device for extremes in self._extremes.values()}:
-            there = {name: extremes for name, extremes in self._extremes.items() if extremes.device == device}
-            for name, extremes in zip(there, torch.stack(list(there.values())).tolist(), strict=True):
-                if not all(map(math.isfinite, extremes)):
+        for extremes in self._extremes.values():
+            pairs = torch.stack([value for pair in extremes.values() for value in pair]).view(-1, 2)
+            for name, pair in zip(extremes, pairs.tolist(), strict=True):
+                if not all(map(math.isfinite, pair)):
                     return (
                         f"{name} holds values that are not finite (NaN or infinity): the training diverged or the "
                         "draft was damaged; push an earlier checkpoint"

@@ -235,7 +235,7 @@ class Publisher(Resource):
         return self._push(self._newest, [name], "best_effort", timeout_s).deliveries[name].outcome()
 
     def _fence_for(self, name: str, replica: DraftReplica, timeout_s: float) -> int:
-        """Return a fence that a replica has not seen; a replica that does not answer shows that when it is pushed to."""
+        """Return a fence that a replica has not seen; one that does not answer shows that when it is pushed to."""
         if not self._asks_for_fences and self.fence is not None:
             return self.fence
         last = _answer(name, replica.status(), time.monotonic() + timeout_s).update

@@ -33,7 +33,10 @@ class Push:
         self._policy: Policy = policy
 
     def run(self, updates: Mapping[str, UpdateId], payload: Payload, deadline: float) -> None:
-        """Push as the update of each delivery; afterwards each has its outcome, and ``committed`` says how it ended."""
+        """Push; afterwards every delivery has its outcome, and ``committed`` says how it ended.
+
+        ``updates`` has the update of each delivery, by its name.
+        """
         with ExitStack() as stack:
             for name, delivery in self.deliveries.items():
                 stack.enter_context(delivery.begin(updates[name], payload, deadline))
