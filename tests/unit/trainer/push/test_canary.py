@@ -40,7 +40,7 @@ def _impatient(monkeypatch):
 def test_a_fall_by_more_than_the_margin_shows(accepted, has_fallen):
     server = Counting(rounds(100, 100))
     canary = Canary({"a": server}, margin=0.1, rounds=100)
-    canary.look()
+    canary.look(["a"])
     server.counted = [rounds(0, 0), rounds(99, 0), rounds(100, accepted)]
     verdict = canary.judge(["a"])
     assert server.asked == [0, 100, 100, 100]
@@ -55,7 +55,7 @@ def test_servers_count_together_and_a_lost_one_not_at_all():
         "c": Counting(EngineError("gone")),
     }
     canary = Canary(servers, margin=0.1, rounds=100)
-    canary.look()
+    canary.look(servers)
     servers["a"].counted = [rounds(100, 100)]
     assert canary.judge(["a"]).after.acceptance_length == 2.0
     servers["a"].counted, servers["b"].counted = [rounds(50, 50)], [rounds(50, 25)]
@@ -65,16 +65,16 @@ def test_servers_count_together_and_a_lost_one_not_at_all():
 
 def test_without_traffic_before_nothing_is_judged():
     canary = Canary({"a": Counting(rounds(99, 99))}, margin=0.1, rounds=100)
-    canary.look()
+    canary.look(["a"])
     assert canary.judge(["a"]) is None
 
 
 def test_a_version_with_too_little_traffic_is_compared_with_nothing_and_is_no_reference():
     server = Counting(rounds(100, 100))
     canary = Canary({"a": server}, margin=0.1, rounds=100)
-    canary.look()
+    canary.look(["a"])
     server.counted = [rounds(3, 0)]
-    canary.look()
+    canary.look(["a"])
     server.counted = [rounds(100, 50)]
     assert canary.judge(["a"]).has_fallen
     server.counted, server.asked = [rounds(3, 0)], []

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
+from spec_core import ServingStatus
 from spec_core.errors import RunError
 from spec_core.records import AcceptanceCounters
 from spec_core.weight_sync import PublishReport, ReplicaOutcome
@@ -225,6 +226,7 @@ def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatc
 
     monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {"http://a:1": Counting()})
     publisher.add, publisher.revert = lambda name, replica: None, revert
+    publisher.serving = lambda: {"http://a:1": ServingStatus()}
     words = "train.push_every=2", "push.to=[http://a:1]", "train.steps=5"
     spec = resolved(*words, "push.canary_margin=0.1", "push.canary_rounds=100")
     with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
@@ -233,6 +235,32 @@ def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatc
         publisher.finish(2, replicas={"http://a:1": ReplicaOutcome(state="committed")})
         pushes.finish()
     assert "version 2 may still be served: http://a:1 quarantined: it has gone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("committed", "versions", "asked"),
+    [
+        (None, {"a": None, "b": None}, ["a", "b"]),
+        (None, {"a": None, "b": 7}, []),
+        (4, {"a": 4, "b": 3, "c": 4}, ["a", "c"]),
+        (4, {"a": 3, "b": None}, []),
+    ],
+)
+def test_the_canary_compares_with_servers_alone_that_serve_the_version_that_has_stayed(
+    resolved, publisher, monkeypatch, committed, versions, asked
+):
+    looked = []
+    monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {})
+    monkeypatch.setattr(live_pushes.Canary, "look", lambda self, names: looked.append(list(names)))
+    publisher.committed = committed
+    publisher.serving = lambda: {url: ServingStatus(version=found) for url, found in versions.items()}
+    spec = resolved("train.push_every=2", "push.to=[http://a:1]", "train.steps=5", "push.canary_margin=0.1")
+    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
+        pushes.begin(2, Trainer())
+        assert publisher.begun.acquire(timeout=30)
+        publisher.finish(2, committed=False)
+        pushes.finish()
+    assert looked == [asked]
 
 
 def test_closing_gives_up_what_is_under_way(spec, publisher):

@@ -34,7 +34,8 @@ class CanaryVerdict:
 class Canary:
     """Compares the acceptance length of each version with that of the last one that has stayed.
 
-    Servers count anew from each commit. A version is compared over ``rounds`` verifications, of all servers together.
+    Servers count requests alone that began after their draft last changed: others keep keys and values that another
+    draft has computed. A version is compared over ``rounds`` verifications, of all servers together.
     """
 
     def __init__(self, servers: Mapping[str, HttpReplica], margin: float, rounds: int) -> None:
@@ -44,12 +45,15 @@ class Canary:
         self._count: _Count | None = None
         self._ended = False
 
-    def look(self) -> None:
-        """Note what the version is worth that serves now, if there was traffic enough; called before each push."""
+    def look(self, names: Iterable[str]) -> None:
+        """Note what the version is worth that these servers serve, if there was traffic enough.
+
+        Called before each push.
+        """
         counted = AcceptanceCounters()
-        for server in self._servers.values():
+        for name in names:
             with contextlib.suppress(EngineError):  # the publisher says which one is lost
-                counted += server.acceptance()
+                counted += self._servers[name].acceptance()
         if counted.rounds >= self._rounds:
             self._reference = counted
 
@@ -74,7 +78,7 @@ class Canary:
 
 
 class _Count:
-    """Collects what servers count since their last commit, until it is enough of all of them together."""
+    """Collects what servers count, until it is enough of all of them together."""
 
     def __init__(self, servers: Iterable[HttpReplica], rounds: int) -> None:
         self._counted = dict.fromkeys(servers, AcceptanceCounters())

@@ -180,12 +180,19 @@ class _Pusher(Resource):
             with beside(self._device):
                 weights = trainer.exported(snapshot.read(), self._target)
                 if self._canary is not None:
-                    self._canary.look()
+                    self._canary.look(self._alike())
                 report = self._publish(version, weights)
             if report.committed and self._canary is not None:
                 self._judge(self._canary, report)
         except Exception as error:  # noqa: BLE001 (the top of a thread; no failure of a push ends a run)
             log.warning("push of version %d failed: %s", version, cause(error))
+
+    def _alike(self) -> list[str]:
+        """Return the servers that serve the newest committed version; before there is one, all if they are alike."""
+        serving = {url: (status.version, status.digest) for url, status in self._publisher.serving().items()}
+        committed = self._publisher.committed
+        alike = {found for found in serving.values() if committed in (None, found[0])}
+        return [url for url, found in serving.items() if alike == {found}]
 
     def _publish(self, version: int, weights: dict[str, Tensor]) -> PublishReport:
         config = self._config
