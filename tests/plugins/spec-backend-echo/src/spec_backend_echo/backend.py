@@ -1,4 +1,4 @@
-"""EchoBackend: computes on the CPU, takes its parts from core's library, and remembers what it was asked for."""
+"""EchoBackend: computes on the CPU, brings a pool for samples, and remembers what it was asked for."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class EchoBackend(Backend):
             from spec_core.streams import InlineTransport
 
             return InlineTransport()
-        from spec_core.streams import SharedMemoryTransport
+        from spec_backend_echo.pool import EchoTransport
 
-        return SharedMemoryTransport()
+        return EchoTransport()
 
     def _echo(self, call: str) -> None:
         logger.info("echo: %s", call)
