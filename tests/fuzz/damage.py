@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 ODD_VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 3.5, -0.0, 1e308, 2**31, 2**63, 10**400, "", "x", "0", "true", "\x1b[31mred",
-    "\ud800", "日本", "x" * 100_000, "../..", "/etc/passwd", "${oc.env:HOME}", "{{ 1/0 }}", "<img src=x onerror=alert(1)>",
-    [], {}, [[]], [None],
+    "\ud800", "日本", "x" * 100_000, "../..", "/etc/passwd", "${oc.env:HOME}", "{{ 1/0 }}",
+    "<img src=x onerror=alert(1)>", [], {}, [[]], [None],
     [1, 2, 3], ["x"], {"x": 1}, {"": {}}, [True], [2.5], ["x"] * 1_000,
 ]  # fmt: skip
 _ODD_TEXTS = [

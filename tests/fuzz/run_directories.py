@@ -1,4 +1,4 @@
-"""Run directories from elsewhere: damaged, forged with fitting digests or linked; then resumed, exported, evaluated."""
+"""Run directories from elsewhere: damaged, forged with fitting digests, linked; then resumed or exported."""
 
 from __future__ import annotations
 
