@@ -6,9 +6,9 @@ import re
 import shutil
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from . import damage, material, numbers, servers, special_files
+from . import damage, material, numbers, run_directories, servers, special_files
 
 if TYPE_CHECKING:
     import random
@@ -46,6 +46,9 @@ class Case:
     what: str
     words: list[str]
     folder: Path
+    may_change: Path
+    """The one part of it that may change."""
+    root: Path
 
 
 def make_case(root: Path, folder: Path, draw: random.Random, groups: Sequence[str] | None = None) -> Case:
@@ -53,8 +56,8 @@ def make_case(root: Path, folder: Path, draw: random.Random, groups: Sequence[st
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     group = draw.choice(list(groups or _GROUPS))
-    what, words = _GROUPS[group](root, folder, draw)
-    return Case(group, what, list(map(str, words)), folder)
+    what, words, *may_change = _GROUPS[group](root, folder, draw)
+    return Case(group, what, list(map(str, words)), folder, *(may_change or [folder / "nothing"]), root)
 
 
 def violations(words: list[str], code: int, out: str, err: str) -> list[str]:
@@ -77,8 +80,20 @@ def violations(words: list[str], code: int, out: str, err: str) -> list[str]:
     return found
 
 
-def contents(folder: Path) -> list[tuple[str, int]]:
-    return sorted((str(path), path.lstat().st_size) for path in folder.rglob("*"))
+def contents(case: Case) -> list[tuple[str, int]]:
+    """What has to stay as it is."""
+    own = case.may_change
+    return sorted(
+        (str(path), path.lstat().st_size if not path.is_dir() else 0)
+        for path in case.folder.rglob("*")
+        if path != own and own not in path.parents
+    )
+
+
+def changes(case: Case, before: list[tuple[str, int]]) -> list[str]:
+    """What a command has changed and should not have."""
+    found = ["something was created or removed"] if contents(case) != before else []
+    return found + run_directories.page_problems(case.root, case.may_change)
 
 
 def _plan(root: Path, folder: Path, **keys: object) -> list[object]:
@@ -174,7 +189,7 @@ _TEMPLATE_PARTS = [
     "{% endfor %}{{ x.a == x.b }}", "{{ [[[1] * 9999] * 9999] * 9999 }}", "{{ 'ab'|wordwrap(1, true, 'x' * 10**8) }}",
     "{% break %}", "{{ '%s' * 9 % 1 }}",
 ]  # fmt: skip
-_GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[str, list[object]]]] = {
+_GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[Any, ...]]] = {
     "data": _data,
     "target": _target,
     "template": _template,
@@ -186,4 +201,5 @@ _GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[str, list[object]
     "servers": servers.draw_words,
     "numbers": numbers.absurd_number,
     "special files": special_files.special_file,
+    "run directories": run_directories.run_directory,
 }

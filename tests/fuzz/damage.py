@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 ODD_VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 3.5, -0.0, 1e308, 2**31, 2**63, 10**400, "", "x", "0", "true", "\x1b[31mred",
-    "\ud800", "日本", "x" * 100_000, "../..", "/etc/passwd", "${oc.env:HOME}", "{{ 1/0 }}", [], {}, [[]], [None],
+    "\ud800", "日本", "x" * 100_000, "../..", "/etc/passwd", "${oc.env:HOME}", "{{ 1/0 }}",
+    "<img src=x onerror=alert(1)>", [], {}, [[]], [None],
     [1, 2, 3], ["x"], {"x": 1}, {"": {}}, [True], [2.5], ["x"] * 1_000,
 ]  # fmt: skip
 _ODD_TEXTS = [
@@ -78,7 +79,7 @@ def replace_file(file: Path, draw: random.Random) -> str:
 def damage_json(text: str, draw: random.Random) -> tuple[str, str]:
     """One value, somewhere in the document, becomes another, goes, or gets company."""
     document = json.loads(text)
-    place, key = draw.choice(list(_places(document)))
+    place, key = draw.choice(list(places(document)))
     how = draw.choice(["value", "value", "value", "remove", "add"])
     if how == "remove":
         del place[key]
@@ -132,9 +133,9 @@ def choose(file: Path, draw: random.Random, *structured: Callable[[Path, random.
     return f"{file.name}: {how(file, draw)}"
 
 
-def _places(value: Any) -> Any:
+def places(value: Any) -> Any:
     """(container, key) of every value below ``value``."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         yield value, key
-        yield from _places(value[key])
+        yield from places(value[key])

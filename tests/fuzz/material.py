@@ -20,11 +20,12 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 
 def build(root: Path) -> None:
     """Writes ``target``, ``rows.jsonl`` (conversations), ``rows.json``, ``rows.parquet``, ``tokens.jsonl``,
-    ``eagle3``, ``dflash``, ``features`` and ``run.yaml`` into ``root``."""
+    ``eagle3``, ``dflash``, ``features``, ``run.yaml`` and the run directories ``run`` and ``cycles``."""
     _target(root / "target")
     _data(root)
     _drafts(root)
     _features(root)
+    _runs(root)
     (root / "run.yaml").write_text(
         f"target: {root}/target\ndata:\n  path: {root}/tokens.jsonl\n  eval_samples: 2\noutput: out-${{seed}}\n"
         "draft: {name: eagle3, num_steps: 2}\ntrain:\n  lr: 1e-3\n  betas: [0.9, 0.95]\n  steps: 4\nseed: 3\n"
@@ -103,3 +104,35 @@ def _features(root: Path) -> None:
 
     words = ["--target", root / "target", "--data", root / "tokens.jsonl", "--output", root / "features"]
     assert run(["capture", *map(str, words), "capture.shard_bytes=20000", "data.eval_samples=2"]) == 0
+
+
+def run_words(root: Path, kind: str, output: Path) -> list[object]:
+    """Return the command line of a run, of which ``output`` is the directory."""
+    data = root / "tokens.jsonl"
+    cycles = ["decode.every=2", "decode.prompts=2", "decode.max_new_tokens=4", "train.push_every=2"]
+    words = [
+        "--target",
+        root / "target",
+        "--data",
+        data,
+        "--output",
+        output,
+        "data.eval_samples=2",
+        "train.steps=4",
+    ]
+    return [*words, "train.save_every=2", "train.eval_every=2", *(cycles if kind == "cycles" else [])]
+
+
+def _runs(root: Path) -> None:
+    from spec_trainer.cli import run
+
+    for kind in ("run", "cycles"):
+        assert run([str(word) for word in run_words(root, kind, root / kind)]) == 0
+    folder = root / "run"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows[2] |= {"push_version": 2, "push_committed": True, "push_s": 0.5, "push_wait_s": 0.1}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    entry = {"time": 0.0, "step": 1, "worker": "engine-0", "cause": "it was killed"}
+    (folder / "logs" / "replacements.jsonl").write_text(json.dumps(entry) + "\n")
+    for kind in ("run", "cycles"):  # the page of what is there now
+        assert run([str(word) for word in run_words(root, kind, root / kind)]) == 0

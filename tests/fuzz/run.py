@@ -86,7 +86,7 @@ def _run_all(
 def _prepare(root: Path, place: Path, asked: argparse.Namespace, number: int) -> Running:
     folder = place / f"case-{number}"
     case = cases.make_case(root, folder, random.Random(f"{asked.seed} {number}"), asked.group)
-    return Running(number, case, cases.contents(folder), place / f"output-{number}", time.monotonic())
+    return Running(number, case, cases.contents(case), place / f"output-{number}", time.monotonic())
 
 
 def _start(one: Running) -> int:
@@ -125,8 +125,7 @@ def _wait(running: dict[int, Running]) -> tuple[Running, int, int]:
 
 def _found(one: Running, code: int, out: str, err: str, bytes_used: int) -> list[str]:
     found = cases.violations(one.case.words, code, out, err)
-    if cases.contents(one.case.folder) != one.before:
-        found.append("something was created")
+    found += cases.changes(one.case, one.before)
     if bytes_used > LARGEST_BYTES:
         found.append(f"more than {LARGEST_BYTES >> 30} GiB")
     shutil.rmtree(one.case.folder)

@@ -55,14 +55,13 @@ def test_whatever_is_damaged_a_command_ends_in_one_line_and_creates_nothing(
     for number in range(part, CASES, PARTS):
         case = cases.make_case(root, tmp_path / "case", random.Random(f"{SEED} {number}"))
         monkeypatch.chdir(case.folder)
-        before = cases.contents(case.folder)
+        before = cases.contents(case)
         capfd.readouterr()
         with alarm(cases.LONGEST_S):
             code = run(case.words)
         out, err = capfd.readouterr()
         found = cases.violations(case.words, code, out, err)
-        if cases.contents(case.folder) != before:
-            found.append("something was created")
+        found += cases.changes(case, before)
         if found:
             kept.append(f"case {number}, {case.group}, {case.what}: {', '.join(found)}: {err[-500:]}")
     assert kept == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -309,3 +310,15 @@ def test_a_resolved_configuration_is_read_as_it_stands(tmp_path):
     values = read_resolved(file)
     assert values["target"] == "${oc.env:HOME} ${train.lr}"
     assert validate(Run, values, "config.yaml").train.lr == 1e-7
+
+
+def test_aliases_that_grow_without_end_are_refused_and_others_are_not(tmp_path):
+    file = tmp_path / "config.yaml"
+    pairs = itertools.pairwise("abcdefghi")
+    lines = [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairs]
+    file.write_text("a: &a [x]\n" + "".join(lines))
+    for read in (read_resolved, lambda path: read_configuration(path, {}, [])):
+        with pytest.raises(ConfigError, match="has more than 131072 values, with its aliases written out"):
+            read(file)
+    file.write_text("a: &a {b: 1}\nc: *a\n")
+    assert read_resolved(file) == {"a": {"b": 1}, "c": {"b": 1}}

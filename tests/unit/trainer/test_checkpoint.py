@@ -17,6 +17,7 @@ import torch.distributed as dist
 from spec_core.errors import ArtifactError, RunError
 from spec_core.rendezvous import Rendezvous
 from spec_core.sharding import load_sharded, save_sharded
+from spec_core.state_folder import new_digest
 from spec_core.testing.processes import Rank, run_ranks
 from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_trainer.checkpoint.folder import CheckpointMeta, check_whole, read_meta
@@ -392,6 +393,46 @@ def test_a_future_that_was_given_up_is_written_anew_and_rotates_nothing_away(thr
 
 def latest_names(store) -> list[str]:
     return sorted(folder.name for folder in store.folder(0).parent.glob("step-*"))
+
+
+def reseal(folder: Path, **changes) -> None:
+    """Write a meta.json whose digests fit, as whoever forges a checkpoint does."""
+    body = json.loads((folder / "meta.json").read_text())
+    del body["checksum"]
+    body |= changes
+    body["files"] = {name: new_digest((folder / name).read_bytes()).hexdigest() for name in body["files"]}
+    checksum = new_digest(json.dumps(body).encode()).hexdigest()
+    (folder / "meta.json").write_text(json.dumps({**body, "checksum": checksum}, indent=2) + "\n")
+
+
+@pytest.mark.parametrize("step", [-1, 7, 10**30])
+def test_a_step_that_is_not_the_folder_s_is_refused(three, step):
+    reseal(three.folder(3), step=step)
+    with pytest.raises(ArtifactError, match=r"meta\.json is (damaged|that of step 7)"):
+        latest(three)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("dtype", "nn"), ("dtype", "float16"), ("shape", [10**12]), ("shape", [3]), ("parts", [])],
+)
+def test_a_forged_index_of_a_checkpoint_is_refused(three, key, value):
+    folder = three.folder(3)
+    file = folder / "state" / "index.json"
+    index = json.loads(file.read_text())
+    index["model.weight"][key] = value
+    file.write_text(json.dumps(index))
+    reseal(folder)
+    for read in (read_weights, lambda folder: three.load(Weights(0.0), folder)):
+        with pytest.raises(ArtifactError, match=r"index\.json"):
+            read(folder)
+
+
+def test_a_state_that_is_a_pickle_is_one_line(store):
+    folder = save(store, 1)
+    (folder / "state" / ".metadata").write_bytes(b"\x80\x02.")
+    with pytest.raises(ArtifactError, match=r"\.metadata is damaged: meta\.json does not list it"):
+        check_whole(folder)
 
 
 _FULL_DISK = """

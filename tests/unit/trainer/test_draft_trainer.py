@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
-from spec_core.errors import RunError
+from spec_core.errors import ArtifactError, RunError
 from spec_core.targets.target_reader import read_target, read_target_tensors
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
@@ -54,3 +55,13 @@ def test_export_to_a_full_disk_leaves_the_earlier_one(target, tmp_path, full_dis
         export_draft(Eagle3Draft(Eagle3Config()), state, target, folder)
     assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 3e38])
+def test_weights_that_are_not_finite_as_they_are_served_are_not_exported(target, tmp_path, value):
+    state = weights(target)
+    served = replace(target, dtype="float16")  # to which 3e38 is infinite
+    state["fc.weight"][0, 0] = value
+    with pytest.raises(ArtifactError, match=r"fc\.weight holds values that are not finite"):
+        export_draft(Eagle3Draft(Eagle3Config()), state, served, tmp_path / "draft")
+    assert list(tmp_path.iterdir()) == []

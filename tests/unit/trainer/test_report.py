@@ -109,3 +109,22 @@ def test_the_fate_of_every_push_is_a_row(directory):
     text = " ".join(Words(directory.report.read_text()).text.split())
     assert "2 reverted 0.50 s 2.00 1.25 4 not committed 60.00 s" in text
     assert "Training waited 0.125 s for a push at most." in text
+
+
+def test_no_value_of_a_run_directory_is_markup(directory):
+    records(directory)
+    clean = {"cycles": [{"cycle": 0, "draft_version": 1}], "time_s": {"data": 1.0}, "last_pushes": []}
+    entry = {"time": 0.0, "step": 7, "worker": "engine-1", "cause": "killed"}
+    directory.replacements.parent.mkdir()
+    directory.replacements.write_text(json.dumps(entry) + "\n")
+    write_report(directory, "Training", {"description": "a draft", **clean})
+    expected = {tag for tag, _ in Words(directory.report.read_text()).tags}
+    markup = "<img src=x onerror=alert(1)>"
+    forged = {"cycles": [{"cycle": 0, "draft_version": markup}], "time_s": {markup: 1.0}}
+    forged["last_pushes"] = [{"push_version": markup, "push_committed": markup}]
+    directory.config.write_text(markup)
+    directory.replacements.write_text(json.dumps({**entry, "worker": markup, "cause": markup}) + "\n")
+    write_report(directory, markup, {"description": markup, **forged})
+    page = Words(directory.report.read_text())
+    assert {tag for tag, _ in page.tags} == expected
+    assert page.text.count(markup) >= 6

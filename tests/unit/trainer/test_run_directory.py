@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -184,3 +185,54 @@ def test_open_clears_what_a_crash_cut_short(directory, resolved):
     directory.open("me", resolved().config)
     assert not list(directory.root.glob(".draft-*"))
     assert [path.name for path in directory.checkpoints.iterdir()] == ["step-4"]
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "decoded", "logs", "draft", "checkpoints/step-4", "metrics.jsonl"]
+)
+def test_nothing_is_removed_or_written_through_a_link(directory, resolved, tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / ".step-1").mkdir(parents=True)
+    directory.checkpoints.mkdir(parents=True)
+    (directory.root / ".identity").write_text("me\n")
+    place = directory.root / name
+    if place.is_dir():
+        place.rmdir()
+    place.symlink_to(elsewhere)
+    for use in (lambda: directory.open("me", resolved().config), directory.remove_unfinished):
+        with pytest.raises(
+            ArtifactError, match=rf"{name} is a link: expected a \w+ of its own; move it away"
+        ):
+            use()
+    assert [path.name for path in elsewhere.iterdir()] == [".step-1"]
+
+
+@pytest.mark.parametrize("name", [".lock", ".identity", "metrics.jsonl", "logs/trained-0.jsonl"])
+def test_a_pipe_is_refused_and_never_waited_for(directory, name):
+    directory.logs.mkdir(parents=True)
+    (directory.root / ".identity").write_text("me\n")
+    (directory.root / name).unlink(missing_ok=True)
+    os.mkfifo(directory.root / name)
+    take = directory.locked().__enter__ if name == ".lock" else lambda: directory.check_owner("me")
+    with pytest.raises(ArtifactError, match=f"{name} is no file"):
+        take()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("metrics.jsonl", "no JSON", "Invalid JSON"),
+        ("metrics.jsonl", '{"step": -1}', "step: "),
+        ("metrics.jsonl", '{"step": 1, "push_version": "<b>"}', "push_version: "),
+        ("metrics.jsonl", '{"step": 1, "loss": "high"}', "loss: "),
+        ("metrics.jsonl", "\0" * (2 << 20), "it has more than"),
+        ("logs/replacements.jsonl", '{"step": "<b>", "time": 0, "worker": "e", "cause": "c"}', "step: "),
+        ("summary.json", '{"cycles": [{"cycle": 0, "draft_version": "<b>"}]}', "cycles.0.draft_version: "),
+    ],
+)
+def test_records_that_are_none_are_named_before_a_run_goes_on(directory, name, text, problem):
+    directory.logs.mkdir(parents=True)
+    (directory.root / ".identity").write_text("me\n")
+    (directory.root / name).write_text(text + "\n")
+    with pytest.raises(ArtifactError, match=f"{name}(:1)? is damaged.*{problem}"):
+        directory.check_owner("me")

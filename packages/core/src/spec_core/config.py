@@ -146,10 +146,12 @@ def read_resolved(file: Path) -> dict[str, Any]:
 
 def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
     """Check ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
-    for key, number in _integers(values):
-        if abs(number) >= 1 << 63:  # it counts nothing, and overflows where it is divided
-            raise ConfigError(f"{source}: {shown(key)[1:-1]}={shown(number)}: expected an integer of 63 bits")
     with foreign_errors(ConfigError, source):
+        for key, number in _integers(values):
+            if abs(number) >= 1 << 63:  # it counts nothing, and overflows where it is divided
+                raise ConfigError(
+                    f"{source}: {shown(key)[1:-1]}={shown(number)}: expected an integer of 63 bits"
+                )
         # JSON mode is strict where YAML has the type, and still takes "a/b" for a path and [1] for a tuple.
         text = json.dumps(values, default=str)
     try:

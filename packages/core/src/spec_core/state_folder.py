@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 new_digest = functools.partial(hashlib.blake2b, digest_size=16)
 """The checksum of every file of a checkpoint."""
 
-_CODES = {
+DTYPE_CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-"""Safetensors' names of the dtypes that a checkpoint may hold."""
+"""Safetensors' names of dtypes, by torch's: those that a checkpoint may hold."""
 
 
 class StateFolder:
@@ -49,8 +49,10 @@ class StateFolder:
         ``check`` is called before each tensor, and may raise to end the call.
         """
         for key, tensor in tensors.items():
-            if _dtype_name(tensor) not in _CODES:
-                raise RunError(f"{key} is no tensor of a dtype that a checkpoint holds: {', '.join(_CODES)}")
+            if _dtype_name(tensor) not in DTYPE_CODES:
+                raise RunError(
+                    f"{key} is no tensor of a dtype that a checkpoint holds: {', '.join(DTYPE_CODES)}"
+                )
         # Largest items first, so that each tensor is aligned.
         ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
         header = _header(ordered)
@@ -133,7 +135,7 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
     for key, tensor in tensors.items():
         start, end = end, end + tensor.nbytes
         entries[key] = {
-            "dtype": _CODES[_dtype_name(tensor)], "shape": list(tensor.shape), "data_offsets": [start, end],
+            "dtype": DTYPE_CODES[_dtype_name(tensor)], "shape": list(tensor.shape), "data_offsets": [start, end],
         }  # fmt: skip
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)

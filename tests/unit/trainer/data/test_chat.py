@@ -12,6 +12,7 @@ from spec_core.errors import DataError
 from spec_trainer.data import render_process, turns
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
+from spec_trainer.data.render_process import RenderProcess
 
 from ....chat_templates import CONVERSATIONS, READS_PARTS, THINKING, in_parts
 
@@ -290,12 +291,11 @@ def test_what_is_found_in_a_row_does_not_depend_on_the_rows_before_it(load):
 
 
 def test_the_renderings_of_a_conversation_do_not_grow_with_it(load, supervised, monkeypatch):
-    from transformers.utils import chat_template_utils
 
     calls = []
-    render = chat_template_utils.render_jinja_template
+    render = RenderProcess.render
     monkeypatch.setattr(
-        chat_template_utils, "render_jinja_template", lambda **given: calls.append(1) or render(**given)
+        RenderProcess, "render", lambda self, **given: calls.append(1) or render(self, **given)
     )
     load(conversation(*["a", "b"] * 4))
     few = len(calls)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from transformers.utils import chat_template_utils
 
+from spec_core.errors import DataError
 from spec_trainer.data import kept
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.kept import keep_run_data, load_run_data
+from spec_trainer.data.render_process import RenderProcess
 
 from .conftest import CHATML, VOCAB
 
@@ -44,9 +46,9 @@ def folder(tmp_path, monkeypatch) -> Path:
 def renderings(monkeypatch) -> list[int]:
     """Has one item for each rendering."""
     calls: list[int] = []
-    render = chat_template_utils.render_jinja_template
+    render = RenderProcess.render
     monkeypatch.setattr(
-        chat_template_utils, "render_jinja_template", lambda **given: calls.append(1) or render(**given)
+        RenderProcess, "render", lambda self, **given: calls.append(1) or render(self, **given)
     )
     return calls
 
@@ -200,3 +202,22 @@ def test_without_room_the_run_goes_on(folder, tokenizer_folder, write, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "the rendered data is not kept" in caplog.text
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "additional_chat_templates/x.jinja", "further.tiktoken"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "vast"])
+def test_a_special_file_among_the_tokenizer_s_is_refused_and_never_waited_for(target, tmp_path, name, kind):
+    file = target / name
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as stream:
+            stream.truncate(1 << 40)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    with pytest.raises(DataError, match=f"{name} (is not a regular file|has 1099511627776 bytes)"):
+        load_run_data(DataConfig(path=str(rows)), target, VOCAB, None, False, tmp_path / "run")

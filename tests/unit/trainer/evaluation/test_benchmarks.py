@@ -262,3 +262,17 @@ def test_a_prompt_that_has_become_too_long_is_refused():
     work = Workload(prompts=asked.prompts, sampling=SamplingParams(max_new_tokens=3))
     with pytest.raises(DataError, match="q:7: turn 2 makes a prompt of 13 tokens; 1 to 10 are possible"):
         ask_all(Answering(), work, asked)
+
+
+@pytest.mark.parametrize("content", ["../../elsewhere", "", "x" * 2000])
+def test_a_cache_of_the_hub_that_names_no_commit_is_refused(hub_cache, content):
+    (hub_cache / "datasets--openai--gsm8k" / "refs" / "main").write_text(content)
+    with pytest.raises(DataError, match=r"refs/main (names no commit|has 2000 bytes)"):
+        read_benchmarks({"gsm8k": None}, hub_cache)
+
+
+def test_a_folder_of_the_working_directory_is_not_taken_for_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "openai" / "gsm8k").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="the working directory has a openai/gsm8k beside the hub's"):
+        read_benchmarks({"gsm8k": None}, None)

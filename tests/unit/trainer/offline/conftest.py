@@ -11,10 +11,11 @@ import torch
 
 from spec_core.records import FeatureSchema
 from spec_trainer.capture.command import resolve_capture, run_capture
-from spec_trainer.data.dataset import Sample
+from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.packing import empty_batch
+from spec_trainer.data.report import DataReport
 from spec_trainer.offline.folder import FeatureFolder
-from spec_trainer.offline.index import FeatureIdentity
+from spec_trainer.offline.index import FeatureIdentity, data_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,27 +41,33 @@ def made(tmp_path: Path) -> Made:
     from spec_trainer.offline.shard import write_shard
 
     schema = FeatureSchema(layers=(1, 3), hidden_size=4, dtype="bfloat16")
+    draw = np.random.default_rng(0)
+    parts = [
+        [
+            Sample(number, draw.integers(0, 97, size, dtype=np.int32), np.ones(size, dtype=bool))
+            for number, size in sizes
+        ]
+        for sizes in ([(0, 3), (1, 5)], [(2, 1), (3, 4)])
+    ]
+    dataset = Dataset((*parts[0], *parts[1]), (), DataReport())
     identity = FeatureIdentity(
-        schema=schema, target_digest="t" * 40, data_digest="d" * 32, num_samples=4, shard_bytes=200
+        schema=schema,
+        target_digest="t" * 40,
+        data_digest=data_digest(dataset),
+        num_samples=4,
+        shard_bytes=200,
     )
     folder = FeatureFolder(tmp_path / "made")
-    draw = np.random.default_rng(0)
-    lengths = [[3, 5], [1, 4]]
-    batches, number = [], 0
+    batches = []
     with folder.locked():
         folder.open(identity)
-        for shard, sizes in enumerate(lengths):
-            samples = [
-                Sample(number + place, draw.integers(0, 97, size, dtype=np.int32), np.ones(size, dtype=bool))
-                for place, size in enumerate(sizes)
-            ]
-            number += len(samples)
+        for shard, samples in enumerate(parts):
             batches.append(empty_batch(samples, schema, packing=True, seed=0, epoch=0))
             batches[-1].hidden_TNH.copy_(
                 torch.from_numpy(draw.normal(size=tuple(batches[-1].hidden_TNH.shape)))
             )
             write_shard(folder.shard(shard), batches[-1], identity)
-        folder.seal(identity, len(lengths))
+        folder.seal(identity, len(parts))
     return Made(folder, identity, batches)
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 
 import pytest
 import torch
 
 from spec_core.errors import ArtifactError, RunError, SpecError
-from spec_trainer.offline.index import read_index
+from spec_trainer.offline.index import INDEX_FILE, digest, read_index
 from spec_trainer.offline.shard import Shard, read_entry, write_shard
 
 
 def shards(made) -> list[Shard]:
     index = read_index(made.folder.root)
-    return [Shard(made.folder.root, entry, index.identity.schema) for entry in index.shards]
+    return [Shard(made.folder.root, entry, index.identity) for entry in index.shards]
 
 
 def read_all(made) -> None:
@@ -146,4 +148,28 @@ def test_a_pipe_is_no_shard(made):
     made.folder.shard(0).unlink()
     os.mkfifo(made.folder.shard(0))
     with pytest.raises(ArtifactError, match="is not a regular file"):
+        shards(made)
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [
+        ((), "data_digest", "e" * 32),
+        ((), "num_samples", 5),
+        (("schema",), "dtype", "float16"),
+        (("schema",), "hidden_size", 2),
+        (("shards", 0), "token_digest", ["0" * 32, "1" * 32]),
+        (("shards", 0), "checksum", ["0" * 32, "1" * 32]),
+    ],
+)
+def test_a_forged_index_with_a_fitting_checksum_is_refused(made, place, key, value):
+    file = made.folder.root / INDEX_FILE
+    body = json.loads(file.read_text())
+    del body["checksum"]
+    functools.reduce(operator.getitem, place, body)[key] = value
+    checksum = digest(json.dumps(body, sort_keys=True).encode())
+    file.write_text(json.dumps({"checksum": checksum, **body}))
+    with pytest.raises(
+        ArtifactError, match=r"index\.json is damaged|features-0000. (holds other|is of another)"
+    ):
         shards(made)

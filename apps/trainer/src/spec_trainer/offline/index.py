@@ -127,6 +127,23 @@ class FeatureIndex(pydantic.BaseModel):
             raise ValueError("it lists a shard twice")
         return self
 
+    @pydantic.model_validator(mode="after")
+    def _complete_one_has_every_sample(self) -> Self:
+        if not self.complete:
+            return self
+        samples = sorted(
+            itertools.chain.from_iterable(
+                zip(shard.sample_id, shard.token_digest, strict=True) for shard in self.shards
+            )
+        )
+        if [sample_id for sample_id, _ in samples] != list(range(len(samples))):
+            raise ValueError("its samples are not numbered from 0, each once")
+        if len(samples) != self.identity.num_samples:
+            raise ValueError(f"it lists {len(samples)} samples of {self.identity.num_samples}")
+        if _joint_digest(own for _, own in samples) != self.identity.data_digest:
+            raise ValueError("its data_digest is not that of its samples")
+        return self
+
 
 def digest(content: bytes | bytearray | memoryview | np.ndarray) -> str:
     """Return the checksum that these folders use throughout: BLAKE2b, 16 bytes."""
@@ -140,7 +157,11 @@ def token_digest(input_ids: np.ndarray) -> str:
 
 def data_digest(dataset: Dataset) -> str:
     """Return the digest of the token ids of every sample, in order."""
-    return digest("".join(token_digest(sample.input_ids) for sample in dataset.samples).encode())
+    return _joint_digest(token_digest(sample.input_ids) for sample in dataset.samples)
+
+
+def _joint_digest(token_digests: Iterable[str]) -> str:
+    return digest("".join(token_digests).encode())
 
 
 def columns(samples: Iterable[StoredSample]) -> dict[str, list[Any]]:

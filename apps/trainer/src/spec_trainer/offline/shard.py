@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import check_regular, foreign_errors
+from spec_core.state_folder import DTYPE_CODES
 from spec_trainer.disk import follow_umask, new_folder, not_written
 from spec_trainer.offline.index import ShardEntry, StoredSample, StoredSamples, columns, digest, token_digest
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.records import DraftBatch, FeatureSchema
+    from spec_core.records import DraftBatch
     from spec_trainer.offline.index import FeatureIdentity
 
 SCRATCH = ".partial-"
@@ -104,16 +105,25 @@ def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
 class Shard:
     """A shard that an index lists; any thread may read it."""
 
-    def __init__(self, root: Path, entry: ShardEntry, schema: FeatureSchema) -> None:
+    def __init__(self, root: Path, entry: ShardEntry, identity: FeatureIdentity) -> None:
         """Read the header alone. Raise ArtifactError where file and index disagree."""
         self.file = root / entry.file
         shard, header_checksum = _open(self.file)
         if header_checksum != entry.header_checksum:
             raise ArtifactError(f"{self.file} is damaged: its header's checksum differs; {remedy(self.file)}")
-        num_tokens = sum(entry.num_tokens)
-        shapes = {_HIDDEN: list(schema.shape(num_tokens)), _IDS: [num_tokens]}
-        if {name: shard.get_slice(name).get_shape() for name in shard.keys()} != shapes:  # noqa: SIM118 (no dict)
-            raise ArtifactError(f"{self.file} holds other shapes than the index says; {remedy(self.file)}")
+        if read_entry(self.file, identity) != entry:
+            raise ArtifactError(f"{self.file} holds other samples than the index says; {remedy(self.file)}")
+        schema, num_tokens = identity.schema, sum(entry.num_tokens)
+        expected = {
+            _HIDDEN: (DTYPE_CODES.get(schema.dtype), list(schema.shape(num_tokens))),
+            _IDS: ("I64", [num_tokens]),
+        }
+        stored = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118 (no dict)
+        found = {name: (part.get_dtype(), part.get_shape()) for name, part in stored.items()}
+        if found != expected:
+            raise ArtifactError(
+                f"{self.file} holds other dtypes or shapes than the index says; {remedy(self.file)}"
+            )
 
     def read(self, sample: StoredSample) -> tuple[Tensor, Tensor]:
         """Return a sample's hidden states [T, N, H] and token ids, int64 [T].
@@ -122,7 +132,8 @@ class Shard:
         """
         where = slice(sample.offset, sample.offset + sample.num_tokens)
         hidden_TNH, ids_T = (self._tensors.get_slice(name)[where] for name in (_HIDDEN, _IDS))
-        if _checksum(hidden_TNH, ids_T) != sample.checksum:
+        sound = token_digest(ids_T.numpy()) == sample.token_digest
+        if not sound or _checksum(hidden_TNH, ids_T) != sample.checksum:
             raise RunError(
                 f"{self.file}: the features of sample {sample.sample_id} are damaged (their checksum differs); "
                 f"{remedy(self.file)}"

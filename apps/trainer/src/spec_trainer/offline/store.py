@@ -46,7 +46,7 @@ def open_features(run: RunSpec) -> FeatureStore:
     _check_complete(root, index)
     _check_target(root, index, run)
     _check_schema(root, index.identity.schema, run)
-    shards = [Shard(root, entry, index.identity.schema) for entry in index.shards]
+    shards = [Shard(root, entry, index.identity) for entry in index.shards]
     stored = {
         sample.token_digest: (shard, sample)
         for shard, entry in zip(shards, index.shards, strict=True)
