@@ -80,6 +80,8 @@ def test_the_time_of_an_import_is_not_the_probes(install, monkeypatch):
     monkeypatch.setattr(plugin_table, "_PROBE_S", 1)
     (row,) = [row for row in plugin_table.plugin_rows() if row["name"] == "slow"]
     assert (row["status"], row["reason"]) == ("ok", "")
+
+
 def test_a_plugin_that_exits_or_prints_has_its_row(install):
     install("exiting", "talking")
     rows = {row["name"]: row for row in plugin_table.plugin_rows()}

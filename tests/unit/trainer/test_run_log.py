@@ -14,9 +14,9 @@ from spec_trainer.batch_schedule import BatchSchedule
 from spec_trainer.data.packing import empty_batch
 from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.metrics import read_metrics
-from spec_trainer.run_records import Row, TrainedRow, read_rows
 from spec_trainer.run_directory import RunDirectory
 from spec_trainer.run_log import RemoteRankFiles, RunLog, cut_records
+from spec_trainer.run_records import Row, TrainedRow, read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,6 @@ from cyclopts.exceptions import CycloptsError
 from cyclopts.validators import Number
 
 from spec_core.errors import ConfigError, SpecError
-from spec_core.plugins import packages
 from spec_core.processes import (
     collect_rarely,
     hide_broken_extensions,

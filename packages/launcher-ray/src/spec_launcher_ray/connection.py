@@ -15,8 +15,8 @@ import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray.job_config import JobConfig
 
+from spec_core import foreign_errors
 from spec_core.errors import ConfigError, RunError
-from spec_core.foreign import foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

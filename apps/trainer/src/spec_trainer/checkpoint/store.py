@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
@@ -32,6 +31,7 @@ from spec_trainer.disk import not_written, remove
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
