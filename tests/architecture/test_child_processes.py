@@ -34,7 +34,7 @@ STARTS = {
     ("packages/core/src/spec_core/testing/launcher_suite.py", "subprocess.Popen"): TEST,
     ("packages/core/src/spec_core/testing/processes.py", "multiprocessing.get_context"): TEST,
     ("packages/core/src/spec_core/testing/toy_workers.py", "subprocess.Popen"): NO_PYTHON,
-    ("packages/launcher-ray/src/spec_launcher_ray/cluster.py", "ray.init"): SETS,
+    ("packages/launcher-ray/src/spec_launcher_ray/connection.py", "ray.init"): SETS,
 }
 
 LIBRARIES = {

@@ -6,17 +6,21 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+_RAY = Path(sys.executable).with_name("ray")
+_PACKAGES = {"ip": "iproute2", "unshare": "util-linux"}
+"""Program -> the package that has it."""
 _NETWORK = "10.231.7"
 _START_S = 120.0
 _NODE = ["--num-cpus=2", f"--object-store-memory={80 << 20}", "--disable-usage-stats", "--block"]
@@ -50,7 +54,7 @@ class RayHosts:
         """Run the cluster's node of a host, and wait until the cluster has it."""
         import ray
 
-        words = ["ray", "start", f"--node-ip-address={self.host(number)}", *_NODE]
+        words = [str(_RAY), "start", f"--node-ip-address={self.host(number)}", *_NODE]
         if number == 1:
             words += ["--head", "--port=26379", "--include-dashboard=false"]
         else:
@@ -83,8 +87,8 @@ def ray_hosts(hidden: Path, num_hosts: int) -> Iterator[RayHosts]:
     """Yield a running cluster of that many hosts; skip the test where this machine cannot have namespaces."""
     import ray
 
-    if os.getuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "ray"))):
-        pytest.skip("network namespaces need root, iproute2 and util-linux")
+    if why := _objection():
+        pytest.skip(why)
     hidden.mkdir()
     hosts = RayHosts(hidden, f"sp{os.getpid() % 100_000}")
     with ExitStack() as stack:
@@ -97,6 +101,16 @@ def ray_hosts(hidden: Path, num_hosts: int) -> Iterator[RayHosts]:
             hosts.start(number)
         stack.callback(ray.shutdown)
         yield hosts
+
+
+def _objection() -> str:
+    """Return what this machine lacks for hosts of its own; empty if nothing is known to be missing."""
+    if not _RAY.exists():
+        return f"there is no {_RAY}"
+    if os.getuid() != 0:
+        return "network namespaces need root"
+    missing = [f"{name} (package {_PACKAGES[name]})" for name in _PACKAGES if shutil.which(name) is None]
+    return f"not installed: {', '.join(missing)}" if missing else ""
 
 
 def _connect(hosts: RayHosts, num_hosts: int, stack: ExitStack) -> None:

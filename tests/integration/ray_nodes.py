@@ -47,6 +47,10 @@ class RayNodes:
         """Stop the raylet of a node: connections to it succeed, and it starts nothing."""
         psutil.Process(self.raylet(address)).suspend()
 
+    def kill_own_raylet(self) -> None:
+        """Kill the raylet of the own node; the cluster is of no use afterwards."""
+        self.cluster.head_node.all_processes["raylet"][0].process.kill()
+
     def kill_raylet(self, address: str) -> None:
         """Kill the raylet of a node, and nothing else."""
         raylet = psutil.Process(self.raylet(address))
@@ -94,20 +98,20 @@ class RayNodes:
 
 
 @contextmanager
-def ray_nodes(num_nodes: int) -> Iterator[RayNodes]:
-    """Yield a running cluster of that many nodes; the own one is never killed."""
+def ray_nodes(num_nodes: int, **own: int) -> Iterator[RayNodes]:
+    """Yield a running cluster of that many nodes. ``own``: options of the own one, such as ``num_cpus``."""
     marker = uuid.uuid4().hex
     # Most of the addresses are no interface's.
     changed = {_MARKER: marker, "RAY_AUTH_MODE": "disabled", "GLOO_SOCKET_IFNAME": "lo"}
     with patch.dict(os.environ, changed):
-        yield from _running(num_nodes, marker)
+        yield from _running(num_nodes, marker, own)
 
 
-def _running(num_nodes: int, marker: str) -> Iterator[RayNodes]:
+def _running(num_nodes: int, marker: str, own: dict[str, int]) -> Iterator[RayNodes]:
     from ray.cluster_utils import Cluster
 
     nodes = RayNodes(
-        Cluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False}), marker
+        Cluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False, **own}), marker
     )
     try:
         for number in range(2, num_nodes + 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 import psutil
@@ -115,6 +116,35 @@ def test_workers_end_with_rays_node_of_their_host_and_an_engine_starts_again_onc
     assert f"engine-0 cannot be started: {gone['engine-0']}" in causes
     found, expected = losses(output), losses(uninterrupted)
     assert all(one == other for one, other in zip(found, expected, strict=False))
+
+
+@pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="half a minute: make test-ray")
+def test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced(lab: Lab) -> None:
+    output = lab.folder / "one-host"
+    keys = {**BY_RAY, "engine__replicas": 1, "train__ranks": 1, "train__steps": 10_000}
+    with ray_nodes(1) as nodes:
+        run = lab.start(output, placement__kind="colocated", launcher__address=nodes.address, **keys)
+        run.save_on()
+        nodes.kill_own_raylet()
+        assert run.wait(60) == 1, run.story()
+        assert_soon(lambda: not nodes.processes())
+    words = r"error: (engine|trainer)-0 was lost: Ray's node of its host \S+ does not answer; see \S+-0\.log$"
+    assert re.search(words, run.last_line())
+    assert not (output / "logs" / "replacements.jsonl").exists()
+
+
+@pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="half a minute: make test-ray")
+def test_a_cluster_with_too_few_cpus_is_bad_usage_before_anything_starts(lab: Lab) -> None:
+    keys = {"launcher__name": "ray", "placement__kind": "disaggregated"}
+    with ray_nodes(1, num_cpus=0) as nodes:
+        refused = lab.plan(launcher__address=nodes.address, **keys)
+        assert refused.returncode == 2
+        words = r"^spec-trainer: error: the Ray cluster at \S+ has no host with the resource CPU: \S+ has nothing$"
+        assert re.search(words, refused.stderr.strip())
+        run = lab.start(lab.folder / "no-cpu", launcher__address=nodes.address, **keys)
+        assert run.wait(60) == 2, run.story()
+        assert re.search(words, run.last_line())
+        assert not (lab.folder / "no-cpu").exists()
 
 
 def test_devices_that_others_use_are_named(ray_cluster: str, tmp_path: Path) -> None:

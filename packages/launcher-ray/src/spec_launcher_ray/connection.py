@@ -15,8 +15,7 @@ import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray.job_config import JobConfig
 
-from spec_core import foreign_errors
-from spec_core.errors import ConfigError, RunError
+from spec_core.errors import ConfigError, RunError, SpecError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +72,7 @@ def check_address(address: ClusterAddress) -> None:
 
 def connect(address: ClusterAddress) -> None:
     """Connect this process to a running cluster. Raise ConfigError."""
-    with _own_signal_handler(), foreign_errors(ConfigError, f"{address} cannot be used"):
+    with _own_signal_handler(), _errors_of_ray(ConfigError, f"{address} cannot be used"):
         _init(address.value)
 
 
@@ -83,7 +82,7 @@ def start_cluster() -> None:
         for number in range(1, _START_TRIES + 1):
             before = set(psutil.Process().children())
             try:
-                with foreign_errors(RunError, "Ray does not start on this host"):
+                with _errors_of_ray(RunError, "Ray does not start on this host"):
                     _init("local", include_dashboard=False)
                 return
             except RunError as error:
@@ -96,6 +95,14 @@ def start_cluster() -> None:
 
 def _init(address: str, **options: bool) -> None:
     ray.init(address, log_to_driver=False, configure_logging=False, job_config=_OWN_PACKAGES, **options)
+
+
+@contextmanager
+def _errors_of_ray(error_type: type[SpecError], problem: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Ray raises Exception itself, too
+        raise error_type(f"{problem}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _end(processes: set[psutil.Process]) -> None:
