@@ -9,11 +9,10 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import PositiveInt
-
 from spec_core import DataParallel, Strategy, StrategyConfig, TrainStep, to_device_async
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import Availability
+from spec_strategy_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -34,27 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MODEL = "model."
-
-
-class MegatronConfig(StrategyConfig):
-    """Section ``strategy`` of a run that names this strategy."""
-
-    speed_only: ClassVar[frozenset[str]] = frozenset(
-        {
-            "tensor_parallel", "context_parallel", "expert_parallel", "sequence_parallel", "distributed_optimizer",
-        }
-    )  # fmt: skip
-
-    tensor_parallel: PositiveInt = 1
-    """Processes that divide one draft: heads, channels and the vocabulary. They train the same samples."""
-    context_parallel: PositiveInt = 1
-    """Not supported: 1."""
-    expert_parallel: PositiveInt = 1
-    """Not supported: 1."""
-    sequence_parallel: bool = False
-    """Whether these processes divide the tokens where they do not divide layers, such as at norms."""
-    distributed_optimizer: bool = False
-    """Whether each data-parallel rank keeps masters and optimizer of its share of the draft only."""
 
 
 class MegatronStrategy(Strategy):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from spec_core.strategy import OptimizerConfig, Strategy
 
 _FAR_BELOW_BFLOAT16 = torch.finfo(torch.bfloat16).eps / 64
-"""Of a weight near 1: some updates of the learning rate in the test of S2, whichever the optimizer."""
+"""Limit for what the test of S2 changes in a weight near 1: some learning rates, whichever the optimizer."""
 _COLLECTIVES = {
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "broadcast",
     "broadcast_object_list", "barrier", "gather_object", "reduce_scatter", "reduce_scatter_tensor",
