@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-LIMIT_S = 60
+LIMIT_S = 120
 """Longest time of one command, on a machine that is busy with other things."""
 WATCHED = tuple(
     str(Path(str(package.__file__)).parent)
