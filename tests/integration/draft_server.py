@@ -1,7 +1,8 @@
 """A server with live traffic whose draft can be pushed: engine hf behind the routes that HttpReplica asks for.
 
-``python draft_server.py TARGET DRAFT`` serves until it is killed, or whoever started it has ended. Beside ``/spec/draft/…`` it answers GET
-``/traffic``: how many answers there were, and whether every greedy one was what the target says without a draft.
+``python draft_server.py TARGET DRAFT`` serves until it is killed, or whoever started it has ended. Beside
+``/spec/draft/…`` it answers GET ``/traffic``: how many answers there were, and whether every greedy one was what the
+target says without a draft.
 GET ``/stream`` sends each answer when it is there, with the draft that it names, for ever.
 After GET ``/hang`` it takes connections and answers nothing.
 """
