@@ -1,7 +1,8 @@
 """A server with live traffic whose draft can be pushed: engine hf behind the routes that HttpReplica asks for.
 
-``python draft_server.py TARGET DRAFT`` serves until it is killed. Beside ``/spec/draft/…`` it answers GET
-``/traffic``: how many answers there were, and whether every greedy one was what the target says without a draft.
+``python draft_server.py TARGET DRAFT`` serves until it is killed, or whoever started it has ended. Beside
+``/spec/draft/…`` it answers GET ``/traffic``: how many answers there were, and whether every greedy one was what the
+target says without a draft.
 GET ``/stream`` sends each answer when it is there, with the draft that it names, for ever.
 After GET ``/hang`` it takes connections and answers nothing.
 """
@@ -78,8 +79,9 @@ class Served:
         """What there is to stream of the last answers."""
         self._answered = threading.Condition()
 
-    def answer_for_ever(self) -> None:
-        while True:
+    def answer_while(self, parent: int) -> None:
+        """Answer for as long as this process is a child of ``parent``."""
+        while os.getppid() == parent:
             answers = self.engine.generate(PROMPTS, DRAFTING)
             self.as_without &= tokens(answers) == self._plain
             with self._answered:
@@ -183,11 +185,12 @@ def traffic(url: str, path: str = "/traffic") -> dict[str, Any]:
 
 
 def main() -> None:
+    parent = os.getppid()
     served = Served(Path(sys.argv[1]), Path(sys.argv[2]))
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Routes, served))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
-    served.answer_for_ever()
+    served.answer_while(parent)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-LIMIT_S = 60
+LIMIT_S = 120
 """Longest time of one command, on a machine that is busy with other things."""
 WATCHED = tuple(
     str(Path(str(package.__file__)).parent)
@@ -306,6 +306,9 @@ def table(rows: list[Row]) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--statements", type=int, default=0)
+    parser.add_argument(
+        "--function", default="", help="statements of the functions whose name holds this alone"
+    )
     parser.add_argument("--target", type=Path)
     parser.add_argument("--drafts", type=Path, nargs=2)
     options = parser.parse_args()
@@ -316,7 +319,7 @@ def main() -> int:
             target, drafts = made_here(folder)
         with trial(target, drafts, folder) as made:
             rows = []
-            moments = made.moments()
+            moments = [moment for moment in made.moments() if options.function in moment.statement[2]]
             print(f"{len(moments)} moments at which a push can be killed")
             for moment in chosen(moments, options.statements):
                 rows.append(made.kill_at(moment))

@@ -201,11 +201,11 @@ def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, dra
 
 def test_a_pusher_that_is_killed_anywhere_leaves_servers_that_answer_and_take_the_next_push(lab, drafts):
     """Some statements; ``python -m tests.integration.killed_pushes`` takes all."""
-    options = ["--statements", "6", "--target", lab.keys["target"], "--drafts", *drafts.values()]
+    options = ["--statements", "4", "--target", lab.keys["target"], "--drafts", *drafts.values()]
     command = [sys.executable, "-m", "tests.integration.killed_pushes", *options]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert outcome.stdout.count("\n    killed; ") >= 5, outcome.stdout
+    assert outcome.stdout.count("\n    killed; ") >= 3, outcome.stdout
 
 
 def test_a_run_pushes_while_it_trains(command_line, lab, drafts, fresh_server, caplog):

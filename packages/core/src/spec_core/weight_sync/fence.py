@@ -1,4 +1,4 @@
-"""Fences: numbers by which a replica tells a later trainer from an earlier one, without anybody's clock.
+"""Fences: numbers that order the trainers that push to a replica, without anybody's clock.
 
 A replica remembers the fence of the last order that it has accepted, and refuses lower ones. A trainer asks for that
 and takes the next: the upper bits count the trainers, so a fence is never further ahead than by the trainers that
@@ -14,7 +14,7 @@ _OWN_BITS = 32
 
 
 def own_bits() -> int:
-    """Return what tells one trainer from another that takes its fence at the same moment."""
+    """Return random bits, by which two trainers that take a fence at the same moment differ."""
     return secrets.randbits(_OWN_BITS)
 
 
