@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from spec_core.draft_replica import UpdateId
+from spec_core import UpdateId
 from spec_core.errors import EngineError
 from spec_core.hosting import DraftRank
 
