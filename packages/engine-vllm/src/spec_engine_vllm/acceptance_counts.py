@@ -106,6 +106,7 @@ def rounds_of(llm: Any) -> RoundCounter:
         def __init__(self) -> None: ...
 
         def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
+            """Count a step of vLLM's."""
             try:
                 has_verified = getattr(scheduler_stats, "spec_decoding_stats", None) is not None
                 counter.note(llm.output_processor.request_states, has_verified)
@@ -113,7 +114,8 @@ def rounds_of(llm: Any) -> RoundCounter:
                 log.exception("the acceptance of this server is not counted any more")
                 llm.logger_manager.stat_loggers.remove(self)
 
-        def log_engine_initialized(self) -> None: ...
+        def log_engine_initialized(self) -> None:
+            """Log nothing."""
 
     speculation = llm.vllm_config.speculative_config
     counter = RoundCounter(speculation.num_speculative_tokens if speculation else 0)
