@@ -54,7 +54,7 @@ class RoundCounter:
     """Counts verifications of the requests alone that vLLM has scheduled for the first time since ``begin``.
 
     One that yields n tokens has accepted n - 1. The last one of an answer does not count: some of its tokens may be
-    cut off, and the request is gone when vLLM's loggers are told.
+    cut off, and the request is gone when vLLM calls its loggers.
     """
 
     def __init__(self, num_draft_tokens: int) -> None:
@@ -94,7 +94,7 @@ class RoundCounter:
 
 
 def rounds_of(llm: Any) -> RoundCounter:
-    """Return a counter that vLLM's engine client tells each step.
+    """Return a counter that is called after each step of vLLM's.
 
     It counts nothing where vLLM has no statistics (``--disable-log-stats``) or no draft.
     """
