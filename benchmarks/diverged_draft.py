@@ -52,11 +52,13 @@ log = logging.getLogger("diverged")
 
 SHORT, LONG = 40, 700
 """Tokens of an answer."""
+NUM_LONG, NUM_SHORT = 2, 12
+"""Answers at a time, while the canary judges."""
 NUM_PROMPTS = 16
 OWN = {"cache_salt": "the client's own"}
 """Field of requests that keep prefixes of their own over a revert."""
 LIMIT_S = 120.0
-MARGIN, ROUNDS = 0.35, 200
+MARGIN, ROUNDS = 0.35, 150
 
 
 class Metrics(NamedTuple):
@@ -266,11 +268,11 @@ class Load:
         """Load ``server``."""
         self._server, self._over = server, threading.Event()
         self._common = server.prompts()
-        self._threads = ThreadPoolExecutor(8)
+        self._threads = ThreadPoolExecutor(NUM_LONG + NUM_SHORT)
 
     def __enter__(self) -> None:
         """Begin."""
-        for number in range(8):
+        for number in range(NUM_LONG + NUM_SHORT):
             self._threads.submit(self._run, number)
 
     def __exit__(self, *exc: object) -> None:
@@ -281,7 +283,7 @@ class Load:
     def _run(self, number: int) -> None:
         draw = random.Random(number)
         while not self._over.is_set():
-            is_long = number < 3
+            is_long = number < NUM_LONG
             fresh = self._server.prompts(1)[0]
             asked = fresh if draw.random() < 0.5 else draw.choice(self._common)
             self._server.answer((fresh if is_long else asked)[:300], LONG if is_long else SHORT)

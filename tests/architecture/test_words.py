@@ -76,12 +76,16 @@ def fragments(tree: ast.Module) -> list[int]:
     return [line for line, text in docstrings(tree) if FRAGMENT.match(text)]
 
 
+FOREIGN = re.compile(r"\bllm\.output_processor\b")
+"""Names that are vLLM's."""
+
+
 def dropped_words(text: str) -> list[tuple[int, str]]:
     """Return line and word of each dropped word, also within names."""
     return [
         (number, found[0].lower())
         for number, line in enumerate(text.splitlines(), start=1)
-        for found in WORD.finditer(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", line))
+        for found in WORD.finditer(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", FOREIGN.sub("", line)))
     ]
 
 

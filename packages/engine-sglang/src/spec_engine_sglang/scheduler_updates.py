@@ -34,7 +34,7 @@ _RANK = "_spec_draft_rank"
 
 
 class _Requests:
-    """Tells requests that this process has scheduled for the first time since the draft last changed from others.
+    """Distinguishes requests that this process has first scheduled since the draft last changed from others.
 
     Those keep keys and values that another draft has computed, and so do the prefixes that they leave in the cache.
     """
@@ -43,7 +43,7 @@ class _Requests:
         self.accepted: Counter[int] = Counter()
         """How many of their verifications accepted so many draft tokens."""
         self.salt = ""
-        """What the keys of their cached prefixes hold besides, once a draft was reverted."""
+        """A part of the keys of their cached prefixes, once a draft was reverted."""
         self._begun_s = 0.0
 
     def begin(self, reverted: UpdateId | None) -> None:

@@ -54,7 +54,7 @@ class RoundCounter:
     """Counts verifications of the requests alone that vLLM has scheduled for the first time since ``begin``.
 
     One that yields n tokens has accepted n - 1. The last one of an answer does not count: some of its tokens may be
-    cut off, and the request is gone when vLLM's loggers are told.
+    cut off, and the request is gone when vLLM calls its loggers.
     """
 
     def __init__(self, num_draft_tokens: int) -> None:
@@ -94,7 +94,7 @@ class RoundCounter:
 
 
 def rounds_of(llm: Any) -> RoundCounter:
-    """Return a counter that vLLM's engine client tells each step.
+    """Return a counter that is called after each step of vLLM's.
 
     It counts nothing where vLLM has no statistics (``--disable-log-stats``) or no draft.
     """
@@ -106,6 +106,7 @@ def rounds_of(llm: Any) -> RoundCounter:
         def __init__(self) -> None: ...
 
         def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
+            """Count a step of vLLM's."""
             try:
                 has_verified = getattr(scheduler_stats, "spec_decoding_stats", None) is not None
                 counter.note(llm.output_processor.request_states, has_verified)
@@ -113,7 +114,8 @@ def rounds_of(llm: Any) -> RoundCounter:
                 log.exception("the acceptance of this server is not counted any more")
                 llm.logger_manager.stat_loggers.remove(self)
 
-        def log_engine_initialized(self) -> None: ...
+        def log_engine_initialized(self) -> None:
+            """Log nothing."""
 
     speculation = llm.vllm_config.speculative_config
     counter = RoundCounter(speculation.num_speculative_tokens if speculation else 0)
