@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from spec_trainer.cli import run
+from spec_trainer.data import render_process
 
 from . import cases, material, servers
 
@@ -51,6 +52,7 @@ def test_whatever_is_damaged_a_command_ends_in_one_line_and_creates_nothing(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, value in servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(render_process, "SECONDS", 0.5)
     kept = []
     for number in range(part, CASES, PARTS):
         case = cases.make_case(root, tmp_path / "case", random.Random(f"{SEED} {number}"))

@@ -79,8 +79,12 @@ def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
 def check_own(path: Path, is_folder: bool = False) -> None:
     """Raise ArtifactError where ``path`` is a link, or anything but a file or a folder, as ``is_folder`` says."""
     expected, name = (stat.S_ISDIR, "folder") if is_folder else (stat.S_ISREG, "file")
-    if not expected(path.lstat().st_mode):
-        found = "a link" if path.is_symlink() else f"no {name}"
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:  # whoever works in that folder has removed it meanwhile
+        return
+    if not expected(mode):
+        found = "a link" if stat.S_ISLNK(mode) else f"no {name}"
         raise ArtifactError(
             f"{path} is {found}: expected a {name} of its own; move it away, or choose another folder"
         )

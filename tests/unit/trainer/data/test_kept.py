@@ -206,7 +206,10 @@ def test_without_room_the_run_goes_on(folder, tokenizer_folder, write, caplog):
 
 @pytest.mark.parametrize("name", ["vocab.txt", "additional_chat_templates/x.jinja", "further.tiktoken"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "vast"])
-def test_a_special_file_among_the_tokenizer_s_is_refused_and_never_waited_for(target, tmp_path, name, kind):
+def test_a_special_file_among_the_tokenizer_s_is_refused_and_never_waited_for(
+    tokenizer_folder, tmp_path, name, kind
+):
+    target = tokenizer_folder()
     file = target / name
     file.parent.mkdir(exist_ok=True)
     file.unlink(missing_ok=True)

@@ -12,10 +12,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pydantic
 
 from spec_core.errors import DataError
-from spec_core.foreign import cause, check_regular, read_bytes
+from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
 from spec_trainer.data.dataset import Dataset, load_dataset
 from spec_trainer.data.report import DataReport
 from spec_trainer.data.sources import check_answers, source_files
@@ -61,7 +62,7 @@ def load_run_data(
     sources = list(filter(None, (config.path, config.eval_path)))
     origin = _origin(settings, sources, tokenizer_folder)
     kept = _open(run_directory / f"{_KEPT}{origin}", origin) if origin else None
-    if kept is None:
+    if kept is None or not _in_vocabulary(run_directory / f"{_KEPT}{origin}", vocab_size):
         found = load_dataset(
             config, tokenizer_folder, vocab_size, longest_prompt, with_questions=with_questions
         )
@@ -112,6 +113,12 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
 
 
+def _in_vocabulary(folder: Path, vocab_size: int) -> bool:
+    """Return whether every token is the target's: digests that fit say nothing of who has written them."""
+    arrays = (np.load(folder / f"{name}.npy") for name in ("input_ids", "prompts", "questions"))
+    return all(len(ids) == 0 or 0 <= ids.min() <= ids.max() < vocab_size for ids in arrays)
+
+
 def _write(dataset: Dataset, folder: Path) -> None:
     write_dataset(dataset, folder)
     save_arrays(folder, "prompts", [sample.prompt for sample in dataset.samples])
@@ -127,7 +134,7 @@ def _write(dataset: Dataset, folder: Path) -> None:
 
 def _open(folder: Path, origin: str) -> Dataset | None:
     """Return what ``keep_run_data`` has written; None where it is not there, whole and unchanged."""
-    with suppress(OSError, UnicodeDecodeError, DataError):
+    with suppress(DataError), foreign_errors(DataError, f"{folder} is damaged"):
         digest, _, text = read_bytes(folder / _RECORD, DataError, _RECORD_BYTES).decode().partition("\n")
         if hashlib.blake2b(text.encode()).hexdigest() != digest:
             return None

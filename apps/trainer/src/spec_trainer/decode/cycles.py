@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from spec_core.errors import ArtifactError
 from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.data.batching import epoch_order
 from spec_trainer.decode.folder import HELD_OUT, DecodedFolder, cycle_dataset
@@ -22,6 +23,7 @@ from spec_trainer.wiring import new_module
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spec_trainer.data.dataset import Dataset
     from spec_trainer.decode.decoder import RunDecoder
     from spec_trainer.passes import Pass
     from spec_trainer.run_spec import RunSpec
@@ -109,6 +111,7 @@ class _Run:
                 self._draft(cycle.version)  # now its checkpoint is there, also where this cycle is decoded
             figures = self._decode(cycle)
             answers = cycle_dataset(self._spec.config, cycle.number)
+            _check_tokens(answers, self._spec)
             part = self._spec.cycle(answers, cycle.steps)
             part = part.resuming(f"step-{done_steps}" if done_steps else "latest")
             trained = self._train_part(part, _notes(figures), self._timer)
@@ -121,7 +124,7 @@ class _Run:
     def _decode(self, cycle: Cycle) -> dict[str, Any]:
         """Answer the prompts of a cycle, unless that is done; return the figures."""
         figures = self._folder.figures(cycle.number)
-        if figures is not None and self._folder.has(cycle.number):
+        if figures is not None and "decode_acceptance_length" in figures and self._folder.has(cycle.number):
             return figures
         prompts = prompts_of(self._spec, cycle.number)
         log.info(
@@ -230,6 +233,16 @@ def _notes(figures: dict[str, Any]) -> dict[str, Any]:
         "serving_acceptance_length": figures.get(f"{HELD_OUT}_acceptance_length", own),
         "decode_acceptance_length": own,
     }
+
+
+def _check_tokens(answers: Dataset, spec: RunSpec) -> None:
+    """Raise ArtifactError where a file of answers holds tokens that the target has not."""
+    for sample in answers.samples:
+        if sample.input_ids.max() >= spec.target.vocab_size:
+            raise ArtifactError(
+                f"{sample.where} is damaged: token {sample.input_ids.max()}, the target's vocabulary has "
+                f"{spec.target.vocab_size}; delete that file, and its prompts are answered anew"
+            )
 
 
 def _prompt(prompt: Any) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
-from spec_trainer.disk import check_writable, locked_folder
+from spec_trainer.disk import check_own, check_writable, locked_folder
 from spec_trainer.offline.index import INDEX_FILE, FeatureIndex, read_index, write_index
 from spec_trainer.offline.shard import SCRATCH, read_entry
 
@@ -40,6 +40,7 @@ class FeatureFolder:
         check_writable(self.root)
         if not os.path.isdir(self.root):
             return
+        self._check_logs()
         if (self.root / INDEX_FILE).exists():
             found = read_index(self.root).identity
             if differences := found.differences(identity):
@@ -73,6 +74,14 @@ class FeatureFolder:
         """Write the index of a folder in which every shard is there."""
         entries = tuple(read_entry(self.shard(number), identity) for number in range(num_shards))
         write_index(self.root, FeatureIndex(identity=identity, shards=entries, complete=True))
+
+    def _check_logs(self) -> None:
+        """Raise ArtifactError for a link or a pipe where processes of a capture write."""
+        logs = self.root / "logs"
+        if os.path.lexists(logs):
+            check_own(logs, is_folder=True)
+            for file in logs.iterdir():
+                check_own(file)
 
     def _is_ours(self, name: str) -> bool:
         """Return whether a capture makes files of this name."""
