@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spec_trainer.disk import not_written, write_atomically
 
 if TYPE_CHECKING:
-    from spec_core import Tracker
+    from collections.abc import Mapping, Sequence
+
+
+class TakesSteps(Protocol):
+    """A tracker, or what stands for one."""
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Take the scalars of a step."""
+
+    def close(self) -> None:
+        """Send what it has."""
 
 
 class StepLines(AbstractContextManager["StepLines"]):
@@ -47,7 +57,7 @@ def drop_after(file: Path, step: int) -> None:
 class MetricsLog(AbstractContextManager["MetricsLog"]):
     """metrics.jsonl and the trackers of one run."""
 
-    def __init__(self, file: Path, done_steps: int, trackers: list[Tracker]) -> None:
+    def __init__(self, file: Path, done_steps: int, trackers: Sequence[TakesSteps]) -> None:
         """Write to ``file``, cut back to ``done_steps`` steps, and to ``trackers``."""
         self._lines = StepLines(file, done_steps)
         self._trackers = trackers

@@ -221,7 +221,8 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
     check_moved_keys(values, source)
     types: dict[str, Any] = {kind: named_plugin(interface, values) for kind, interface in SECTIONS.items()}
     model = run_config_type(
-        **{kind: plugin.Config for kind, plugin in types.items()}, track=track_config_type()
+        **{kind: plugin.Config for kind, plugin in types.items()},
+        track=track_config_type(values.get("track", {})),
     )
     _place(values, types["engine"])
     config = validate(model, values, source)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from spec_trainer.draft_trainer import BatchShare
     from spec_trainer.run_spec import RunSpec
+    from spec_trainer.trackers import GuardedTracker
 
 
 class RunLog:
@@ -33,6 +34,7 @@ class RunLog:
         """
         self._show = show
         self._reports = process == 0
+        self._trackers: list[GuardedTracker] = []
         self._write_trained: Callable[[dict[str, Any]], None] | None = None
         logs, ranks = run.directory.logs, run.schedule.settings.data_parallel_ranks
         with ExitStack() as stack:
@@ -45,8 +47,10 @@ class RunLog:
                 for file in logs.glob("trained-*.jsonl"):
                     if int(file.stem.removeprefix("trained-")) not in ranks:  # the run had more ranks before
                         drop_after(file, done_steps)
-                trackers = build_trackers(run.config.track, run.directory)
-                self._metrics = stack.enter_context(MetricsLog(run.directory.metrics, done_steps, trackers))
+                self._trackers = build_trackers(run.config.track, run.directory)
+                self._metrics = stack.enter_context(
+                    MetricsLog(run.directory.metrics, done_steps, self._trackers)
+                )
             self._stack = stack.pop_all()
 
     def trained(self, step: int, share: BatchShare) -> None:
@@ -60,6 +64,12 @@ class RunLog:
         if self._reports:
             self._metrics.log(record)
             self._show(record)
+
+    def close_trackers(self) -> dict[str, str]:
+        """Close the trackers, and return what each that failed has failed to do, by its name."""
+        for tracker in self._trackers:
+            tracker.close()
+        return {tracker.name: tracker.failure for tracker in self._trackers if tracker.failure}
 
     def __enter__(self) -> Self:
         """Return the log itself."""
