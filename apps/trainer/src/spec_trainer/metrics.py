@@ -12,7 +12,9 @@ from spec_trainer.disk import not_written, write_atomically
 from spec_trainer.run_records import Row, StepRow, read_rows, whole_rows
 
 if TYPE_CHECKING:
-    from spec_core import Tracker
+    from collections.abc import Sequence
+
+    from spec_trainer.trackers import GuardedTracker
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ def drop_after(file: Path, step: float, kind: type[Row]) -> dict[int, dict[str, 
 class MetricsLog(AbstractContextManager["MetricsLog"]):
     """metrics.jsonl and the trackers of one run."""
 
-    def __init__(self, file: Path, trackers: list[Tracker]) -> None:
+    def __init__(self, file: Path, trackers: Sequence[GuardedTracker]) -> None:
         """Write to ``file`` and to ``trackers``."""
         self._lines = StepLines(file)
         self._trackers = trackers

@@ -223,7 +223,8 @@ def _anchor(values: dict[str, Any]) -> None:
 def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[str, Any]]:
     types: dict[str, Any] = {kind: named_plugin(interface, values) for kind, interface in SECTIONS.items()}
     model = run_config_type(
-        **{kind: plugin.Config for kind, plugin in types.items()}, track=track_config_type()
+        **{kind: plugin.Config for kind, plugin in types.items()},
+        track=track_config_type(values.get("track", {})),
     )
     _place(values, types["engine"])
     config = validate(model, values, source)

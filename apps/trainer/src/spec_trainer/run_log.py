@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from spec_trainer.draft_trainer import BatchShare
     from spec_trainer.run_directory import RunDirectory
     from spec_trainer.run_spec import RunSpec
+    from spec_trainer.trackers import GuardedTracker
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class RunLog:
         """
         self._show = show
         self._reports = process == 0
+        self._trackers: list[GuardedTracker] = []
         self._write_trained: Callable[[dict[str, Any]], None] | None = None
         logs, ranks = run.directory.logs, run.schedule.settings.data_parallel_ranks
         with ExitStack() as stack:
@@ -68,8 +70,8 @@ class RunLog:
                     file = logs / f"trained-{ranks[process]}.jsonl"
                     self._write_trained = stack.enter_context(StepLines(file)).write
             if self._reports:
-                trackers = build_trackers(run.config.track, run.directory)
-                self._metrics = stack.enter_context(MetricsLog(run.directory.metrics, trackers))
+                self._trackers = build_trackers(run.config.track, run.directory)
+                self._metrics = stack.enter_context(MetricsLog(run.directory.metrics, self._trackers))
             self._stack = stack.pop_all()
 
     def trained(self, step: int, share: BatchShare) -> None:
@@ -83,6 +85,12 @@ class RunLog:
         if self._reports:
             self._metrics.log(record)
             self._show(record)
+
+    def close_trackers(self) -> dict[str, str]:
+        """Close the trackers, and return what each that failed has failed to do, by its name."""
+        for tracker in self._trackers:
+            tracker.close()
+        return {tracker.name: tracker.failure for tracker in self._trackers if tracker.failure}
 
     def __enter__(self) -> Self:
         """Return the log itself."""

@@ -23,12 +23,31 @@ class TrackConfig(Config):
         return {key: value for key, value in values.items() if key in cls.model_fields or value}
 
 
-def track_config_type() -> type[TrackConfig]:
-    """Return section ``track`` with a key for every installed tracker; one that does not load takes any value."""
-    found = plugins.load_each(Tracker)
+def is_asked_for(value: object) -> bool:
+    """Return whether a key's value asks for its tracker: any does but null and false."""
+    return value is not None and value is not False
+
+
+def track_config_type(section: object = None) -> type[TrackConfig]:
+    """Return section ``track`` with a key for every installed tracker; one that does not load takes any value.
+
+    With the section that a configuration has, only trackers that it asks for are imported.
+    """
+    asked = None if section is None else section if isinstance(section, dict) else {}
+    names = sorted({record.name for record in plugins.installed(Tracker)})
     return _config_type(
-        tuple((name, None if isinstance(tracker, PluginError) else tracker) for name, tracker in found)
+        tuple(
+            (name, _loaded(name) if asked is None or is_asked_for(asked.get(name)) else None)
+            for name in names
+        )
     )
+
+
+def _loaded(name: str) -> type[Tracker] | None:
+    try:
+        return plugins.load(Tracker, name)
+    except PluginError:
+        return None
 
 
 @functools.cache  # configurations are equal where their types are

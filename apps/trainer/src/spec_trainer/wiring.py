@@ -262,6 +262,8 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
     if state.rank != 0:
         return {}
     summary = _summary(state, last) | ({} if last else _kept_summary(state))
+    if failed := state.log.close_trackers():
+        summary["trackers_failed"] = failed
     directory.write_summary(summary)
     if pushed := state.pushes.finish():
         summary["last_pushes"] = pushed

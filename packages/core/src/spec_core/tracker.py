@@ -7,8 +7,11 @@ K2  The plugin's module imports without torch and without the client: nobody nee
 K3  ``log`` takes the scalars of a step. Steps ascend, but a run that goes on from a checkpoint repeats some.
 K4  A tracker that is made again for a run directory goes on where the one before it was: what it has to know for that
     lies in files of that directory whose names begin with a dot. Another directory of that name is another run.
-K5  ``close`` writes what is buffered and is idempotent.
+K5  ``close`` writes what is buffered, within a minute, and is idempotent.
 K6  Nothing goes to stdout, where commands print their documents.
+K7  Whatever a call raises, the run warns with the tracker's name, goes on without it and calls it no more; so a
+    service that fails is raised, not hidden. A call that hangs holds nobody up; at its end a run waits a minute.
+K8  All calls, from the first on, come from one thread, which is not the main one.
 """
 
 from __future__ import annotations

@@ -17,6 +17,10 @@ class TestLines(TrackerSuite):
     def value(self, tmp_path):
         return str(tmp_path / "lines.jsonl")
 
+    @pytest.fixture
+    def failing_value(self, tmp_path):
+        return str(tmp_path / "no such folder" / "lines.jsonl")
+
     def steps_of(self, folder):
         lines = (folder / "lines.jsonl").read_text().splitlines()
         return {json.loads(line)["step"] for line in lines}

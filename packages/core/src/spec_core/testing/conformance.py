@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from spec_core.testing.limits import patient
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SUBPROCESS_LIMIT_S = 60.0
+SUBPROCESS_LIMIT_S = patient(60.0)
 
 _BLOCK_IMPORTS = "import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
 

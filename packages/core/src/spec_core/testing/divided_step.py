@@ -14,6 +14,7 @@ from spec_core import plugins
 from spec_core.errors import ConfigError, PluginError
 from spec_core.strategy import OptimizerConfig, Strategy
 from spec_core.testing.draft_workbench import Workbench, build
+from spec_core.testing.limits import patient
 from spec_core.testing.processes import run_ranks
 from spec_core.testing.toy_target import toy_batch, toy_target
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, StepOutput
     from spec_core.testing.processes import Rank
 
-LIMIT_S = 240.0
+LIMIT_S = patient(240.0)
 """Minutes more than a rank takes, most of it to import what its strategy builds on."""
 RANKS = 2
 LARGE = 1e6

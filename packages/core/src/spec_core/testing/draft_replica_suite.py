@@ -30,6 +30,7 @@ from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, SamplingParams
 from spec_core.testing.conformance import ConformanceSuite
+from spec_core.testing.limits import patient
 from spec_core.testing.reference import reference_backend
 from spec_core.weight_sync.installed import open_weight_transports
 from spec_core.weight_sync.publisher import Publisher
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     Export = Callable[[int], Path]
     Drafted = Callable[[Engine], object]
 
-LIMIT_S = 120.0
+LIMIT_S = patient(120.0)
 NUM_PUSHES = 4
 SAMPLING = SamplingParams(max_new_tokens=16, num_draft_tokens=3, stop_at_eos=False)
 PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8], [1, 6, 1, 8, 0, 3])

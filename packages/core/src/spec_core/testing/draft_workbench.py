@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core.drafting import write_draft
+from spec_core.errors import TargetError
 from spec_core.testing.toy_target import (
     ToySample,
     toy_batch,
@@ -255,3 +256,21 @@ def assert_same_output(got: StepOutput, expected: StepOutput, tolerance: float) 
         sums = got.sums[name].to(total.dtype)
         torch.testing.assert_close(sums, total, rtol=tolerance, atol=tolerance)
         assert got.counts[name].tolist() == expected.counts[name].tolist()
+
+
+def assert_refusal(draft: Draft, target: TargetSpec, what: str, expressed: bool) -> None:
+    """Fail unless ``check_target`` refuses a target with ``what``, or accepts it where ``expresses`` names it."""
+    method = f"{type(draft).__name__}.check_target"
+    refusal = None
+    try:
+        draft.check_target(target)
+    except TargetError as error:
+        refusal = str(error)
+    if expressed:
+        assert refusal is None, f"{method} refuses a target with {what}, which 'expresses' names: {refusal}"
+        return
+    assert refusal is not None, (
+        f"{method} accepts a target with {what}; expected a TargetError. If the draft's loss and proposals take it "
+        f"into account, add {what!r} to 'expresses' of the test class"
+    )
+    assert len(refusal.splitlines()) == 1, f"{method} refuses in more than one line: {refusal}"

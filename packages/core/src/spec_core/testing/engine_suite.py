@@ -39,6 +39,7 @@ from spec_core.testing.answer_checks import (
     token_rows,
 )
 from spec_core.testing.conformance import ConformanceSuite
+from spec_core.testing.limits import patient
 from spec_core.testing.reference import reference_backend
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from spec_core.testing.answer_checks import ReferenceTarget
     from spec_core.transport import FeatureReceiver, Transport
 
-LIMIT_S = 120.0
+LIMIT_S = patient(120.0)
 WINDOW_BYTES = 1 << 24
 TOLERANCE = 1e-4
 """Share of the largest value: float32 rounding in batches of other shapes."""

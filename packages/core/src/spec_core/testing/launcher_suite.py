@@ -27,6 +27,7 @@ import pytest
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_core.launcher import LaunchContext, Launcher, WorkerEnded, WorkerMessage, WorkerSpec
 from spec_core.testing.conformance import ConformanceSuite, import_without_torch
+from spec_core.testing.limits import patient
 from spec_core.testing.prepared_backend import PreparedBackend, PreparedConfig
 from spec_core.testing.reference import reference_backend
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from spec_core.backend import Backend
 
-PATIENCE_S = 30.0
+PATIENCE_S = patient(30.0)
 """Longest wait for anything that a launcher must do."""
 PEER_S = 2.0
 """``LaunchContext.peer_s`` of every launcher of the suite."""

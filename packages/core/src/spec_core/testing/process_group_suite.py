@@ -23,6 +23,7 @@ import torch
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError
 from spec_core.rendezvous import Rendezvous
 from spec_core.testing.conformance import ConformanceSuite
+from spec_core.testing.limits import patient
 from spec_core.testing.processes import Fault, Outcome, Rank, run_ranks, watch_ranks
 from spec_core.testing.resources import settled_resources
 
@@ -46,9 +47,9 @@ SUMMABLE = [
     *(torch.uint8, torch.int8, torch.int32, torch.int64),
 ]
 SHAPES = [(3, 5), (1,), (), (0,), (0, 4)]
-LONG_S, SHORT_S = 20.0, 1.5
+LONG_S, SHORT_S = patient(20.0), 1.5
 """Timeouts in seconds of groups in which nothing goes wrong, and of those whose timeout is waited for."""
-GRACE_S = 3.0
+GRACE_S = patient(3.0)
 """Seconds that a busy machine may add to a timeout."""
 
 

@@ -35,6 +35,8 @@ from multiprocessing.connection import Connection, wait
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from spec_core.testing.limits import patient
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.context import ForkServerProcess
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 _PRELOADED = "torch", "torch.distributed.tensor", "torch._dynamo"
 """Modules that ranks import sooner or later; the last one comes with an optimizer. None of them touches a device."""
-LIMIT_S = 120.0
+LIMIT_S = patient(120.0)
 """Longest time of a test's ranks, also on a busy machine: only one that hangs takes it."""
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent dies."""

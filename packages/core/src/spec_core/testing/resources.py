@@ -6,7 +6,9 @@ import os
 import time
 from typing import NamedTuple
 
-QUIET_S, PATIENCE_S = 0.25, 5.0
+from spec_core.testing.limits import patient
+
+QUIET_S, PATIENCE_S = 0.25, patient(5.0)
 
 
 class Resources(NamedTuple):

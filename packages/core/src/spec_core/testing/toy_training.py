@@ -20,6 +20,7 @@ from spec_core.errors import ArtifactError
 from spec_core.records import FeatureSchema, ShardHints, StepOutput
 from spec_core.state_folder import StateFolder
 from spec_core.strategy import OptimizerConfig, Strategy
+from spec_core.testing.limits import patient
 from spec_core.testing.processes import run_ranks
 from spec_core.testing.toy_target import ToySample, toy_batch, toy_target, toy_tensors
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch
     from spec_core.testing.processes import Rank
 
-LIMIT_S = 90.0
+LIMIT_S = patient(90.0)
 SCHEMA = FeatureSchema(layers=(1,), hidden_size=8, dtype="float32")
 LENGTHS = (6, 1, 9, 4, 3, 8)
 OPTIMIZER = {"eps": 1e-4, "clip": 0.05}

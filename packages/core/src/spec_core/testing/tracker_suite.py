@@ -1,4 +1,4 @@
-"""TrackerSuite: the contract of spec_core.tracker (K1–K6) as tests.
+"""TrackerSuite: the contract of spec_core.tracker (K1–K8) as tests.
 
 ::
 
@@ -14,18 +14,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from spec_core.records import Availability
 from spec_core.testing.conformance import ConformanceSuite, import_without_torch
+from spec_core.testing.limits import patient
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core.tracker import Tracker
 
+CLOSE_S = patient(60.0)
 _SCALARS = {"loss": 2.0, "accuracy/0": 0.5}
 
 
@@ -41,6 +44,11 @@ class TrackerSuite(ConformanceSuite):
     def value(self) -> Any:
         """Return a value of the key ``track.NAME``."""
         return "project"
+
+    @pytest.fixture
+    def failing_value(self) -> Any:
+        """Return a value of the key for which the service fails; by default none is known, and K7 is skipped."""
+        return None
 
     @abstractmethod
     def steps_of(self, folder: Path) -> set[int]:
@@ -71,3 +79,29 @@ class TrackerSuite(ConformanceSuite):
         assert not kept[0] or kept[0] != kept[2]
         assert self.steps_of(tmp_path) == {1, 2}
         assert capfd.readouterr().out == ""
+
+    def test_k5_k8_calls_come_from_another_thread(
+        self, tracker: type[Tracker], value: Any, tmp_path: Path
+    ) -> None:
+        """K5, K8: a run calls from one thread that is not the main one, and waits a minute for the end."""
+        folder = tmp_path / "one" / "run"
+        folder.mkdir(parents=True)
+
+        def track() -> None:
+            with tracker(value, folder) as opened:
+                opened.log(1, _SCALARS)
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(track).result(CLOSE_S)
+
+    def test_k7_a_service_that_fails_is_raised(
+        self, tracker: type[Tracker], failing_value: Any, tmp_path: Path
+    ) -> None:
+        """K7: some call raises, so that the run can warn."""
+        if failing_value is None:
+            pytest.skip("no value is known for which the service fails (fixture failing_value)")
+        with (
+            pytest.raises(Exception),  # noqa: B017, PT011 (each service has errors of its own)
+            tracker(failing_value, tmp_path) as opened,
+        ):
+            opened.log(1, _SCALARS)

@@ -12,6 +12,7 @@ import torch
 
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.testing.limits import patient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -23,7 +24,7 @@ SCHEMA = FeatureSchema(layers=(1, 3, 8), hidden_size=16, dtype="float32")
 UNIT = 10
 """Number of tokens of an ordinary sample."""
 UNIT_BYTES = UNIT * (8 + 3 * 16 * 4)
-LONG_S, SHORT_S, GRACE_S = 15.0, 0.4, 3.0
+LONG_S, SHORT_S, GRACE_S = patient(15.0), 0.4, patient(3.0)
 """Timeouts in seconds: one that nothing should reach, one that is waited for, and what a busy machine may add."""
 FAULT = "the fault"
 

@@ -26,6 +26,7 @@ import torch
 
 from spec_core.errors import EngineError, RunError
 from spec_core.testing.conformance import ConformanceSuite
+from spec_core.testing.limits import patient
 from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
 from spec_core.testing.weight_faults import PUSH_S, fault_in_publisher, fault_in_replica, publish_damaged
 from spec_core.testing.weight_stage import (
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
     Build = Callable[[], WeightTransport]
 
-LONG_S, SHORT_S = 60.0, 1.0
+LONG_S, SHORT_S = patient(60.0), 1.0
 ROUNDS = 3
 BROKEN_UPDATE = 15
 LATE_EVENTS = 4

@@ -1,0 +1,25 @@
+"""Limits of the suites' waiting, which the environment variable SPEC_TESTING_PATIENCE multiplies."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from spec_core.errors import ConfigError
+
+_VARIABLE = "SPEC_TESTING_PATIENCE"
+
+
+def patient(seconds: float) -> float:
+    """Return a limit, longer where a slow machine or engine is given more time.
+
+    The variable reaches the processes that a suite starts. Raise ConfigError where it is no number from 1 up.
+    """
+    text = os.environ.get(_VARIABLE, "1")
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not 1 <= factor < math.inf:
+        raise ConfigError(f"{_VARIABLE}={text!r}: expected by how much to multiply the limits, 1 or more")
+    return seconds * factor

@@ -1,0 +1,1 @@
+"""Plugins whose module ends the process that imports it."""

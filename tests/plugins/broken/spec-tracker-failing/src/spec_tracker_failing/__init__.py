@@ -1,0 +1,1 @@
+"""A tracker that fails where its key says."""
