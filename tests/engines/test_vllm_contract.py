@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from spec_core import Engine
     from spec_core.engine import EngineContext
-    from spec_core.testing.engine_suite import ReferenceTarget
+    from spec_core.testing import ReferenceTarget
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 

@@ -73,7 +73,7 @@ class Sockets:
         except TimeoutError as error:
             raise DeadlineExceeded("the other end was not ready at the deadline") from error
         except OSError as error:
-            raise PeerLost(f"the other end has gone: {error}") from error
+            raise PeerLost(f"the connection has ended or cannot be made: {error}") from error
 
 
 def left(deadline: float) -> float:
