@@ -35,7 +35,7 @@ _OWN_PACKAGES = JobConfig(_client_job=True)
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """Where a running cluster is, and who says so."""
+    """Address of a running cluster, and who gives it."""
 
     value: str
     source: str
