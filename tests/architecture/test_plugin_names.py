@@ -41,6 +41,10 @@ ALLOWED = {
     (f"{CORE}/testing/backend_suite.py", "cpu"),
     (f"{CORE}/testing/transport_suite.py", "cpu"),
     (f"{CORE}/testing/weight_transport_suite.py", "cpu"),
+    # The hub's own command `hf`, and its option, in messages.
+    (f"{APPLICATION}/hub.py", "hf"),
+    (f"{CORE}/drafting/draft_files.py", "hf"),
+    (f"{CORE}/drafting/draft_files.py", "local"),
     # What an engine cannot load, in messages.
     (f"{CORE}/drafting/served_draft.py", "sglang"),
     # A draft must not name a device: the suite looks for these.

@@ -96,7 +96,7 @@ def test_any_error_of_ray_names_the_address(failing_ray):
     failing_ray([Exception("what\nno version foresees")])
     words = "^RAY_ADDRESS=auto cannot be used: Exception: what$"
     with pytest.raises(ConfigError, match=words):
-        connection.connect(connection.ClusterAddress("auto", "RAY_ADDRESS"))
+        connection.connect_cluster(connection.ClusterAddress("auto", "RAY_ADDRESS"))
 
 
 def test_without_an_address_a_cluster_is_started(monkeypatch):

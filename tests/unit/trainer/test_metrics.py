@@ -8,7 +8,7 @@ import pytest
 
 from spec_core.errors import RunError
 from spec_trainer.metrics import MetricsLog, StepLines, drop_after
-from spec_trainer.run_records import Row, StepRow, read_rows
+from spec_trainer.run_records import Row, StepRow, read_records
 
 
 class Notebook:
@@ -27,7 +27,7 @@ def test_records_come_back_with_floats_in_full(tmp_path):
     record = {"step": 1, "loss": 0.1 + 0.2, "accuracy": [1 / 3, 2 / 3]}
     with StepLines(tmp_path / "lines") as lines:
         lines.write(record)
-        assert read_rows(tmp_path / "lines", Row) == [record]  # at once: a crash must not lose it
+        assert read_records(tmp_path / "lines", Row) == [record]  # at once: a crash must not lose it
 
 
 def test_reopened_it_drops_what_a_crashed_run_wrote_later(tmp_path):
@@ -36,7 +36,7 @@ def test_reopened_it_drops_what_a_crashed_run_wrote_later(tmp_path):
     assert drop_after(file, 2, Row).keys() == {1, 2}
     with StepLines(file) as lines:
         lines.write({"step": 3, "again": True})
-    assert read_rows(file, Row) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
+    assert read_records(file, Row) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path, full_disk):
@@ -47,7 +47,7 @@ def test_a_full_disk_is_told_with_the_file(tmp_path, full_disk):
         StepLines(file) as lines,
     ):
         lines.write({"step": 1})
-    assert read_rows(file, Row) == []
+    assert read_records(file, Row) == []
 
 
 def test_drop_after(tmp_path):
@@ -56,7 +56,7 @@ def test_drop_after(tmp_path):
     assert not file.exists()
     file.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)))
     drop_after(file, 3, Row)
-    assert [record["step"] for record in read_rows(file, Row)] == [0, 1, 2, 3]
+    assert [record["step"] for record in read_records(file, Row)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_damaged_row_is_told_and_dropped(tmp_path, caplog, damaged):
     file.write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n')
     assert drop_after(file, 3, Row).keys() == {1, 3}
     assert f"{file}:2 is damaged" in caplog.text
-    assert read_rows(file, Row) == [{"step": 1}, {"step": 3}]
+    assert read_records(file, Row) == [{"step": 1}, {"step": 3}]
 
 
 def test_rows_of_another_file_are_none_of_this_one(tmp_path, caplog):
@@ -88,7 +88,7 @@ def test_a_link_to_nothing_is_removed(tmp_path):
 
 
 def test_no_file_is_no_records(tmp_path):
-    assert read_rows(tmp_path / "nowhere", Row) == []
+    assert read_records(tmp_path / "nowhere", Row) == []
 
 
 def test_trackers_get_every_number_by_a_flat_name(tmp_path):
@@ -98,7 +98,7 @@ def test_trackers_get_every_number_by_a_flat_name(tmp_path):
         log.log(record)
     scalars = {"loss": 2.5, "tokens": 100, "accuracy/0": 0.5, "accuracy/1": 0.25}
     assert notebook.pages == [(4, scalars)]
-    assert read_rows(tmp_path / "m", Row) == [record]
+    assert read_records(tmp_path / "m", Row) == [record]
 
 
 def test_every_tracker_is_closed_although_one_fails(tmp_path):

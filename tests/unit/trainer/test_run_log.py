@@ -16,7 +16,7 @@ from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.metrics import read_metrics
 from spec_trainer.run_directory import RunDirectory
 from spec_trainer.run_log import RemoteRankFiles, RunLog, cut_records
-from spec_trainer.run_records import Row, TrainedRow, read_rows
+from spec_trainer.run_records import Row, TrainedRow, read_records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ def test_every_rank_notes_its_samples_and_only_rank_0_reports(resolved):
     assert shown == [{"step": 1, "loss": 2.0, "rank": 0}]
     assert read_metrics(run.directory.metrics) == shown
     for rank in (0, 1):
-        lines = read_rows(run.directory.logs / f"trained-{rank}.jsonl", TrainedRow)
+        lines = read_records(run.directory.logs / f"trained-{rank}.jsonl", TrainedRow)
         assert lines == [{"step": 1, "samples": [3 + rank, 5 + rank]}]
 
 
@@ -54,7 +54,7 @@ def test_processes_of_one_data_parallel_rank_write_their_samples_once(resolved):
             1, share(spec, 5)
         )  # not written: the samples of a rank are the same on all its processes
     assert [file.name for file in spec.directory.logs.iterdir()] == ["trained-0.jsonl"]
-    assert read_rows(spec.directory.logs / "trained-0.jsonl", TrainedRow) == [{"step": 1, "samples": [3]}]
+    assert read_records(spec.directory.logs / "trained-0.jsonl", TrainedRow) == [{"step": 1, "samples": [3]}]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def write_rows(file: Path, *rows: dict) -> None:
 
 
 def steps_in(file: Path) -> list[int]:
-    return [row["step"] for row in read_rows(file, Row)]
+    return [row["step"] for row in read_records(file, Row)]
 
 
 def test_the_records_of_every_rank_end_at_the_checkpoint(directory, caplog):
@@ -112,7 +112,7 @@ def test_a_rank_that_does_not_see_the_run_directory_has_its_samples_written_by_a
     ):
         log.trained(2, share(run, 3))
         log.trained(3, share(run, 5))
-    assert read_rows(run.directory.logs / "trained-1.jsonl", TrainedRow) == [
+    assert read_records(run.directory.logs / "trained-1.jsonl", TrainedRow) == [
         {"step": 1, "samples": []},
         {"step": 2, "samples": [3]},
         {"step": 3, "samples": [5]},

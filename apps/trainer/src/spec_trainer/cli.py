@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import sys
 from contextlib import redirect_stdout
@@ -23,10 +22,17 @@ from spec_core.processes import (
     leave_out_working_directory,
     restart_where_torch_would_fail,
 )
-from spec_core.wording import one_line, printable, shown
+from spec_core.wording import one_line, shown
 from spec_trainer.command_words import check_command_line, convert_flag
 from spec_trainer.console_log import log_to_stderr
-from spec_trainer.documents import document_stream, keep_stdout_for_documents, stdout_for_documents
+from spec_trainer.documents import (
+    document_stream,
+    keep_stdout_for_documents,
+    print_document,
+    print_lines,
+    print_text,
+    stdout_for_documents,
+)
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.last_resort import unforeseen_errors
 from spec_trainer.push.request import PushRequest  # noqa: TC001
@@ -34,7 +40,7 @@ from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
 from spec_trainer.run_flags import RunFlags
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
 app = App(
     name="spec-trainer",
@@ -74,7 +80,7 @@ def train_command(*overrides: str, flags: RunFlags = _NO_FLAGS) -> None:
 
     with unforeseen_errors(run.directory.logs):
         summary = run_training(run)
-    _print(f"draft: {summary['draft']}\nreport: {run.directory.report}")
+    print_text(f"draft: {summary['draft']}\nreport: {run.directory.report}")
 
 
 app.default(train_command)
@@ -95,7 +101,7 @@ def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) ->
 
     run = _resolve(overrides, flags)
     check_pushes(run)
-    _print_document(describe_run(run), as_json)
+    print_document(describe_run(run), as_json)
 
 
 @app.command
@@ -104,7 +110,7 @@ def plugins(*, as_json: Json = False) -> None:
     from spec_trainer.plugin_table import plugin_rows, print_table
 
     rows = plugin_rows()
-    _print(json.dumps(rows, indent=2)) if as_json else print_table(rows)
+    print_text(json.dumps(rows, indent=2)) if as_json else print_table(rows)
 
 
 @app.command(name="check")
@@ -125,7 +131,7 @@ def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
     report = check_backend(next(iter(devices), "cpu") if backend is None else backend)
     if backend is None:
         report = {**machine, **report}
-    _print_document(report, as_json)
+    print_document(report, as_json)
     if not report["ok"]:
         raise SystemExit(1)
 
@@ -155,13 +161,13 @@ def capture(
     if verify is not None:
         from spec_trainer.offline.verify import verify_features
 
-        return _print_document(verify_features(verify), as_json)
+        return print_document(verify_features(verify), as_json)
     _check_words(overrides)
     if flags.output is None and not any(word.startswith("output=") for word in overrides):
         raise ConfigError("capture needs --output: the folder to write features to")
     from spec_trainer.capture.command import resolve_capture, run_capture
 
-    return _print_document(run_capture(resolve_capture(flags.config, flags.as_keys(), overrides)), as_json)
+    return print_document(run_capture(resolve_capture(flags.config, flags.as_keys(), overrides)), as_json)
 
 
 @app.command
@@ -178,7 +184,7 @@ def regenerate(
     _check_words(overrides)
     from spec_trainer.regeneration.command import regenerate_answers
 
-    _print_document(regenerate_answers(request, overrides), as_json)
+    print_document(regenerate_answers(request, overrides), as_json)
 
 
 @app.command(name="export")
@@ -196,7 +202,7 @@ def export_command(*, checkpoint: Path, output: Path, target: str | None = None)
     """
     from spec_trainer.export import export_checkpoint
 
-    _print(f"draft: {export_checkpoint(checkpoint, output, target)}")
+    print_text(f"draft: {export_checkpoint(checkpoint, output, target)}")
 
 
 @app.command
@@ -214,7 +220,7 @@ def convert(*, draft_model: Path, target: str, output: Path) -> None:
     """
     from spec_trainer.convert import convert_draft
 
-    _print(f"draft: {convert_draft(draft_model, target, output)}")
+    print_text(f"draft: {convert_draft(draft_model, target, output)}")
 
 
 @app.command
@@ -232,10 +238,10 @@ def evaluate(
     from spec_trainer.evaluation.document import benchmark_lines, load_lines
 
     document = evaluate_draft(request, overrides)
-    _print_document(document, as_json)
+    print_document(document, as_json)
     for lines in () if as_json else (benchmark_lines(document), load_lines(document)):
         if table := "\n".join(lines):
-            _print(table)
+            print_text(table)
     if request.report is not None:  # last, so that a full disk does not cost the figures
         write_page(document, request.report)
 
@@ -255,7 +261,7 @@ def push(
     from spec_trainer.push_command import push_draft, push_lines
 
     document = push_draft(request, overrides)
-    _print_lines(document, push_lines(document), as_json)
+    print_lines(document, push_lines(document), as_json)
     if not document["committed"]:
         raise SystemExit(1)
 
@@ -279,7 +285,7 @@ def serving(
     from spec_trainer.push_command import describe_serving, serving_lines, serving_problem
 
     document = describe_serving(of, timeout_s)
-    _print_lines(document, serving_lines(document), as_json)
+    print_lines(document, serving_lines(document), as_json)
     if problem := serving_problem(document):
         raise SystemExit(_fail(problem, 1))
 
@@ -313,7 +319,7 @@ def quickstart(
     from spec_trainer.quickstart.run import QuickstartSize, highlights, run_quickstart
 
     summary = run_quickstart(draft, engine, output, QuickstartSize(seed=seed), backend)
-    _print_document(summary if as_json else highlights(summary, output), as_json)
+    print_document(summary if as_json else highlights(summary, output), as_json)
 
 
 def main() -> None:
@@ -378,26 +384,6 @@ def _check_words(overrides: Sequence[str]) -> None:
         raise ConfigError(
             f"{shown(overrides[0])} is neither a command ({', '.join(commands)}) nor section.key=value"
         )
-
-
-def _print_document(document: Mapping[str, Any], as_json: bool) -> None:
-    import yaml
-
-    text = json.dumps(document, indent=2, default=str)
-    options = {
-        "sort_keys": False,
-        "allow_unicode": True,
-        "width": math.inf,
-    }  # no message is broken into lines
-    _print(text if as_json else yaml.safe_dump(json.loads(text), **options).rstrip())
-
-
-def _print_lines(document: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
-    _print_document(document, as_json) if as_json else _print("\n".join(lines))
-
-
-def _print(text: str) -> None:
-    print(printable(text), file=document_stream(), flush=True)
 
 
 def _fail(message: str, code: int) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from spec_core.wording import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import TextIO
 
 _streams: list[TextIO] = []
@@ -43,3 +47,23 @@ def stdout_for_documents() -> Iterator[None]:
 def document_stream() -> TextIO:
     """Return standard output as it is outside of ``stdout_for_documents``."""
     return _streams[-1] if _streams else sys.stdout
+
+
+def print_document(document: Mapping[str, Any], as_json: bool) -> None:
+    """Print a command's document, as JSON or YAML."""
+    import yaml
+
+    text = json.dumps(document, indent=2, default=str)
+    # No message is broken into lines.
+    options = {"sort_keys": False, "allow_unicode": True, "width": math.inf}
+    print_text(text if as_json else yaml.safe_dump(json.loads(text), **options).rstrip())
+
+
+def print_lines(document: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
+    """Print a document as JSON, or the lines that say the same."""
+    print_document(document, as_json) if as_json else print_text("\n".join(lines))
+
+
+def print_text(text: str) -> None:
+    """Print lines of a document, without the characters that a terminal would obey."""
+    print(printable(text), file=document_stream(), flush=True)

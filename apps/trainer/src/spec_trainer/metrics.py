@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.disk import not_written, write_atomically
-from spec_trainer.run_records import Row, StepRow, read_rows, whole_rows
+from spec_trainer.run_records import Row, StepRow, read_records, whole_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """Return every row of metrics.jsonl."""
-    return read_rows(file, StepRow)
+    return read_records(file, StepRow)
 
 
 def _scalars(row: dict[str, Any]) -> list[tuple[str, float]]:

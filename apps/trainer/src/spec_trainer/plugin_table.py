@@ -96,7 +96,7 @@ def _probe_apart(kind: str, name: str) -> tuple[str, str, int | None]:
 def main(kind: str, name: str, probe_s: str) -> None:
     """Print the status of one plugin; the kernel ends this process ``probe_s`` seconds after the import."""
     interface = _INTERFACES[kind]
-    with suppress(PluginError):  # it is told below
+    with suppress(PluginError):  # the status says so
         plugins.load_record(interface, plugins.find(interface, name))
     signal.alarm(int(probe_s))
     print(json.dumps(_probe_here(kind, name)), file=document_stream(), flush=True)

@@ -10,7 +10,7 @@ from spec_trainer.metrics import read_metrics
 from spec_trainer.report_decoding import DECODING_STYLE, explanations, speed_picture, texts, topics
 from spec_trainer.report_html import figures, table, text
 from spec_trainer.report_svg import svg
-from spec_trainer.run_records import MeasurementRow, ReplacementRow, read_rows
+from spec_trainer.run_records import MeasurementRow, ReplacementRow, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,9 +58,9 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         topics(summary),
         _curves(records),
         _pushes(records, summary),
-        _measurements(read_rows(directory.measurements, MeasurementRow), records),
+        _measurements(read_records(directory.measurements, MeasurementRow), records),
         _cycles(summary),
-        _replacements(read_rows(directory.replacements, ReplacementRow)),
+        _replacements(read_records(directory.replacements, ReplacementRow)),
         _time(summary),
         f"<h2>Configuration</h2><pre>{text(directory.config.read_text())}</pre>",
     ]

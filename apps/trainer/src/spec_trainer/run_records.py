@@ -115,7 +115,7 @@ class KeptSummary(pydantic.BaseModel):
     last_pushes: list[PushFigures] = []
 
 
-def read_rows(file: Path, kind: type[Row]) -> list[dict[str, Any]]:
+def read_records(file: Path, kind: type[Row]) -> list[dict[str, Any]]:
     """Return every whole row of a file, none where it is not there. Raise ArtifactError for one that is damaged."""
     rows, damaged = whole_rows(file, kind)
     if damaged:

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from spec_core.errors import ConfigError, RunError
 from spec_core.processes import SAFE_PATH
-from spec_launcher_ray.connection import check_address, connect, start_cluster
+from spec_launcher_ray.connection import check_address, connect_cluster, start_cluster
 from spec_launcher_ray.placement import Host
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Cluster:
         if address is None:
             start_cluster()
         elif self._owned:
-            connect(address)
+            connect_cluster(address)
         elif address.value not in ("auto", ray.get_runtime_context().gcs_address):
             raise ConfigError(f"{address}: this process is connected to {self.where} already")
 

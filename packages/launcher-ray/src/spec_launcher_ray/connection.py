@@ -70,7 +70,7 @@ def check_address(address: ClusterAddress) -> None:
         raise ConfigError(f"{address}: no Ray cluster answers there ({error})") from error
 
 
-def connect(address: ClusterAddress) -> None:
+def connect_cluster(address: ClusterAddress) -> None:
     """Connect this process to a running cluster. Raise ConfigError."""
     with _own_signal_handler(), _errors_of_ray(ConfigError, f"{address} cannot be used"):
         _init(address.value)

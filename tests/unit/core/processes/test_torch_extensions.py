@@ -49,7 +49,8 @@ def python(tmp_path):
 
 def test_the_command_starts_again_as_its_backend_wants_it_and_torch_imports(python):
     done = python(COMMAND, "plan", "a b", wanted={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
-    assert (done.stdout, done.stderr) == ("['plan', 'a b'] True\n", "")
+    # What anybody prints goes to standard error: standard output is for documents.
+    assert (done.stdout, done.stderr) == ("", "['plan', 'a b'] True\n")
 
 
 def test_nothing_starts_again_where_nothing_is_wanted(python):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 ANSWER_S = 60.0
-"""Longest time for an answer of a server, unless a command is told another."""
+"""Longest time for an answer of a server, unless a command names another."""
 
 
 def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[str, HttpReplica]:
