@@ -97,7 +97,7 @@ def file(place) -> Callable[[str, str | bytes], Path]:
         ("target.x=1", "target={'x': 1}: Input should be a valid string"),
         ("target=", "target= is empty; leave the word out, or write null"),
         ("output=''", "output: is empty, expected a folder"),
-        ("seed=99999999999999999999", "seed=99999999999999999999: Input should be less than"),
+        ("seed=99999999999999999999", "seed=99999999999999999999: expected an integer of 63 bits"),
         ("seed=-1", "seed=-1: Input should be greater than or equal to 0"),
         ("draft=eagle3", "draft='eagle3': expected a section; write draft.name=eagle3"),
         ("engine=null", "engine=None: expected a section; write engine.name=hf"),

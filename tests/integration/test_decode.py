@@ -14,9 +14,9 @@ from spec_draft_eagle3.draft import Eagle3Draft
 from spec_engine_hf.engine import HfEngine
 from spec_trainer.decode import cycles
 from spec_trainer.decode.folder import DecodedFolder
-from spec_trainer.metrics import read_metrics
 from spec_trainer.quickstart import run as quickstart
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig
+from spec_trainer.run_records import MeasurementRow, read_records
 
 from . import launching
 
@@ -276,7 +276,9 @@ def test_workers_measure_what_one_process_does(lab, measured):
     """Rank 0 hears of it some steps later, and of the last draft before the end."""
     output = lab.folder / "measured-by-workers"
     lab.train(output, **MEASURED, **CHAIN, placement__kind="disaggregated", train__ranks=2)
-    here, there = (read_metrics(run / "decoded/measurements.jsonl") for run in (measured, output))
+    here, there = (
+        read_records(run / "decoded/measurements.jsonl", MeasurementRow) for run in (measured, output)
+    )
     for one, other in zip(here, there, strict=True):
         assert [one[key] for key in ("step", "serving_tokens")] == [
             other[key] for key in ("step", "serving_tokens")

@@ -185,7 +185,7 @@ def test_the_secret_is_sent_nowhere_before_every_address_was_read(command_line, 
 
 
 def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, drafts, fresh_server):
-    push = [*launching._program(), "push", "--target", lab.keys["target"], "--json", "--to", fresh_server]
+    push = [*launching.program(), "push", "--target", lab.keys["target"], "--json", "--to", fresh_server]
     processes = [
         subprocess.Popen([*push, "--draft-model", drafts[name]], stdout=subprocess.PIPE, text=True)
         for name in ("fresh", "trained")

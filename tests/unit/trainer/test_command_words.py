@@ -52,6 +52,7 @@ NEEDED = {
     "regenerate": ["--target", "t", "--data", "d", "--output", "a.jsonl"],
     "evaluate": ["--target", "t", "--draft-model", "d", "--prompts", "p"],
     "push": ["--target", "t", "--draft-model", "d", "--to", "http://127.0.0.1:1"],
+    "serving": ["--of", "http://127.0.0.1:1"],
 }
 """Words without which a command stops before it looks at a number."""
 

@@ -140,7 +140,8 @@ def test_dtype_that_the_backend_cannot_do_is_refused(resolved, monkeypatch):
 def test_target_that_is_neither_here_nor_on_the_hub():
     with pytest.raises(TargetError, match="is neither a folder nor a model that the hub gives"):
         resolve_target("nobody/nothing")
-    assert resolve_target("no-such-folder") == Path("no-such-folder")
+    with pytest.raises(TargetError, match=r"^target no-such-folder is not a folder: .* owner/name"):
+        resolve_target("no-such-folder")
 
 
 def test_unreadable_files_are_bad_input(words, monkeypatch):

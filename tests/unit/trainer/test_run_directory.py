@@ -216,23 +216,3 @@ def test_a_pipe_is_refused_and_never_waited_for(directory, name):
     take = directory.locked().__enter__ if name == ".lock" else lambda: directory.check_owner("me")
     with pytest.raises(ArtifactError, match=f"{name} is no file"):
         take()
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "problem"),
-    [
-        ("metrics.jsonl", "no JSON", "Invalid JSON"),
-        ("metrics.jsonl", '{"step": -1}', "step: "),
-        ("metrics.jsonl", '{"step": 1, "push_version": "<b>"}', "push_version: "),
-        ("metrics.jsonl", '{"step": 1, "loss": "high"}', "loss: "),
-        ("metrics.jsonl", "\0" * (2 << 20), "it has more than"),
-        ("logs/replacements.jsonl", '{"step": "<b>", "time": 0, "worker": "e", "cause": "c"}', "step: "),
-        ("summary.json", '{"cycles": [{"cycle": 0, "draft_version": "<b>"}]}', "cycles.0.draft_version: "),
-    ],
-)
-def test_records_that_are_none_are_named_before_a_run_goes_on(directory, name, text, problem):
-    directory.logs.mkdir(parents=True)
-    (directory.root / ".identity").write_text("me\n")
-    (directory.root / name).write_text(text + "\n")
-    with pytest.raises(ArtifactError, match=f"{name}(:1)? is damaged.*{problem}"):
-        directory.check_owner("me")

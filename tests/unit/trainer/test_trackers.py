@@ -168,6 +168,6 @@ def test_the_first_error_of_a_run_is_its_own(installed, tmp_path, monkeypatch):
     monkeypatch.setattr(Noting, "act", lambda self, doing: 1 / 0)
     with (
         pytest.raises(RunError, match="the disk is full"),
-        MetricsLog(tmp_path / "m", 0, build_trackers(installed(noting="project"), RunDirectory(tmp_path))),
+        MetricsLog(tmp_path / "m", build_trackers(installed(noting="project"), RunDirectory(tmp_path))),
     ):
         raise RunError("the disk is full")

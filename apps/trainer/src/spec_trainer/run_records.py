@@ -5,6 +5,7 @@ A value that no field names is a number, a text, or a list of numbers.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
@@ -135,9 +136,8 @@ def whole_rows(file: Path, kind: type[Row]) -> tuple[list[tuple[str, dict[str, A
         for number, line in enumerate(_lines(file), 1):
             try:
                 with foreign_errors(ArtifactError, f"{file}:{number} is damaged; remove the line"):
-                    rows.append(
-                        (line.decode(), kind.model_validate_json(line).model_dump(exclude_unset=True))
-                    )
+                    kind.model_validate_json(line)
+                    rows.append((line.decode(), json.loads(line)))
             except ArtifactError as error:
                 damaged.append(error)
     return rows, damaged
@@ -158,4 +158,5 @@ def read_figures(file: Path, kind: type[pydantic.BaseModel]) -> dict[str, Any]:
     """Return the figures of a JSON file. Raise ArtifactError where it is damaged."""
     content = read_bytes(file, ArtifactError)
     with foreign_errors(ArtifactError, f"{file} is damaged"):
-        return kind.model_validate_json(content).model_dump(exclude_unset=True)
+        known = kind.model_validate_json(content).model_dump(exclude_unset=True)
+        return {name: value for name, value in json.loads(content).items() if name in known}

@@ -40,12 +40,14 @@ def _token_ids(file: Path) -> dict[str, int]:
     """Return token -> id of a Hugging Face tokenizer.json; empty where there is none."""
     if not file.exists():
         return {}
-    fields = read_json_object(file, TargetError)
     try:
+        fields = read_json_object(file, TargetError)
         vocabulary = fields["model"].get("vocab") or {}
         if isinstance(vocabulary, list):  # Unigram: [token, score], the id is the index
             vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
         return vocabulary | {token["content"]: token["id"] for token in fields.get("added_tokens") or ()}
+    except TargetError as error:
+        raise TargetError(f"{error}; set draft.mask_token_id") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise TargetError(
             f"{file} cannot be read as a tokenizer: {error!r}; set draft.mask_token_id"

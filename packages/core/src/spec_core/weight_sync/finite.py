@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
 
 class FiniteCheck:
-    """Looks at tensors as they pass; a device is waited for when all were added.
+    """Looks at tensors as they pass; a device is waited for when all have passed.
 
     Both extremes of a tensor are NaN if one of its values is, and infinity is an extreme. One call of torch finds
     them and reads each byte once, a small part of the time of a digest.
@@ -28,14 +28,15 @@ class FiniteCheck:
         )
         """The least and the greatest value of each tensor, apart by where they lie and in which dtype."""
 
-    def add(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Look at tensors; their memory may change after what is queued on their devices now."""
+    def watch(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors, and look at each as it passes: its memory may change after what is queued on its device."""
         for name, tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
                 # Torch has no extremes of floats of 8 bits.
                 values = tensor.detach().float() if tensor.itemsize == 1 else tensor.detach()
                 least, greatest = torch.aminmax(values)
                 self._extremes[least.device, least.dtype][name] = least, greatest
+            yield name, tensor
 
     def problem(self) -> str:
         """Return the name of a tensor that holds NaN or infinity and what to do, in one line; empty for none."""

@@ -268,8 +268,8 @@ class Publisher(Resource):
         self._last_version = version
         started = time.monotonic()
         finite = FiniteCheck()
-        finite.add(weights.items())
-        payload = Payload(manifest=self._describe(version, weights), weights=weights)
+        manifest = self._describe(version, finite.watch(weights.items()))
+        payload = Payload(manifest=manifest, weights=weights)
         problem = finite.problem()
         described_s = time.monotonic() - started
         counted = [name for name, member in self._members.items() if member.counts and not problem]
@@ -288,14 +288,14 @@ class Publisher(Resource):
             seconds={"manifest": described_s, **push.seconds, "total": time.monotonic() - started},
         )
 
-    def _describe(self, version: int, weights: Mapping[str, Tensor]) -> Manifest:
+    def _describe(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Manifest:
         return Manifest(
             group=self.group,
             version=version,
             parent=self.committed,
             fence=self._level_fences(),
             target=self._target,
-            tensors=tuple(tensor_entries(weights.items())),
+            tensors=tuple(tensor_entries(tensors)),
         )
 
     def _push(self, payload: Payload, names: Iterable[str], policy: Policy, timeout_s: float) -> Push:

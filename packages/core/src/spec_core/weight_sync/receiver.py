@@ -351,7 +351,7 @@ class _Transfer:
         """
         missing = {entry.name: entry for entry in self.manifest.tensors}
         digests, finite = TensorDigests(), FiniteCheck()
-        for name, tensor in weights:
+        for name, tensor in finite.watch(weights):
             if self._cancelled.is_set():
                 raise PeerLost("the update was given up")
             if (expected := missing.pop(name, None)) is None:
@@ -362,7 +362,6 @@ class _Transfer:
                     f"{name} has arrived as {dtype} {list(shape)}, expected {expected.dtype} {list(expected.shape)}"
                 )
             digests.add([(name, tensor)])
-            finite.add([(name, tensor)])
             yield name, tensor
         if missing:
             raise ProtocolError(f"{', '.join(sorted(missing))} did not arrive")
