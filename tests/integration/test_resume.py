@@ -77,7 +77,7 @@ def test_a_restart_is_at_what_the_command_has_written_whatever_lies_after_it(
     before, newest = sorted(step_folders(output / "checkpoints"), key=step_of)[-2:]
     (newest / "state" / "rank-0.safetensors").write_bytes(b"")
     keys = {"train__resume_from": "previous", "train__restarts": 6, "train__save_every": 1000}
-    run = lab.start(output, **lab.one_and_two, **keys, train__steps=step_of(newest) + 2)
+    run = lab.start(output, **lab.one_and_two, **keys, train__steps=step_of(newest) + 12)
     run.until_ready()
     run.member("trainer-1").kill()
     assert run.wait(150) == 0, run.story()
