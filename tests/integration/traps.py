@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 _OTHERS = ("sitecustomize", "usercustomize", "spec_core", "spec_trainer")
 _TRAP = "with open({marker!r}, 'a') as marker: marker.write(__name__ + '\\n')\n"
 _NOTE = """\
-import sys
+import importlib.machinery, importlib.util, os, sys
 with open({starts!r}, "a") as starts:
     starts.write(repr((sys.flags.safe_path, sys.orig_argv[:6])) + "\\n")
+others = [place for place in sys.path if place != os.path.dirname(__file__)]
+if (shadowed := importlib.machinery.PathFinder.find_spec("sitecustomize", others)) is not None:
+    shadowed.loader.exec_module(importlib.util.module_from_spec(shadowed))
 """
 
 

@@ -86,7 +86,7 @@ def test_with_cann_nothing_is_left_out():
     code = "import torch; from spec_trainer import cli; cli.run = lambda words: print(words, hasattr(torch, 'npu'))"
     words = [sys.executable, "-c", f"{code}; cli.main()", "word"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines()[-1] == "['word'] True", done.stderr
+    assert done.stderr.splitlines()[-1] == "['word'] True", done.stderr
 
 
 def test_an_empty_list_of_cards_is_refused_with_its_remedy():

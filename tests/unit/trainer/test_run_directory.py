@@ -187,9 +187,19 @@ def test_open_clears_what_a_crash_cut_short(directory, resolved):
     assert [path.name for path in directory.checkpoints.iterdir()] == ["step-4"]
 
 
-@pytest.mark.parametrize(
-    "name", ["checkpoints", "decoded", "logs", "draft", "checkpoints/step-4", "metrics.jsonl"]
-)
+@pytest.mark.parametrize("name", ["draft", "checkpoints/step-4", "checkpoints/.step-5"])
+def test_what_a_link_names_is_left_alone(directory, resolved, tmp_path, name):
+    """A damaged checkpoint is none, and the draft is replaced as a whole: neither keeps a run from going on."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / ".step-1").mkdir(parents=True)
+    directory.checkpoints.mkdir(parents=True)
+    (directory.root / ".identity").write_text("me\n")
+    (directory.root / name).symlink_to(elsewhere)
+    directory.open("me", resolved().config)
+    assert [path.name for path in elsewhere.iterdir()] == [".step-1"]
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "decoded", "logs", "metrics.jsonl"])
 def test_nothing_is_removed_or_written_through_a_link(directory, resolved, tmp_path, name):
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / ".step-1").mkdir(parents=True)

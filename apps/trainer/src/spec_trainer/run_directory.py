@@ -127,17 +127,19 @@ class RunDirectory:
             remove(left)
 
     def _check_entries(self) -> None:
-        """Raise ArtifactError for a link, a pipe or a device where the run reads, writes or removes by name."""
-        folders = (self.checkpoints, self.decoded, self.logs, self.draft)
+        """Raise ArtifactError for a link, a pipe or a device where the run reads, writes or removes by name.
+
+        Not among them are the draft, which is replaced as a whole, and what is in the folder of checkpoints, which
+        is looked at as each is read: of a link there nothing but the link is ever removed.
+        """
+        folders = (self.checkpoints, self.decoded, self.logs)
         files = (self.config, self.metrics, self.summary, self.report, self._owner)
         for path in filter(os.path.lexists, (*folders, *files)):
             check_own(path, is_folder=path in folders)
-        for folder in folders:
+        for folder in (self.decoded, self.logs):
             for place, inner, names in os.walk(folder):
                 for name in (*inner, *names):
-                    links = {self.checkpoints / "best", self.checkpoints / ".best"}  # which only name a step
-                    if Path(place, name) not in links:
-                        check_own(Path(place, name), is_folder=name in inner)
+                    check_own(Path(place, name), is_folder=name in inner)
 
     def _identity(self) -> str:
         return read_bytes(self._owner, ArtifactError, _IDENTITY_BYTES).decode(errors="replace").strip()
