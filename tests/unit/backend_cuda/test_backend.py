@@ -75,13 +75,13 @@ def test_probe_and_capabilities_need_no_torch():
 
 
 def test_without_a_driver_the_message_names_its_library_and_what_to_do(monkeypatch):
-    monkeypatch.setattr(nvml.pynvml, "CDLL", absent_library)
+    monkeypatch.setattr(nvml.pynvml, "nvmlInit", find_no_library)
     with pytest.raises(DriverMissing, match=r"libnvidia-ml\.so\.1.*install"):
         nvml.inventory()
 
 
-def absent_library(name: str) -> None:
-    raise OSError(name)
+def find_no_library() -> None:
+    raise nvml.pynvml.NVMLError(nvml.pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 def test_capabilities_come_from_the_devices_that_are_visible(two_gpus, monkeypatch):
