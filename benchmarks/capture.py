@@ -29,11 +29,12 @@ from measure import machine, versions
 from random_target import SHAPES, write_random_target
 
 from spec_core import Backend, Draft, Engine, plugins
-from spec_core.config import read_configuration, validate
 from spec_core.engine import EngineContext
-from spec_core.processes import collect_rarely
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
-from spec_core.targets.target_reader import read_target
+from spec_core.validation import validate
+from spec_kit.targets.target_reader import read_target
+from spec_processes import collect_rarely
+from spec_trainer.configuration import read_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

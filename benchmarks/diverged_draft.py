@@ -38,9 +38,9 @@ from push_server import serving
 from safetensors.torch import load_file
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
-from spec_core.targets import read_target
-from spec_core.weight_sync import Publisher, open_weight_transports
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
+from spec_kit.targets import read_target
+from spec_kit.weight_sync import Publisher, open_weight_transports
 from spec_trainer.push.canary import Canary
 
 if TYPE_CHECKING:

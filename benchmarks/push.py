@@ -37,7 +37,7 @@ from random_target import SHAPES
 from run_settings import case_fields
 from trainer_step import PACKAGES, Case
 
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

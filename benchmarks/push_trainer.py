@@ -20,8 +20,8 @@ from trainer_step import Case
 from trainer_step_case import LR, make_problem
 
 from spec_core import Backend, OptimizerConfig, Strategy, plugins
-from spec_core.targets import read_target
-from spec_core.weight_sync import Publisher, beside
+from spec_kit.targets import read_target
+from spec_kit.weight_sync import Publisher, beside
 from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.draft_trainer import BatchShare, DraftTrainer
 from spec_trainer.push.request import PushRequest
@@ -29,7 +29,7 @@ from spec_trainer.push.servers import connect_servers, open_transports
 from spec_trainer.push.snapshot import WeightSnapshot
 
 if TYPE_CHECKING:
-    from spec_core.weight_sync import PublishReport
+    from spec_kit.weight_sync import PublishReport
 
 TIMEOUT_S = 60.0
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_core.processes import collect_rarely
+from spec_processes import collect_rarely
 
 if TYPE_CHECKING:
     import torch

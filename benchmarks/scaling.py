@@ -25,7 +25,7 @@ from measure import growth, machine, versions
 from simulated_run import CAPTURE, MEAN_TOKENS, SCHEMA, STEP, MeasuredSpeed, SimulatedLauncher, random_data
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.processes import collect_rarely
+from spec_processes import collect_rarely
 from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.config import run_config_type

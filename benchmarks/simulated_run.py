@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from spec_core import Launcher, WorkerEnded
-from spec_core.framed_socket import FramedSocket
-from spec_core.processes import ChannelWorker, ControlChannel, WorkerInbox
 from spec_core.records import FeatureSchema
+from spec_processes import ChannelWorker, ControlChannel, WorkerInbox
+from spec_processes.sockets.framed_socket import FramedSocket
 from spec_trainer.batch_schedule import BatchSchedule
 from spec_trainer.controller import protocol
 from spec_trainer.data.dataset import Dataset, Sample

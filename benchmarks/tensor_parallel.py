@@ -24,15 +24,15 @@ from peer_shapes import TARGET
 from trainer_step import OPTIONAL_PACKAGES, PACKAGES, TOY, Case
 
 from spec_core import plugins
-from spec_core.processes import collect_rarely
-from spec_core.testing.processes import run_ranks
+from spec_processes import collect_rarely
+from spec_testing.processes import run_ranks
 
 if TYPE_CHECKING:
     import torch
     from trainer_step_case import Problem
 
     from spec_core.records import DraftBatch
-    from spec_core.testing.processes import Rank
+    from spec_testing.processes import Rank
 
 log = logging.getLogger("tensor_parallel")
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from measure import growth, line, machine, versions
 from peer_shapes import SHAPES, TARGET, compared
 
-from spec_core.processes import collect_rarely
+from spec_processes import collect_rarely
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

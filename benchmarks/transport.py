@@ -35,9 +35,10 @@ import torch
 from measure import device_name, machine, versions
 
 from spec_core import Backend, plugins
-from spec_core.config import read_configuration, validate
 from spec_core.errors import PeerLost
 from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.validation import validate
+from spec_trainer.configuration import read_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,18 +13,20 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).parents[1]
-CORE = ROOT / "packages/core/src/spec_core"
+SHARED = [ROOT / f"packages/{name}/src/spec_{name}" for name in ("core", "processes", "kit", "testing")]
+"""Packages whose names plugins use."""
 COPIES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 """Page of the site -> the file at the root that it shows."""
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the copies, and a page of the public names of core and of each of its libraries, from their docstrings."""
+    """Add the copies, and a page of the public names of each shared package and library, from their docstrings."""
     for page, source in COPIES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
-    for init in (CORE / "__init__.py", *sorted(CORE.glob("*/__init__.py"))):
-        package = ".".join(init.parent.relative_to(CORE.parent).parts)
+    inits = [init for folder in SHARED for init in sorted(folder.rglob("__init__.py"))]
+    for init in inits:
+        package = init.parent.relative_to(ROOT).as_posix().partition("/src/")[2].replace("/", ".")
         files.append(File.generated(config, f"api/{package}.md", content=_api_page(package, init)))
     for module in ("spec_core.errors", "spec_core.records"):
         files.append(File.generated(config, f"api/{module}.md", content=f"# {module}\n\n::: {module}\n"))
@@ -56,8 +58,8 @@ def _api_page(package: str, init: Path) -> str:
     """Return a page of the names that ``init`` takes from its modules, each under its module's docstring."""
     lines = [f"# {package}"]
     for node in ast.walk(ast.parse(init.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("spec_core."):
-            if node.module == "spec_core.lazy":
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{package}."):
+            if node.module == "spec_kit.lazy":
                 continue
             names = ", ".join(alias.name for alias in node.names)
             lines.append(f"::: {node.module}\n    options:\n      members: [{names}]\n      heading_level: 2")

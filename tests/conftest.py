@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_core.processes import collect_rarely
+from spec_processes import collect_rarely
 
 # The tests' process imports torch and transformers, and keeps thousands of tests.
 collect_rarely()

@@ -1,7 +1,7 @@
-"""Find what plugins import of spec_core that is on no public list, those of the tests too; ``make check`` runs this.
+"""Find what plugins import that is on no public list, those of the tests too; ``make check`` runs this.
 
-Public are ``__all__`` of ``spec_core`` and of its libraries, and every name that ``spec_core.errors`` and
-``spec_core.records`` define. A library's modules are private: their names come from the package.
+Public are ``__all__`` of ``spec_core`` and of the packages below it in PACKAGES, and every name that
+``spec_core.errors`` and ``spec_core.records`` define. Modules are private: their names come from the package.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import ast
 import sys
 from pathlib import Path
 
-MODULES = ("errors", "records")
+MODULES = ("spec_core.errors", "spec_core.records")
 LIBRARIES = (
-    "collectives",
-    "drafting",
-    "hosting",
-    "processes",
-    "sharding",
-    "streams",
-    "targets",
-    "testing",
-    "weight_sync",
+    "spec_kit.collectives",
+    "spec_kit.drafting",
+    "spec_kit.hosting",
+    "spec_kit.sharding",
+    "spec_kit.streams",
+    "spec_kit.targets",
+    "spec_kit.weight_sync",
+    "spec_processes",
+    "spec_processes.sockets",
+    "spec_testing",
 )
+PACKAGES = ("spec_core", "spec_kit", *LIBRARIES)
+OURS = frozenset(name.partition(".")[0] for name in PACKAGES)
 
 
 def listed(tree: ast.Module) -> set[str]:
@@ -40,12 +43,18 @@ def listed(tree: ast.Module) -> set[str]:
 
 def public_names(root: Path) -> dict[str, set[str]]:
     """Return the names on each public list, by the module that they are imported from."""
-    core = root / "packages/core/src/spec_core"
-    files = {"spec_core": core / "__init__.py"}
-    files |= {f"spec_core.{name}": core / f"{name}.py" for name in MODULES}
-    files |= {f"spec_core.{name}": core / name / "__init__.py" for name in LIBRARIES}
+
+    def source(module: str) -> Path:
+        package = module.partition(".")[0]
+        return root / "packages" / package.removeprefix("spec_") / "src" / module.replace(".", "/")
+
+    files = {package: source(package) / "__init__.py" for package in PACKAGES}
+    files |= {module: source(module).with_suffix(".py") for module in MODULES}
     names = {module: listed(ast.parse(file.read_text(encoding="utf-8"))) for module, file in files.items()}
-    names["spec_core"] |= {*MODULES, *LIBRARIES}
+    for module in files:
+        parent, _, name = module.rpartition(".")
+        if parent:
+            names[parent].add(name)
     return names
 
 
@@ -54,11 +63,11 @@ def private_imports(tree: ast.Module, public: dict[str, set[str]]) -> list[tuple
     found: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         match node:
-            case ast.ImportFrom(module=str(module), names=names) if module.partition(".")[0] == "spec_core":
+            case ast.ImportFrom(module=str(module), names=names) if module.partition(".")[0] in OURS:
                 known = public.get(module, set())
                 found += [(node.lineno, f"{module}.{name.name}") for name in names if name.name not in known]
             case ast.Import(names=names):
-                ours = [name.name for name in names if name.name.partition(".")[0] == "spec_core"]
+                ours = [name.name for name in names if name.name.partition(".")[0] in OURS]
                 found += [(node.lineno, name) for name in ours if name not in public]
     return found
 
@@ -68,9 +77,9 @@ def check(root: Path) -> list[str]:
     public = public_names(root)
     sources = [*root.glob("packages/*/src/**/*.py"), *root.glob("tests/plugins/*/**/*.py")]
     return [
-        f"{file.relative_to(root)}:{line}: {name} is on no public list of spec_core"
+        f"{file.relative_to(root)}:{line}: {name} is on no public list"
         for file in sorted(sources)
-        if file.relative_to(root).parts[1] != "core"
+        if f"spec_{file.relative_to(root).parts[1]}" not in OURS
         for line, name in private_imports(ast.parse(file.read_text(encoding="utf-8")), public)
     ]
 
@@ -79,7 +88,7 @@ def main() -> int:
     """Print what is found; return the exit code."""
     root = Path(__file__).parents[2]
     found = check(root)
-    print("\n".join(found) or "no plugin imports a private name of spec_core")
+    print("\n".join(found) or "no plugin imports a private name")
     return 1 if found else 0
 
 

@@ -1,6 +1,6 @@
 """Every place that starts a process, and why no Python that it starts imports from the working directory.
 
-Anybody may have put a module there. ``spec_core.processes.leave_out_working_directory`` sets PYTHONSAFEPATH where a
+Anybody may have put a module there. ``spec_processes.leave_out_working_directory`` sets PYTHONSAFEPATH where a
 command begins, ``spawn_on`` for each worker; what these start inherits it. That covers libraries, which start Python
 as LIBRARIES says. Whole runs are traced in ``tests/integration``: their working directory is a folder of traps.
 """
@@ -27,13 +27,13 @@ STARTS = {
     ("packages/backend-cuda/src/spec_backend_cuda/mps.py", "subprocess.Popen"): SETS,
     ("packages/backend-cuda/src/spec_backend_cuda/mps_owner.py", "subprocess.call"): SETS,
     ("packages/backend-cuda/src/spec_backend_cuda/mps_owner.py", "subprocess.run"): NO_PYTHON,
-    ("packages/core/src/spec_core/processes/reaper.py", "subprocess.Popen"): SETS,
-    ("packages/core/src/spec_core/processes/spawn.py", "subprocess.Popen"): SETS,
-    ("packages/core/src/spec_core/processes/torch_extensions.py", "os.execve"): INHERITS,
-    ("packages/core/src/spec_core/testing/conformance.py", "subprocess.run"): TEST,
-    ("packages/core/src/spec_core/testing/launcher_suite.py", "subprocess.Popen"): TEST,
-    ("packages/core/src/spec_core/testing/processes.py", "multiprocessing.get_context"): TEST,
-    ("packages/core/src/spec_core/testing/toy_workers.py", "subprocess.Popen"): NO_PYTHON,
+    ("packages/processes/src/spec_processes/reaper.py", "subprocess.Popen"): SETS,
+    ("packages/processes/src/spec_processes/spawn.py", "subprocess.Popen"): SETS,
+    ("packages/processes/src/spec_processes/torch_extensions.py", "os.execve"): INHERITS,
+    ("packages/testing/src/spec_testing/conformance.py", "subprocess.run"): TEST,
+    ("packages/testing/src/spec_testing/launcher_suite.py", "subprocess.Popen"): TEST,
+    ("packages/testing/src/spec_testing/processes.py", "multiprocessing.get_context"): TEST,
+    ("packages/testing/src/spec_testing/toy_workers.py", "subprocess.Popen"): NO_PYTHON,
     ("packages/launcher-ray/src/spec_launcher_ray/connection.py", "ray.init"): SETS,
 }
 

@@ -25,6 +25,10 @@ LAYERS = {
 }
 
 
+BASES = ("spec_core", "spec_processes", "spec_kit")
+"""Packages that all others may name, each those before it."""
+
+
 def named_modules(tree: ast.Module) -> set[str]:
     """Modules of ours that strings name, alone or before a colon or an attribute."""
     strings = {
@@ -42,10 +46,12 @@ def named_modules(tree: ast.Module) -> set[str]:
 def is_allowed(importer: str, imported: str) -> bool:
     packages = importer.partition(".")[0], imported.partition(".")[0]
     if packages[0] != packages[1]:
-        return packages[1] == "spec_core"
+        return packages[1] in BASES[: BASES.index(packages[0]) if packages[0] in BASES else len(BASES)]
     heights = [LAYERS.get(".".join(name.split(".")[:2]), 0) for name in (importer, imported)]
     same_room = importer.split(".")[:2] == imported.split(".")[:2]
-    return same_room or packages[0] not in ("spec_core", "spec_trainer") or heights[0] > heights[1]
+    return (
+        same_room or packages[0] not in {name.partition(".")[0] for name in LAYERS} or heights[0] > heights[1]
+    )
 
 
 def test_strings_keep_the_layers():
@@ -68,9 +74,9 @@ def test_strings_keep_the_layers():
         ),
         ("spec_engine_vllm.process", "module = 'spec_trainer.cli'", "spec_trainer.cli"),
         (
-            "spec_core.processes.spawn",
-            "pkgutil.resolve_name('spec_core.hosting.modes:CaptureMode')",
-            "spec_core.hosting.modes",
+            "spec_processes.spawn",
+            "pkgutil.resolve_name('spec_kit.hosting.modes:CaptureMode')",
+            "spec_kit.hosting.modes",
         ),
     ],
 )

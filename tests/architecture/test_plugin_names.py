@@ -1,4 +1,4 @@
-"""Core and application hold no table of plugins: they name none, nor what only one plugin knows."""
+"""Core, the kit and the application hold no table of plugins: they name none, nor what only one plugin knows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [*ROOT.glob("packages/core/src/**/*.py"), *ROOT.glob("apps/*/src/**/*.py")]
+SHARED = ("core", "processes", "kit", "testing")
+SOURCES = [
+    *(file for name in SHARED for file in ROOT.glob(f"packages/{name}/src/**/*.py")),
+    *ROOT.glob("apps/*/src/**/*.py"),
+]
 DRAFTS = list(ROOT.glob("packages/draft-*/src/**/*.py"))
 TARGETS = {"LlamaForCausalLM"}
 """Architectures that targets have, too."""
@@ -20,6 +24,7 @@ COMMON = {"file", "collective", "ipc"}
 """Plugins that are called by a word which messages and code need for other things."""
 
 APPLICATION, CORE = "apps/trainer/src/spec_trainer", "packages/core/src/spec_core"
+KIT, TESTING = "packages/kit/src/spec_kit", "packages/testing/src/spec_testing"
 ALLOWED = {
     # Defaults: what a configuration that names no plugin asks for.
     (f"{CORE}/config.py", "cpu"),
@@ -38,20 +43,20 @@ ALLOWED = {
     (f"{APPLICATION}/quickstart/run.py", "cpu"),
     # torch's word for the type of a device.
     (f"{CORE}/backend.py", "cpu"),
-    (f"{CORE}/testing/backend_suite.py", "cpu"),
-    (f"{CORE}/testing/transport_suite.py", "cpu"),
-    (f"{CORE}/testing/weight_transport_suite.py", "cpu"),
+    (f"{TESTING}/backend_suite.py", "cpu"),
+    (f"{TESTING}/transport_suite.py", "cpu"),
+    (f"{TESTING}/weight_transport_suite.py", "cpu"),
     # The hub's own command `hf`, and its option, in messages.
     (f"{APPLICATION}/hub.py", "hf"),
-    (f"{CORE}/drafting/draft_files.py", "hf"),
-    (f"{CORE}/drafting/draft_files.py", "local"),
+    (f"{KIT}/drafting/draft_files.py", "hf"),
+    (f"{KIT}/drafting/draft_files.py", "local"),
     # What an engine cannot load, in messages.
-    (f"{CORE}/drafting/served_draft.py", "sglang"),
+    (f"{KIT}/drafting/served_draft.py", "sglang"),
     # A draft must not name a device: the suite looks for these.
-    (f"{CORE}/testing/conformance.py", "cuda"),
-    (f"{CORE}/testing/conformance.py", "npu"),
+    (f"{TESTING}/conformance.py", "cuda"),
+    (f"{TESTING}/conformance.py", "npu"),
 }
-"""A file of core or application, and the name that stands in it."""
+"""A file outside the plugins, and the name that stands in it."""
 
 
 def plugin_names() -> set[str]:

@@ -12,7 +12,7 @@ import pytest
 
 import spec_core
 
-from .private_imports import LIBRARIES, MODULES
+from .private_imports import LIBRARIES, MODULES, PACKAGES
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(ROOT.glob("*/*/src/**/*.py"))
@@ -60,7 +60,7 @@ def interfaces() -> list[type]:
 def public_names() -> list[str]:
     """What a plugin may rely on: the names of the public modules, and the members of the interfaces."""
     names = []
-    for module in ("spec_core", *(f"spec_core.{name}" for name in (*MODULES, *LIBRARIES))):
+    for module in (*PACKAGES, *MODULES):
         loaded = importlib.import_module(module)
         own = {name for name, member in vars(loaded).items() if getattr(member, "__module__", None) == module}
         names += [f"{module}.{name}" for name in getattr(loaded, "__all__", own) if not name.startswith("_")]
@@ -144,7 +144,7 @@ def test_public_names_change_on_purpose():
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_listed_name_is_there(library):
-    module = importlib.import_module(f"spec_core.{library}")
+    module = importlib.import_module(library)
     assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
     assert not hasattr(module, "no_such_name")
 

@@ -17,7 +17,7 @@ SOURCES = [
     for file in sorted(ROOT.glob("*/*/src/**/*.py"))
     if not file.relative_to(ROOT).parts[1].startswith("backend-")
 ]
-CONFORMANCE = "packages/core/src/spec_core/testing/conformance.py"
+CONFORMANCE = "packages/testing/src/spec_testing/conformance.py"
 STAND_IN = "packages/strategy-megatron/src/spec_strategy_megatron/stand_in.py"
 NAMED = {
     # What a draft must not name.

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.testing import (
+from spec_testing import (
     BackendSuite,
     DraftReplicaSuite,
     DraftSuite,
@@ -21,7 +21,7 @@ from spec_core.testing import (
     TransportSuite,
     WeightTransportSuite,
 )
-from spec_core.testing.conformance import ConformanceSuite
+from spec_testing.conformance import ConformanceSuite
 
 SUITES = {
     "spec_core.backend": [BackendSuite],

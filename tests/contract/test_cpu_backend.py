@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.testing import BackendSuite
+from spec_testing import BackendSuite
 
 if TYPE_CHECKING:
     from spec_core import Backend

@@ -7,11 +7,11 @@ import time
 import pytest
 import torch
 
-from spec_core.collectives.gloo_process_group import GlooProcessGroup
 from spec_core.errors import PeerLost
-from spec_core.testing import ProcessGroupSuite
-from spec_core.testing.process_group_suite import LONG_S, joined
-from spec_core.testing.processes import Fault, Rank, watch_ranks
+from spec_kit.collectives.gloo_process_group import GlooProcessGroup
+from spec_testing import ProcessGroupSuite
+from spec_testing.process_group_suite import LONG_S, joined
+from spec_testing.processes import Fault, Rank, watch_ranks
 
 
 class TestGlooProcessGroup(ProcessGroupSuite):

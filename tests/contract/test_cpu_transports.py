@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spec_core.streams.inline_transport import InlineTransport
-from spec_core.streams.shared_memory_transport import SharedMemoryTransport
-from spec_core.testing import TransportSuite
+from spec_kit.streams.inline_transport import InlineTransport
+from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
+from spec_testing import TransportSuite
 
 
 class TestInlineTransport(TransportSuite):

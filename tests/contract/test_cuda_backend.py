@@ -14,9 +14,9 @@ from spec_backend_cuda.attention import flash_attention, flash_attention_backwar
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_backend_cuda.device_segment import DeviceSegment
 from spec_core.errors import ConfigError
-from spec_core.testing import BackendSuite
-from spec_core.testing.backend_suite import _dense_attention
-from spec_core.testing.conformance import run_python
+from spec_testing import BackendSuite
+from spec_testing.backend_suite import _dense_attention
+from spec_testing.conformance import run_python
 
 if TYPE_CHECKING:
     from spec_core import Backend

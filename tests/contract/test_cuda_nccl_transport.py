@@ -13,11 +13,11 @@ import torch
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_core.errors import DeadlineExceeded, PeerLost
 from spec_core.records import FeatureSample, FeatureSchema
-from spec_core.testing import TransportSuite
-from spec_core.testing.process_group_suite import joined
-from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
-from spec_core.testing.resources import settled_resources
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+from spec_testing import TransportSuite
+from spec_testing.process_group_suite import joined
+from spec_testing.processes import Fault, Rank, run_ranks, watch_ranks
+from spec_testing.resources import settled_resources
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

@@ -10,9 +10,9 @@ import torch
 
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_core.errors import ConfigError
-from spec_core.testing import ProcessGroupSuite
-from spec_core.testing.process_group_suite import joined
-from spec_core.testing.processes import Rank, run_ranks
+from spec_testing import ProcessGroupSuite
+from spec_testing.process_group_suite import joined
+from spec_testing.processes import Rank, run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Generator

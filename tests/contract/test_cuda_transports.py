@@ -13,9 +13,9 @@ import torch
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_core.errors import PeerLost, RunError
 from spec_core.records import FeatureSample, FeatureSchema
-from spec_core.streams.shared_memory_transport import SharedMemoryTransport
-from spec_core.testing import TransportSuite
-from spec_core.testing.processes import Fault, Rank, run_ranks, watch_ranks
+from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
+from spec_testing import TransportSuite
+from spec_testing.processes import Fault, Rank, run_ranks, watch_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.testing import DraftSuite
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_testing import DraftSuite
 
 if TYPE_CHECKING:
     from spec_core import Draft

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.testing import StrategySuite
 from spec_strategy_fsdp.strategy import FsdpStrategy
+from spec_testing import StrategySuite
 
 if TYPE_CHECKING:
     from spec_core import Strategy

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from spec_core.errors import EngineError
-from spec_core.targets import read_target
-from spec_core.testing import DraftReplicaSuite, EngineSuite, draw_draft
-from spec_core.testing.draft_replica_suite import LIMIT_S, PROMPTS
-from spec_core.weight_sync import tensors_digest
 from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_kit.targets import read_target
+from spec_kit.weight_sync import tensors_digest
+from spec_testing import DraftReplicaSuite, EngineSuite, draw_draft
+from spec_testing.draft_replica_suite import LIMIT_S, PROMPTS
 
 from ..transformers_target import Transformer
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from spec_core import DraftReplica, Engine, TargetSpec
     from spec_core.engine import EngineContext
-    from spec_core.testing import ReferenceTarget
-    from spec_core.weight_sync import Publisher
+    from spec_kit.weight_sync import Publisher
+    from spec_testing import ReferenceTarget
 
 
 class TestHfEngine(EngineSuite):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.testing import LauncherSuite
 from spec_launcher_local.launcher import LocalLauncher
+from spec_testing import LauncherSuite
 
 if TYPE_CHECKING:
     from spec_core import Launcher

@@ -1,7 +1,7 @@
 """The launcher ray keeps the contract of launchers, on a cluster that is running already.
 
 Each test starts two actors, a Python that imports Ray each. So ``make test`` runs those of what this launcher does
-itself; what it has from ``spec_core.processes``, as ``local`` has, is left to ``make test-ray``.
+itself; what it has from ``spec_processes``, as ``local`` has, is left to ``make test-ray``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.testing import LauncherSuite
+from spec_testing import LauncherSuite
 
 if TYPE_CHECKING:
     from spec_core import Launcher

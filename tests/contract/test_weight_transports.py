@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spec_core import WeightTransportConfig
-from spec_core.testing import BUCKET_BYTES, WeightTransportSuite, reference_backend
+from spec_testing import BUCKET_BYTES, WeightTransportSuite, reference_backend
 from spec_weight_transports.collective import CollectiveTransport
 from spec_weight_transports.file import FileConfig, FileTransport
 from spec_weight_transports.ipc import IpcWeightTransport

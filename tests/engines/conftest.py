@@ -15,9 +15,9 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
-from spec_core.targets.target_reader import read_target
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_vllm.config import VllmConfig
+from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli import run
 
 from .sharing import Pool, SharingEngine

@@ -25,11 +25,11 @@ from spec_core import Backend, plugins
 from spec_core.engine import EngineContext
 from spec_core.errors import PeerLost
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
-from spec_core.streams.inline_transport import InlineTransport
-from spec_core.targets.target_reader import read_target
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
+from spec_kit.streams.inline_transport import InlineTransport
+from spec_kit.targets.target_reader import read_target
 
 LIMIT_S = 600.0
 WINDOW_BYTES = 4 << 30

@@ -37,9 +37,9 @@ from safetensors.torch import load_file, save_file
 
 from spec_core import Backend, plugins
 from spec_core.errors import EngineError
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
-from spec_core.targets import read_target
-from spec_core.weight_sync import Publisher, open_weight_transports
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
+from spec_kit.targets import read_target
+from spec_kit.weight_sync import Publisher, open_weight_transports
 from spec_trainer.cli import run
 
 log = logging.getLogger("updates")

@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from spec_core.hosting import SpeculativeMode
 from spec_core.records import AcceptanceCounters
 from spec_engine_vllm.engine import VllmEngine
 from spec_engine_vllm.process import VllmProcess
+from spec_kit.hosting import SpeculativeMode
 
 if TYPE_CHECKING:
     from spec_core import TargetSpec
     from spec_core.engine import EngineContext
-    from spec_core.hosting import Mode
     from spec_engine_vllm.config import VllmConfig
+    from spec_kit.hosting import Mode
 
 
 class Lease:

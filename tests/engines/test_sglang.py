@@ -10,10 +10,10 @@ import torch
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import FeatureSchema, SamplingParams
-from spec_core.targets.target_reader import read_target
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
+from spec_kit.targets.target_reader import read_target
 
 from ..transformers_target import Transformer
 from .conftest import NUM_DRAFT_TOKENS

@@ -15,9 +15,9 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.errors import EngineError
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
-from spec_core.streams.shared_memory_transport import SharedMemoryTransport
-from spec_core.targets.target_reader import read_target
 from spec_engine_vllm.engine import VllmEngine
+from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
+from spec_kit.targets.target_reader import read_target
 
 from ..transformers_target import Transformer
 from .conftest import BATCH_TOKENS, MAX_LENGTH

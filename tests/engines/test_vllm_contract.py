@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core.records import FeatureSchema
-from spec_core.testing import EngineSuite
+from spec_testing import EngineSuite
 
 from ..transformers_target import Transformer
 from .vllm_here import needs_vllm
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from spec_core import Engine
     from spec_core.engine import EngineContext
-    from spec_core.testing import ReferenceTarget
+    from spec_testing import ReferenceTarget
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 

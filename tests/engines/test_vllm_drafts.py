@@ -12,10 +12,10 @@ import torch
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
-from spec_core.targets.target_reader import read_target
 from spec_engine_hf.decoding import DraftSource
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_hf.hf_model import HfModel
+from spec_kit.targets.target_reader import read_target
 
 from ..transformers_target import Transformer
 from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core.records import SamplingParams
-from spec_core.targets.target_reader import read_target
+from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli import run
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.evaluation.benchmarks import Questions, read_benchmarks

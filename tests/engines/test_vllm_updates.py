@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.errors import EngineError
-from spec_core.hosting import HttpReplica
 from spec_core.records import SamplingParams
-from spec_core.targets import read_target
-from spec_core.weight_sync import Publisher, open_weight_transports
 from spec_engine_vllm.engine import VllmEngine
+from spec_kit.hosting import HttpReplica
+from spec_kit.targets import read_target
+from spec_kit.weight_sync import Publisher, open_weight_transports
 
 from .conftest import NUM_DRAFT_TOKENS
 from .page_server import PageServer, shell_block
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import Engine, WeightTransport
-    from spec_core.weight_sync import PublishReport
+    from spec_kit.weight_sync import PublishReport
 
     from .conftest import Trained
 

@@ -33,8 +33,8 @@ import torch
 from sglang_updates_on_gpu import Pushes, random_prompts, with_noise
 
 from spec_core.errors import EngineError
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE
-from spec_core.targets import read_target
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.targets import read_target
 
 log = logging.getLogger("updates")
 

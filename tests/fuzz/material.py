@@ -87,7 +87,7 @@ def _data(root: Path) -> None:
 
 def _drafts(root: Path) -> None:
     from spec_core import Draft, plugins
-    from spec_core.targets.target_reader import read_target
+    from spec_kit.targets.target_reader import read_target
     from spec_trainer.evaluation.command import export_untrained
 
     target = read_target(root / "target")

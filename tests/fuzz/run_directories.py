@@ -132,7 +132,7 @@ def _bomb(run: Path, file: Path, draw: random.Random) -> str:
 
 def _seal(step: Path) -> None:
     """Write digests into meta.json that fit what the folder holds, where it is still a folder."""
-    from spec_core.state_folder import new_digest
+    from spec_kit.sharding.safetensors_folder import new_digest
 
     meta = step / "meta.json"
     try:

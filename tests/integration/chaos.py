@@ -44,7 +44,7 @@ KEPT_S = 30
 """Longest time in which everything must be gone after kill -9 of the run's own process."""
 COMMAND_S = 300
 """Longest time for a command that nothing disturbs."""
-WORKER = "spec_core.processes.worker_main"
+WORKER = "spec_processes.worker_main"
 LAST_STEPS = 20
 """Steps at the end without a fault: the last ones may come late."""
 INLINE = {"kill run": 3, "damage files": 7}

@@ -29,8 +29,8 @@ from urllib.parse import parse_qs, urlsplit
 from spec_core import Engine, EngineContext, UpdateId, UpdateOrder, plugins
 from spec_core.errors import SpecError
 from spec_core.records import SamplingParams
-from spec_core.targets import read_target
-from spec_core.testing.reference import reference_backend
+from spec_kit.targets import read_target
+from spec_testing.reference import reference_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

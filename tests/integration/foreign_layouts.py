@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file, save_file
 
-from spec_core.targets import read_target, read_target_tensors
+from spec_kit.targets import read_target, read_target_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,7 @@
     python -m tests.integration.killed_pushes --statements 6
 
 Two servers (``draft_server.py``) answer without a pause, and a process for each reads the stream of answers. The
-statements are those that a whole push was seen to go through: in ``spec_core.weight_sync``, in what asks servers,
+statements are those that a whole push was seen to go through: in ``spec_kit.weight_sync``, in what asks servers,
 and in the weight transports. After each kill: what both servers serve, what ``spec-trainer serving`` says, and
 whether the next push is committed everywhere. Exit code 1 where an answer was missing or wrong, a version had two
 digests, ``serving`` said what is not so, or the next push failed.
@@ -28,10 +28,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import spec_core.hosting
-import spec_core.weight_sync
+import spec_kit.hosting
+import spec_kit.weight_sync
 import spec_weight_transports
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_trainer import cli, push_command
 
 from . import draft_server, launching
@@ -45,7 +45,7 @@ LIMIT_S = 120
 """Longest time of one command, on a machine that is busy with other things."""
 WATCHED = tuple(
     str(Path(str(package.__file__)).parent)
-    for package in (spec_core.weight_sync, spec_core.hosting, spec_weight_transports)
+    for package in (spec_kit.weight_sync, spec_kit.hosting, spec_weight_transports)
 )
 
 Statement = tuple[str, int, str]

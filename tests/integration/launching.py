@@ -271,13 +271,12 @@ def assert_bitwise_equal(one: Path, other: Path, step: int) -> None:
     """Two runs ended with the same draft, and the same state to train on from."""
     import torch
 
-    from spec_core import StateFolder
-    from spec_core.sharding import read_full
+    from spec_kit.sharding import SafetensorsFolder, read_full
 
     weights = "draft/model.safetensors"
     assert (one / weights).read_bytes() == (other / weights).read_bytes()
     mine, theirs = (
-        read_full(StateFolder(run / "checkpoints" / f"step-{step}" / "state")) for run in (one, other)
+        read_full(SafetensorsFolder(run / "checkpoints" / f"step-{step}" / "state")) for run in (one, other)
     )
     assert mine.keys() == theirs.keys()
     assert any(name.startswith("optimizer.") for name in mine)

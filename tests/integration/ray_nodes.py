@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MARKER = "SPEC_TEST_CLUSTER"
 """Environment variable of everything that the nodes start."""
-_STARTED = "spec_core"
+_STARTED = "spec_processes"
 """Word of the command lines of what a run has started on a node: a worker, its reaper."""
 _ACTORS = ("ray::WorkerActor", "ray::HostActor")
 """Titles of a run's actors; a title takes the place of the environment that a process shows."""

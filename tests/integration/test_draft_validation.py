@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_core import Draft, plugins
-from spec_core.targets.target_reader import read_target
 from spec_engine_hf.engine import HfEngine
+from spec_kit.targets.target_reader import read_target
 from spec_trainer.evaluation.command import export_untrained
 
 from .foreign_layouts import as_angelslim, as_specforge, as_speculators

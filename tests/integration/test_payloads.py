@@ -242,7 +242,7 @@ if __name__ == "__main__":
     [
         (
             "train",
-            ["multiprocessing.resource_tracker", "multiprocessing.spawn", "spec_core.processes.worker_main"],
+            ["multiprocessing.resource_tracker", "multiprocessing.spawn", "spec_processes.worker_main"],
         ),
         ("check", ["multiprocessing.resource_tracker", "multiprocessing.spawn"]),
     ],

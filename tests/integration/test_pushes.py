@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 
 from . import draft_server, launching
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from spec_core.processes import WORKER_MODULE
+from spec_processes import WORKER_MODULE
 from spec_trainer.checkpoint.folder import check_whole
 
 from .launching import losses, newest_checkpoint, trained

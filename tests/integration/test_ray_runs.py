@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from spec_core.errors import ConfigError, RunError
-from spec_core.processes import WORKER_MODULE
-from spec_core.testing.launcher_suite import assert_soon, construct, is_running, toy
+from spec_processes import WORKER_MODULE
+from spec_testing.launcher_suite import assert_soon, construct, is_running, toy
 
 from .launching import losses
 from .leftovers import assert_fails, belongings

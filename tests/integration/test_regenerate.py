@@ -172,7 +172,7 @@ def test_done_it_says_so_and_starts_no_engine(
 
 
 def test_the_meta_file_records_what_the_answers_depend_on(answered: Path, target: Path) -> None:
-    from spec_core.targets.target_reader import read_target
+    from spec_kit.targets.target_reader import read_target
 
     meta = json.loads(Path(f"{answered}.meta.json").read_text())
     settings = meta["settings"]

@@ -16,14 +16,14 @@ from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from spec_core.drafting.rope import attention_scale, inverse_frequencies
-from spec_core.drafting.target_ops import TargetOps
 from spec_core.errors import TargetError
 from spec_core.records import FeatureSchema
-from spec_core.targets.rope_parameters import rope_problem
-from spec_core.targets.target_reader import read_target, read_target_tensors
-from spec_core.targets.target_types import TARGET_TYPES, WRAPPERS
 from spec_engine_hf.hf_model import HfModel
+from spec_kit.drafting.rope import attention_scale, inverse_frequencies
+from spec_kit.drafting.target_ops import TargetOps
+from spec_kit.targets.rope_parameters import rope_problem
+from spec_kit.targets.target_reader import read_target, read_target_tensors
+from spec_kit.targets.target_types import TARGET_TYPES, WRAPPERS
 
 from .tiny_targets import HIDDEN, LAYERS, VOCABULARY, save_small_target, small_config, telling_options
 

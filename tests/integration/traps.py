@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-_OTHERS = ("sitecustomize", "usercustomize", "spec_core", "spec_trainer")
+_OTHERS = ("sitecustomize", "usercustomize", "spec_core", "spec_processes", "spec_kit", "spec_trainer")
 _TRAP = "with open({marker!r}, 'a') as marker: marker.write(__name__ + '\\n')\n"
 _NOTE = """\
 import importlib.machinery, importlib.util, os, sys

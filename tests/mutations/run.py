@@ -2,7 +2,7 @@
 
     python tests/mutations/run.py [CLAUSE …]        # e.g. P6 T4; all of them without arguments
 
-Each mutation is applied to a temporary copy of ``spec_core``; the sources stay as they are. Prints a table; exit
+Each mutation is applied to a temporary copy of the package; the sources stay as they are. Prints a table; exit
 code 1 when a mutation survives, 2 when a test fails without it. ``test_table.py`` keeps the table fit.
 """
 
@@ -17,25 +17,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "packages/core/src/spec_core"
+PACKAGES = {
+    name: ROOT / f"packages/{name.removeprefix('spec_')}/src" for name in ("spec_processes", "spec_kit")
+}
+"""Folder of each package that is mutated."""
 
-GLOO, GROUP = "collectives/gloo_process_group.py", "collectives/library_process_group.py"
-SENDER, RECEIVER, WINDOW = "streams/sender.py", "streams/receiver.py", "streams/window.py"
-INLINE, HOST_POOL, ARENA = "streams/inline_transport.py", "streams/host_pool.py", "streams/shared_memory.py"
-RENDEZVOUS, SERVER = "rendezvous.py", "rendezvous_server.py"
-SHARDED = "sharding/sharded_state.py"
-CONTROL, REAPER = "processes/control.py", "processes/reaper.py"
+GLOO, GROUP = "spec_kit/collectives/gloo_process_group.py", "spec_kit/collectives/library_process_group.py"
+SENDER, RECEIVER, WINDOW = (f"spec_kit/streams/{name}.py" for name in ("sender", "receiver", "window"))
+INLINE, HOST_POOL, ARENA = (
+    f"spec_kit/streams/{name}.py" for name in ("inline_transport", "host_pool", "shared_memory")
+)
+RENDEZVOUS, SERVER = (f"spec_processes/sockets/{name}.py" for name in ("rendezvous", "rendezvous_server"))
+SHARDED = "spec_kit/sharding/sharded_state.py"
+CONTROL, REAPER = "spec_processes/control.py", "spec_processes/reaper.py"
 
 GROUP_TEST = "tests/contract/test_cpu_process_group.py::TestGlooProcessGroup::test_"
 SHM_TEST = "tests/contract/test_cpu_transports.py::TestSharedMemoryTransport::test_"
 INLINE_TEST = "tests/contract/test_cpu_transports.py::TestInlineTransport::test_"
-RENDEZVOUS_TEST = "tests/unit/core/test_rendezvous.py::test_"
-UPDATES, PUSH, PUBLISHER = (f"weight_sync/{name}.py" for name in ("receiver", "push", "publisher"))
-UPDATE_TEST = "tests/unit/core/weight_sync/test_receiver.py::test_"
-PUBLISHER_TEST = "tests/unit/core/weight_sync/test_publisher.py::test_"
+RENDEZVOUS_TEST = "tests/unit/processes/sockets/test_rendezvous.py::test_"
+UPDATES, PUSH, PUBLISHER = (f"spec_kit/weight_sync/{name}.py" for name in ("receiver", "push", "publisher"))
+UPDATE_TEST = "tests/unit/kit/weight_sync/test_receiver.py::test_"
+PUBLISHER_TEST = "tests/unit/kit/weight_sync/test_publisher.py::test_"
 KEPT_TEST = PUBLISHER_TEST + "what_transports_keep_is_released_with_a_replica_a_publisher_and_a_receiver"
 WEIGHTS_TEST = "tests/contract/test_weight_transports.py::TestFileTransport::test_"
-SHARDED_TEST = "tests/unit/core/sharding/test_sharded_state.py::test_"
+SHARDED_TEST = "tests/unit/kit/sharding/test_sharded_state.py::test_"
 LAUNCHER_TEST = "tests/contract/test_local_launcher.py::TestLocalLauncher::test_"
 
 
@@ -337,7 +342,7 @@ MUTATIONS = [
         SENDER,
         "            if grant.kind is PacketKind.GRANT and grant.number == self._number:\n",
         "            if grant.kind is PacketKind.GRANT:\n",
-        "tests/unit/core/streams/test_shared_memory_transport.py::test_a_grant_that_came_too_late_is_not_used",
+        "tests/unit/kit/streams/test_shared_memory_transport.py::test_a_grant_that_came_too_late_is_not_used",
     ),
     Mutation(
         "T6",
@@ -379,7 +384,7 @@ MUTATIONS = [
         RECEIVER,
         "        arrival.peer.channel.shutdown()\n",
         "",
-        "tests/unit/core/streams/test_shared_memory_transport.py::"
+        "tests/unit/kit/streams/test_shared_memory_transport.py::"
         "test_a_sender_whose_samples_cannot_be_read_is_lost_with_all_of_them[False]",
     ),
     Mutation(
@@ -502,7 +507,7 @@ MUTATIONS = [
 
 def survives(mutation: Mutation, sources: Path) -> bool:
     """Whether the clause's test passes although the mutation is in place."""
-    target = sources / "spec_core" / mutation.file
+    target = sources / mutation.file
     original = target.read_text(encoding="utf-8")
     target.write_text(mutation.applied(original), encoding="utf-8")
     try:
@@ -528,7 +533,8 @@ def main(clauses: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
-        shutil.copytree(PACKAGE, sources / "spec_core", ignore=shutil.ignore_patterns("__pycache__"))
+        for name, folder in PACKAGES.items():
+            shutil.copytree(folder / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
         if output := failure(sorted({mutation.test for mutation in chosen}), sources):
             print(f"without a mutation, too, a test fails:\n{output}")
             return 2

@@ -38,6 +38,6 @@ def test_a_mutation_applies_once_and_gives_valid_python(index):
 def test_every_mutation_has_a_test():
     for mutation in script.MUTATIONS:
         file, name = re.fullmatch(r"([\w/.]+)::(?:\w+::)?(\w+)(?:\[.*\])?", mutation.test).groups()
-        inherited = [*(ROOT / "packages/core/src/spec_core/testing").glob("*.py")]
+        inherited = [*(ROOT / "packages/testing/src/spec_testing").glob("*.py")]
         sources = [(ROOT / file).read_text(), *(suite.read_text() for suite in inherited)]
         assert any(f"def {name}(" in source for source in sources), mutation.test

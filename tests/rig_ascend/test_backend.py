@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spec_backend_ascend.backend import AscendBackend
-from spec_core.testing import BackendSuite
+from spec_testing import BackendSuite
 
 
 class TestAscendBackend(BackendSuite):

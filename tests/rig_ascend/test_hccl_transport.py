@@ -14,9 +14,9 @@ from spec_backend_ascend.backend import AscendBackend
 from spec_backend_ascend.hccl_pool import HcclPoolFactory
 from spec_core.errors import PeerLost, RunError
 from spec_core.records import FeatureSample
-from spec_core.testing import TransportSuite
-from spec_core.testing.processes import Fault, run_ranks, watch_ranks
-from spec_core.testing.transport_stage import LONG_S, SCHEMA, Stage, take
+from spec_testing import TransportSuite
+from spec_testing.processes import Fault, run_ranks, watch_ranks
+from spec_testing.transport_stage import LONG_S, SCHEMA, Stage, take
 
 
 def build():

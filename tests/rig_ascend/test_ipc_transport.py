@@ -13,13 +13,13 @@ from spec_backend_ascend.backend import AscendBackend
 from spec_backend_ascend.npu_sharing import NpuBuffer, NpuSharing
 from spec_core.errors import ConfigError
 from spec_core.records import FeatureSample
-from spec_core.streams import async_sender
-from spec_core.streams.device_pool import DevicePool
-from spec_core.streams.ipc_transport import IpcTransport
-from spec_core.streams.wire import Packet, PacketKind, SampleLayout
-from spec_core.testing import TransportSuite
-from spec_core.testing.processes import run_ranks
-from spec_core.testing.transport_stage import LONG_S, SCHEMA, UNIT, UNIT_BYTES, Stage
+from spec_kit.streams import async_sender
+from spec_kit.streams.device_pool import DevicePool
+from spec_kit.streams.ipc_transport import IpcTransport
+from spec_kit.streams.wire import Packet, PacketKind, SampleLayout
+from spec_testing import TransportSuite
+from spec_testing.processes import run_ranks
+from spec_testing.transport_stage import LONG_S, SCHEMA, UNIT, UNIT_BYTES, Stage
 
 STALL_S = 0.15
 

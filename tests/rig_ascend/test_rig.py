@@ -13,7 +13,7 @@ import torch
 import torch_npu  # noqa: F401 (torch.npu)
 
 from spec_backend_ascend import hccl
-from spec_core.testing.processes import run_ranks
+from spec_testing.processes import run_ranks
 
 STALL_S = 0.1
 

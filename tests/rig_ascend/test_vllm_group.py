@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spec_backend_ascend import hccl
-from spec_core.testing.processes import run_ranks
+from spec_testing.processes import run_ranks
 
 MISSING = [name for name in ("vllm", "vllm_ascend") if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")

@@ -7,11 +7,11 @@ from cards import free_card
 
 from spec_backend_ascend.backend import AscendBackend
 from spec_core import WeightTransportConfig
-from spec_core.testing import WeightTransportSuite
-from spec_core.testing.processes import run_ranks
-from spec_core.testing.reference import reference_backend
-from spec_core.testing.weight_faults import publish_damaged
-from spec_core.testing.weight_stage import BUCKET_BYTES, WeightStage
+from spec_testing import WeightTransportSuite
+from spec_testing.processes import run_ranks
+from spec_testing.reference import reference_backend
+from spec_testing.weight_faults import publish_damaged
+from spec_testing.weight_stage import BUCKET_BYTES, WeightStage
 from spec_weight_transports.collective import CollectiveTransport
 from spec_weight_transports.file import FileConfig, FileTransport
 from spec_weight_transports.ipc import IpcWeightTransport

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = (ROOT / "packages/backend-ascend/src/spec_backend_ascend", ROOT / "packages/core/src/spec_core")
+PACKAGES = (ROOT / "packages/backend-ascend/src/spec_backend_ascend", ROOT / "packages/kit/src/spec_kit")
 ARENA, POOL, RECEIVER, SENDER = (
-    f"spec_core/streams/{name}.py" for name in ("device_arena", "device_pool", "receiver", "async_sender")
+    f"spec_kit/streams/{name}.py" for name in ("device_arena", "device_pool", "receiver", "async_sender")
 )
 GROUP, AGREED = (
-    f"spec_core/collectives/{name}.py" for name in ("library_process_group", "agreed_process_group")
+    f"spec_kit/collectives/{name}.py" for name in ("library_process_group", "agreed_process_group")
 )
 SHARING, HCCL_POOL, HCCL_GROUP, HCCL = (
     f"spec_backend_ascend/{name}.py" for name in ("npu_sharing", "hccl_pool", "hccl_process_group", "hccl")

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spec_core.drafting import TargetOps
+from spec_kit.drafting import TargetOps
 
 
 class LargestOutput(TorchDispatchMode):

@@ -21,7 +21,7 @@ def install() -> None:
 
 
 def _watch_exchanges(notes: Path) -> None:
-    from spec_core.weight_sync import ExchangedSlot, tensors_digest
+    from spec_kit.weight_sync import ExchangedSlot, tensors_digest
 
     swap = ExchangedSlot.swap
 

@@ -96,8 +96,8 @@ def _normalise_each_layer_by_its_own_weights() -> None:
 
 
 def _watch_exchanges(notes: Path) -> None:
-    from spec_core.weight_sync import ExchangedSlot, tensor_exchange
     from spec_engine_vllm import packed_weights
+    from spec_kit.weight_sync import ExchangedSlot, tensor_exchange
 
     swap = ExchangedSlot.swap
     plain = [

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
-from spec_core.hosting import FeatureExporter
-from spec_core.hosting.capture_controller import CaptureController
 from spec_core.records import CaptureRequest
 from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_kit.hosting import FeatureExporter
+from spec_kit.hosting.capture_controller import CaptureController
 
 if TYPE_CHECKING:
     from spec_core.records import FeatureSample, FeatureSchema

@@ -8,7 +8,7 @@ import torch
 
 from spec_backend_cuda import dense_attention
 from spec_backend_cuda.attention import flash_attention, flash_attention_backward
-from spec_core.testing.backend_suite import _dense_attention
+from spec_testing.backend_suite import _dense_attention
 
 
 @pytest.fixture(params=[1 << 28, 300], ids=["one chunk", "many chunks"])

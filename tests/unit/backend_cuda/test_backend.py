@@ -14,9 +14,10 @@ from spec_backend_cuda.allocator import allocator_settings
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_backend_cuda.mps import MpsDaemon
 from spec_backend_cuda.nvml import DriverMissing, Gpu, Inventory
-from spec_core.config import read_configuration, validate
 from spec_core.errors import ConfigError
-from spec_core.testing.conformance import run_python
+from spec_core.validation import validate
+from spec_testing.conformance import run_python
+from spec_trainer.configuration import read_configuration
 
 TWO = Inventory("580.1", (Gpu("GPU-a", (9, 0)), Gpu("GPU-b", (9, 0))))
 

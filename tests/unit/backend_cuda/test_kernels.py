@@ -8,12 +8,12 @@ import os
 import pytest
 import torch
 
-from spec_core.drafting import plain_kernels as plain
-from spec_core.drafting.rope import rotate
-from spec_core.weight_sync.digest import COLUMNS, DigestKernels, line_sums
 from spec_draft_dflash.attention import BlockLayout, block_attention
 from spec_draft_dflash.kernels import norm_rotate, scaled_softmax_
 from spec_draft_eagle3.kernels import ttt_attention, ttt_attention_backward
+from spec_kit.drafting import plain_kernels as plain
+from spec_kit.drafting.rope import rotate
+from spec_kit.weight_sync.digest import COLUMNS, DigestKernels, line_sums
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -16,15 +16,15 @@ from spec_backend_cuda.p2p_link import P2PLink
 from spec_backend_cuda.push_buffer import PushBuffer
 from spec_backend_cuda.push_pool import PushPool
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
-from spec_core.streams.async_sender import AsyncSender
-from spec_core.streams.buffer_pool import SenderConnector
-from spec_core.streams.device_arena import DeviceArena, arena_bytes
-from spec_core.streams.receiver import StreamReceiver, open_port
-from spec_core.streams.wire import SampleLayout
-from spec_core.testing import TransportSuite
-from spec_core.testing.processes import Fault, run_ranks, watch_ranks
-from spec_core.testing.transport_stage import LONG_S, SCHEMA, SHORT_S, UNIT_BYTES, Stage, take
 from spec_core.transport import Transport
+from spec_kit.streams.async_sender import AsyncSender
+from spec_kit.streams.buffer_pool import SenderConnector
+from spec_kit.streams.device_arena import DeviceArena, arena_bytes
+from spec_kit.streams.receiver import StreamReceiver, open_port
+from spec_kit.streams.wire import SampleLayout
+from spec_testing import TransportSuite
+from spec_testing.processes import Fault, run_ranks, watch_ranks
+from spec_testing.transport_stage import LONG_S, SCHEMA, SHORT_S, UNIT_BYTES, Stage, take
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from spec_backend_cpu.attention import KERNELS as CPU_KERNELS
-from spec_core.drafting.target_ops import TargetOps
 from spec_core.records import Supervision
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_kit.drafting.target_ops import TargetOps
 
 from ..draft_dflash import cases as dflash
 from ..draft_eagle3 import cases as eagle3

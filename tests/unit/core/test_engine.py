@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
-from spec_core.streams.inline_transport import InlineTransport
+from spec_kit.streams.inline_transport import InlineTransport
 
 
 class LimitedBackend(CpuBackend):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spec_core.kernels import KernelSet, no_kernel
-from spec_core.testing.kernels import assert_kernel_agrees, drawing
+from spec_testing.kernels import assert_kernel_agrees, drawing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

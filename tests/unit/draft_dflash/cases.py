@@ -11,10 +11,10 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from spec_core import TargetSpec, TargetTensors
-from spec_core.drafting import TargetOps
 from spec_core.records import DraftBatch, Span, Supervision
 from spec_draft_dflash.blocks import BlockRule
 from spec_draft_dflash.draft import DFlashDraft
+from spec_kit.drafting import TargetOps
 
 from .dense_reference import Document, Setting
 

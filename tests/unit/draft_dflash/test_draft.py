@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from spec_core.config import validate
 from spec_core.errors import ConfigError, TargetError
+from spec_core.validation import validate
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 

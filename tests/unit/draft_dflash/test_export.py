@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from spec_core.drafting import write_draft
 from spec_core.errors import ArtifactError, ConfigError, TargetError
-from spec_core.targets import read_target, read_target_tensors
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
+from spec_kit.drafting import write_draft
+from spec_kit.targets import read_target, read_target_tensors
 
 from .cases import (
     LLAMA3,

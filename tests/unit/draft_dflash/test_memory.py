@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_core.drafting import TargetOps
 from spec_draft_dflash import attention
 from spec_draft_dflash.config import DFlashConfig
+from spec_kit.drafting import TargetOps
 
 from ..draft_parts import LargestOutput
 from .cases import (

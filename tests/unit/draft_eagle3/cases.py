@@ -12,9 +12,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from spec_backend_cpu.attention import KERNELS
 from spec_core import TargetSpec, TargetTensors
-from spec_core.drafting import TargetOps
 from spec_core.records import DraftBatch, Span
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_kit.drafting import TargetOps
 
 from .dense_reference import Document, Setting
 

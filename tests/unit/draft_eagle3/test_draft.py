@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from spec_core.config import validate
 from spec_core.errors import ConfigError, TargetError
+from spec_core.validation import validate
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from spec_core.drafting import write_draft
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_kit.drafting import write_draft
 
 from .cases import make_batch, make_model, make_ops, make_target, make_tensors, random_documents
 from .test_step import LLAMA3, denominators

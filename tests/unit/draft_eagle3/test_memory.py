@@ -7,11 +7,11 @@ import torch
 
 from spec_backend_cpu.attention import KERNELS
 from spec_core import FindKernel, no_kernel
-from spec_core.drafting import TargetOps
 from spec_core.records import Supervision
 from spec_draft_eagle3 import attention
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_kit.drafting import TargetOps
 
 from ..draft_parts import LargestOutput
 from .cases import CPU, make_batch, make_model, make_ops, make_target, make_tensors, random_documents

@@ -7,9 +7,9 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import FeatureSchema
-from spec_core.streams.inline_transport import InlineTransport
-from spec_core.targets.target_reader import read_target
 from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_kit.streams.inline_transport import InlineTransport
+from spec_kit.targets.target_reader import read_target
 
 CPU = CpuBackend(CpuBackend.Config())
 

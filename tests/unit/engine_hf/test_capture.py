@@ -16,8 +16,8 @@ from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.errors import ConfigError, EngineError, PeerLost, SchemaMismatch, TargetError
 from spec_core.records import CaptureRequest
-from spec_core.targets.target_reader import read_target
 from spec_engine_hf.engine import HfConfig, HfEngine, forward_passes
+from spec_kit.targets.target_reader import read_target
 
 LENGTHS = (5, 31, 1, 17, 31, 2)
 WINDOW_BYTES = 1 << 24

@@ -12,9 +12,9 @@ import transformers
 from spec_core.draft import Proposal, Proposer
 from spec_core.errors import EngineError
 from spec_core.records import SamplingParams
-from spec_core.targets.target_reader import read_target
 from spec_engine_hf import decoding
 from spec_engine_hf.hf_model import Session
+from spec_kit.targets.target_reader import read_target
 from spec_trainer.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
 
 PROMPTS = [(5, 17, 3, 17, 3, 88), (40, 41, 42, 43, 40, 41, 42), (9,)]

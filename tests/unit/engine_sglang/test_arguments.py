@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from spec_core.config import validate
 from spec_core.errors import ArtifactError, ConfigError
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE, CaptureMode, PlainMode, SpeculativeMode
 from spec_core.records import FeatureSchema
-from spec_core.targets.target_reader import read_target
+from spec_core.validation import validate
 from spec_engine_sglang import hook
 from spec_engine_sglang.arguments import server_arguments
 from spec_engine_sglang.config import RESERVED, SPREADING, SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 from spec_engine_sglang.request_names import Assignment, name_of, read_name
 from spec_engine_sglang.serving_format import check_speculation
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, CaptureMode, PlainMode, SpeculativeMode
+from spec_kit.targets.target_reader import read_target
 
 SCHEMA = FeatureSchema(layers=(2,), hidden_size=32, dtype="float32")
 CHAIN = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 50}

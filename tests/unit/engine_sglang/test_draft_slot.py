@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from spec_core.errors import EngineError
-from spec_core.weight_sync import DraftLayout
 from spec_engine_sglang.draft_slot import SglangDraftSlot
 from spec_engine_sglang.spare_model import spare_of
+from spec_kit.weight_sync import DraftLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

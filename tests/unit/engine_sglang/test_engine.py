@@ -18,16 +18,16 @@ import torch
 from safetensors.torch import load_file
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.drafting import write_draft
 from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
-from spec_core.hosting import engine_subprocess
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
-from spec_core.streams.shared_memory_transport import SharedMemoryTransport
-from spec_core.targets.target_reader import read_target
-from spec_core.weight_sync import Publisher, open_weight_transports
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
+from spec_kit.drafting import write_draft
+from spec_kit.hosting import engine_subprocess
+from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
+from spec_kit.targets.target_reader import read_target
+from spec_kit.weight_sync import Publisher, open_weight_transports
 
 STAND_IN = Path(__file__).with_name("sglang_stand_in")
 LIMIT_S = 60.0
@@ -223,7 +223,7 @@ import json, sys
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
-from spec_core.targets.target_reader import read_target
+from spec_kit.targets.target_reader import read_target
 from spec_engine_sglang.engine import SglangEngine
 from pathlib import Path
 engine = SglangEngine.create(
@@ -256,7 +256,7 @@ def test_kill_9_of_the_engines_process_leaves_nothing(tiny_llama):
 def eagle3_folder(tiny_llama, tmp_path_factory):
     """An exported, untrained draft."""
     from spec_core import Draft, plugins
-    from spec_core.targets.target_reader import read_target_tensors
+    from spec_kit.targets.target_reader import read_target_tensors
 
     folder = tmp_path_factory.mktemp("draft")
     target = read_target(tiny_llama)

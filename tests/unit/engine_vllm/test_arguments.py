@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.config import validate
 from spec_core.engine import EngineContext
 from spec_core.errors import ConfigError
-from spec_core.hosting import CaptureMode, PlainMode, SpeculativeMode
 from spec_core.records import Capabilities, FeatureSchema
-from spec_core.targets.target_reader import read_target
+from spec_core.validation import validate
 from spec_engine_vllm.arguments import CAPTURE_ENVIRONMENT, engine_arguments
 from spec_engine_vllm.config import VllmConfig
+from spec_kit.hosting import CaptureMode, PlainMode, SpeculativeMode
+from spec_kit.targets.target_reader import read_target
 
 CAPTURING = CaptureMode(FeatureSchema(layers=(2, 4, 8), hidden_size=32, dtype="float32"))
 

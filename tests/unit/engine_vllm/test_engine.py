@@ -12,9 +12,9 @@ from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError, EngineError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
-from spec_core.targets.target_reader import read_target
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
+from spec_kit.targets.target_reader import read_target
 
 SCHEMA = FeatureSchema(layers=(2, 8), hidden_size=32, dtype="float32")
 LIMIT_S = 30.0

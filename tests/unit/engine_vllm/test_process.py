@@ -7,11 +7,11 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
-from spec_core.hosting import PlainMode
-from spec_core.targets.target_reader import read_target
 from spec_engine_vllm import process
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
+from spec_kit.hosting import PlainMode
+from spec_kit.targets.target_reader import read_target
 
 POINTER = "RuntimeError: Engine core initialization failed. See root cause above."
 LOGGED = "(EngineCore pid=7) ERROR [core.py:1] ValueError: no memory for 40960 tokens"
@@ -36,7 +36,7 @@ def test_a_start_that_fails_gives_vllms_own_reason(tiny_llama, tmp_path, monkeyp
     (tmp_path / "fake_program.py").write_text(
         f"""
 import sys
-from spec_core.processes.spawn import channel_to_parent
+from spec_processes.spawn import channel_to_parent
 print({LOGGED!r}, {POINTER!r}, sep="\\n", flush=True)
 channel_to_parent(*sys.argv[1:]).send("failed", message={told!r})
 """

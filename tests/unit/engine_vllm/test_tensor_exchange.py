@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from spec_core.errors import EngineError
-from spec_core.weight_sync import Exchange, tensor_exchange
-from spec_core.weight_sync.tensor_exchange import TornDraftError
 from spec_engine_vllm import packed_weights
 from spec_engine_vllm.packed_weights import PACKED, packed_steps
+from spec_kit.weight_sync import Exchange, tensor_exchange
+from spec_kit.weight_sync.tensor_exchange import TornDraftError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,9 @@ import psutil
 import pytest
 
 from spec_core import WorkerEnded
-from spec_core.testing.launcher_suite import (
+from spec_launcher_local import launcher as launcher_module
+from spec_launcher_local.launcher import LocalLauncher
+from spec_testing.launcher_suite import (
     PEER_S,
     assert_soon,
     construct,
@@ -21,9 +23,7 @@ from spec_core.testing.launcher_suite import (
     received,
     toy,
 )
-from spec_core.testing.resources import settled_resources
-from spec_launcher_local import launcher as launcher_module
-from spec_launcher_local.launcher import LocalLauncher
+from spec_testing.resources import settled_resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +104,7 @@ def test_closing_waits_for_no_reaper_that_was_stopped(tmp_path):
 
 _PATIENT = """
 import pathlib, sys, time
-from spec_core.testing.launcher_suite import construct, message, toy
+from spec_testing.launcher_suite import construct, message, toy
 from spec_launcher_local.launcher import LocalLauncher
 
 with construct(LocalLauncher, pathlib.Path(sys.argv[1])) as launcher:

@@ -6,9 +6,9 @@ import pytest
 
 from spec_core.errors import ConfigError
 from spec_core.records import ShardHints, TensorParallelHints
-from spec_core.testing.toy_target import toy_target
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_testing.toy_target import toy_target
 
 strategy = pytest.importorskip("spec_strategy_megatron.strategy")
 MegatronConfig, MegatronStrategy = strategy.MegatronConfig, strategy.MegatronStrategy

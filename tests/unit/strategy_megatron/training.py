@@ -15,21 +15,21 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save
 
-from spec_core.drafting import write_draft
-from spec_core.state_folder import StateFolder
 from spec_core.strategy import OptimizerConfig
-from spec_core.testing.draft_workbench import build, file_bytes
-from spec_core.testing.processes import run_ranks
-from spec_core.testing.toy_target import toy_batch, toy_target
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_kit.drafting import write_draft
+from spec_kit.sharding import SafetensorsFolder
+from spec_testing.draft_workbench import build, file_bytes
+from spec_testing.processes import run_ranks
+from spec_testing.toy_target import toy_batch, toy_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from spec_core import Strategy
-    from spec_core.testing.processes import Rank
+    from spec_testing.processes import Rank
 
 LR = 3e-5
 LIMIT_S = 600.0
@@ -122,7 +122,7 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
             strategy.attach(bench.module, hints)
         ops = strategy.vocabulary_ops(bench.target, bench.tensors)
         if run.resume_from is not None:
-            strategy.load(StateFolder(run.resume_from))
+            strategy.load(SafetensorsFolder(run.resume_from))
         for _ in range(run.steps):
             done = strategy.step(batches, denominators, ops, LR)
             losses.append(done.output.loss.item())
@@ -130,7 +130,7 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
         if run.save_to is not None:
             run.save_to.mkdir(exist_ok=True)
             dist.barrier(dist.group.WORLD)
-            strategy.save(StateFolder(run.save_to))
+            strategy.save(SafetensorsFolder(run.save_to))
         evaluated = strategy.evaluate(batches, denominators, ops)
         full = strategy.full_weights()
         weights = {name: value.flatten().tolist() for name, value in full.items()}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core import Tracker, plugins
-from spec_core.testing import TrackerSuite
+from spec_testing import TrackerSuite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

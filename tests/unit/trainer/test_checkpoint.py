@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from spec_core.errors import ArtifactError, RunError
-from spec_core.rendezvous import Rendezvous
-from spec_core.sharding import load_sharded, save_sharded
-from spec_core.state_folder import new_digest
-from spec_core.testing.processes import Rank, run_ranks
+from spec_kit.sharding import load_sharded, save_sharded
+from spec_kit.sharding.safetensors_folder import new_digest
+from spec_processes.sockets.rendezvous import TcpRendezvous
 from spec_strategy_fsdp.strategy import FsdpStrategy
+from spec_testing.processes import Rank, run_ranks
 from spec_trainer.checkpoint.folder import CheckpointMeta, check_whole, read_meta
 from spec_trainer.checkpoint.resume import CommandCheckpoints, checkpoint_to_resume
 from spec_trainer.checkpoint.store import CheckpointStore
@@ -496,7 +496,7 @@ def save_and_load_apart(me: Rank, folder: Path) -> tuple[float, float, list[str]
     """Each rank has a folder of its own, as on hosts that share none."""
     root = folder / f"of-{me.rank}"
     root.mkdir()
-    with Rendezvous(
+    with TcpRendezvous(
         "127.0.0.1:0" if me.rank == 0 else me.receive(), me.rank, me.world_size, "token", 20.0
     ) as rendezvous:
         if me.rank == 0:

@@ -8,11 +8,12 @@ import pytest
 import yaml
 
 from spec_core import BackendConfig, Config, EngineConfig, StrategyConfig
-from spec_core.config import dump_yaml, validate
 from spec_core.errors import ConfigError
+from spec_core.validation import validate
 from spec_draft_eagle3.config import Eagle3Config
 from spec_engine_hf.engine import HfConfig
 from spec_trainer.config import AnyRunConfig, run_config_type
+from spec_trainer.configuration import dump_yaml
 from spec_trainer.data.config import DataConfig
 from spec_trainer.track_config import track_config_type
 

@@ -8,11 +8,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from spec_core import Draft, plugins
-from spec_core.drafting.draft_folder import recognise
 from spec_core.errors import ArtifactError, RunError
-from spec_core.targets.target_reader import read_target
 from spec_engine_sglang.serving_format import check_sglang_folder
 from spec_engine_vllm.serving_format import check_vllm_folder
+from spec_kit.drafting.draft_folder import recognise
+from spec_kit.targets.target_reader import read_target
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.evaluation.command import export_untrained
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from spec_core.errors import ArtifactError, RunError
-from spec_core.targets.target_reader import read_target, read_target_tensors
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_kit.targets.target_reader import read_target, read_target_tensors
 from spec_trainer.draft_trainer import export_draft
 
 

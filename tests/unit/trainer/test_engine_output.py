@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from spec_core.errors import ConfigError, EngineError
-from spec_core.hosting import SubprocessEngine
+from spec_kit.hosting import SubprocessEngine
 from spec_trainer.engine_output import engine_output_kept
 
-ENGINE = logging.getLogger("spec_core.hosting.engine_subprocess")
+ENGINE = logging.getLogger("spec_kit.hosting.engine_subprocess")
 THIRD_PARTY = logging.getLogger("acme_engine.http")
 
 
@@ -73,7 +73,7 @@ def test_bad_usage_leaves_no_file(folder):
 
 
 def test_loggers_are_as_before():
-    loggers = [logging.getLogger(name) for name in ("spec_core.hosting", "acme_engine")]
+    loggers = [logging.getLogger(name) for name in ("spec_kit.hosting", "acme_engine")]
     before = [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
     with engine_output_kept(Acme):
         assert all(logger.handlers for logger in loggers)

@@ -10,7 +10,7 @@ import torch
 
 from spec_core.errors import DeadlineExceeded, EngineError, ProtocolError
 from spec_core.records import FeatureSample, FeatureSchema
-from spec_core.streams.inline_transport import InlineTransport
+from spec_kit.streams.inline_transport import InlineTransport
 from spec_trainer.config import AnyRunConfig, TimeoutsConfig
 from spec_trainer.data.config import DataConfig
 from spec_trainer.feature_stream import FeatureStream

@@ -148,6 +148,6 @@ def test_unreadable_files_are_bad_input(words, monkeypatch):
     def denied(folder):
         raise PermissionError(13, "Permission denied", str(folder / "config.json"))
 
-    monkeypatch.setattr("spec_core.targets.target_reader.read_target", denied)
+    monkeypatch.setattr("spec_kit.targets.target_reader.read_target", denied)
     with pytest.raises(ConfigError, match=r"config.json: Permission denied"):
         resolve(None, {}, words)

@@ -13,19 +13,19 @@ from safetensors.torch import save_file
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import Draft, EngineContext, plugins
-from spec_core.drafting import recognise
 from spec_core.errors import ArtifactError, RunError
-from spec_core.targets import read_target
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 from spec_engine_vllm.arguments import engine_arguments
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
+from spec_kit.drafting import recognise
+from spec_kit.targets import read_target
 from spec_trainer.draft_folder import check_export
 
 COUSIN = """
 from spec_core import Draft
-from spec_core.drafting import architectures, read_config
+from spec_kit.drafting import architectures, read_config
 
 
 class CousinDraft(Draft):

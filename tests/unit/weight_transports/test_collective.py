@@ -11,9 +11,9 @@ import torch
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import Manifest, WeightTransportConfig
 from spec_core.errors import PeerLost, ProtocolError
-from spec_core.testing.resources import settled_resources
-from spec_core.testing.weight_stage import BUCKET_BYTES, odd_weights, same_bytes
-from spec_core.weight_sync.digest import tensor_entry
+from spec_kit.weight_sync.digest import tensor_entry
+from spec_testing.resources import settled_resources
+from spec_testing.weight_stage import BUCKET_BYTES, odd_weights, same_bytes
 from spec_weight_transports.collective import CollectiveTransport
 
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ import torch
 
 from spec_core import Manifest
 from spec_core.errors import ArtifactError, DeadlineExceeded, PeerLost
-from spec_core.testing.reference import reference_backend
-from spec_core.testing.weight_stage import odd_weights, same_bytes
-from spec_core.weight_sync.digest import tensor_entry
+from spec_kit.weight_sync.digest import tensor_entry
+from spec_testing.reference import reference_backend
+from spec_testing.weight_stage import odd_weights, same_bytes
 from spec_weight_transports.file import FileConfig, FileTransport, newest
 
 CPU = torch.device("cpu")

@@ -14,12 +14,12 @@ import torch
 
 from spec_core import Manifest, WeightTransportConfig
 from spec_core.errors import PeerLost
-from spec_core.testing.reference import reference_backend
-from spec_core.weight_sync.digest import tensor_entries
+from spec_kit.weight_sync.digest import tensor_entries
+from spec_testing.reference import reference_backend
 from spec_weight_transports import ipc
 
 RANK = """
-from spec_core.testing.reference import reference_backend
+from spec_testing.reference import reference_backend
 from spec_weight_transports import ipc
 receiver = reference_backend().transport("colocated").listen(ipc._SCHEMA, 1 << 20)
 print(receiver.address, flush=True)

@@ -12,8 +12,8 @@ import torch
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import WeightMedium, WeightTransportConfig
 from spec_core.errors import ConfigError, PluginError
-from spec_core.testing.reference import reference_backend
-from spec_core.weight_sync import open_weight_transports
+from spec_kit.weight_sync import open_weight_transports
+from spec_testing.reference import reference_backend
 from spec_weight_transports.collective import CollectiveTransport
 from spec_weight_transports.file import FileConfig
 from spec_weight_transports.ipc import IpcWeightTransport

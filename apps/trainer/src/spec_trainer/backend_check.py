@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core import Backend, plugins
 from spec_core.errors import ConfigError, SpecError
 from spec_core.records import FeatureSample, FeatureSchema
-from spec_core.rendezvous import Rendezvous
+from spec_processes.sockets.rendezvous import TcpRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,7 +126,7 @@ def _collectives(backend: Backend) -> str:
     """Run a sum and a broadcast between this process and a child."""
     token = secrets.token_hex(16)
     with (
-        Rendezvous("127.0.0.1:0", 0, 2, token, _OTHER_PROCESS_S) as rendezvous,
+        TcpRendezvous("127.0.0.1:0", 0, 2, token, _OTHER_PROCESS_S) as rendezvous,
         _process(_second_rank, backend.name, rendezvous.address, token),
     ):
         try:
@@ -150,7 +150,7 @@ def _process(target: Callable[..., None], *args: object) -> Iterator[None]:
 
 
 def _second_rank(name: str, address: str, token: str) -> None:
-    with Rendezvous(address, 1, 2, token, _OTHER_PROCESS_S) as rendezvous:
+    with TcpRendezvous(address, 1, 2, token, _OTHER_PROCESS_S) as rendezvous:
         _sum_and_broadcast(_load(name), rendezvous)
 
 
@@ -159,7 +159,7 @@ def _load(name: str) -> Backend:
     return plugin(plugin.Config(name=name))
 
 
-def _sum_and_broadcast(backend: Backend, rendezvous: Rendezvous) -> None:
+def _sum_and_broadcast(backend: Backend, rendezvous: TcpRendezvous) -> None:
     import torch
 
     rendezvous.join()

@@ -16,13 +16,13 @@ from cyclopts.exceptions import CycloptsError
 from cyclopts.validators import Number
 
 from spec_core.errors import ConfigError, SpecError
-from spec_core.processes import (
+from spec_core.wording import one_line, shown
+from spec_processes import (
     collect_rarely,
     hide_broken_extensions,
     leave_out_working_directory,
     restart_where_torch_would_fail,
 )
-from spec_core.wording import one_line, shown
 from spec_trainer.command_words import check_command_line, convert_flag
 from spec_trainer.console_log import log_to_stderr
 from spec_trainer.documents import (

@@ -64,7 +64,7 @@ def _named(path: object) -> object:
 
 
 def _address_of_server(url: str) -> str:
-    from spec_core.hosting import server_address
+    from spec_processes.sockets import server_address
 
     server_address(url)
     return url

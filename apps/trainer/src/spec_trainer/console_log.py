@@ -19,5 +19,5 @@ def log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler])
-    for package in {"spec_trainer", "spec_core"} | packages():
+    for package in {"spec_trainer", "spec_processes", "spec_kit"} | packages():
         logging.getLogger(package).setLevel(logging.INFO)

@@ -20,9 +20,9 @@ def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
 
     Its plugin must know the layout and find it made for the target; what it cannot express is refused.
     """
-    from spec_core.drafting import recognise
-    from spec_core.drafting.draft_files import check_finite
-    from spec_core.targets.target_reader import read_target, read_target_tensors
+    from spec_kit.drafting import recognise
+    from spec_kit.drafting.draft_files import check_finite
+    from spec_kit.targets.target_reader import read_target, read_target_tensors
 
     if os.path.exists(output):
         raise ArtifactError(f"output {output} exists; choose a new folder")

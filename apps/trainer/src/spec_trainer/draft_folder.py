@@ -6,11 +6,11 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from spec_core.drafting.draft_folder import recognise
 from spec_core.engine import Engine
 from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError
 from spec_core.foreign import cause
 from spec_core.plugins import find, load_each
+from spec_kit.drafting.draft_folder import recognise
 
 if TYPE_CHECKING:
     from collections.abc import Generator

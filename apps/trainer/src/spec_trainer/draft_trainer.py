@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from spec_core.drafting import write_draft
 from spec_core.errors import ArtifactError, RunError
+from spec_kit.drafting import write_draft
 from spec_trainer.data.chat_config import write_chat_record
 from spec_trainer.disk import follow_umask, new_folder, not_written, remove
 from spec_trainer.draft_folder import check_export
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core import Draft, Strategy, TargetSpec, TrainStep, VocabularyOps
+    from spec_core import Draft, StateFolder, Strategy, TargetSpec, TrainStep, VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
-    from spec_core.state_folder import StateFolder
     from spec_trainer.data.chat_config import ChatConfig
 
 

@@ -23,7 +23,7 @@ def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None 
 
     The target must still be the one that the draft was trained for; ``target_folder`` is its place, if it was moved.
     """
-    from spec_core.targets.target_reader import read_target
+    from spec_kit.targets.target_reader import read_target
 
     meta = check_whole(checkpoint)
     if os.path.exists(output):

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend
-from spec_core.drafting.draft_files import check_finite
 from spec_core.errors import ConfigError, EngineError
 from spec_core.plugins import load_available
 from spec_core.wording import one_line
+from spec_kit.drafting.draft_files import check_finite
 from spec_trainer.draft_folder import check_draft
 from spec_trainer.push.servers import ask_servers, connect_servers, open_publisher
 from spec_trainer.resolve import resolve_target
@@ -20,8 +20,8 @@ from spec_trainer.transport_options import read_transport_options, transport_con
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from spec_core.hosting import HttpReplica
-    from spec_core.weight_sync import PublishReport
+    from spec_kit.hosting import HttpReplica
+    from spec_kit.weight_sync import PublishReport
     from spec_trainer.push.request import PushRequest
 
 
@@ -33,7 +33,7 @@ def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any
     """
     from safetensors.torch import load_file
 
-    from spec_core.targets.target_reader import read_target
+    from spec_kit.targets.target_reader import read_target
 
     request = replace(request, options=read_transport_options(words))
     transport_configs(request.options, "options")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Engine
-from spec_core.config import read_configuration, read_resolved, validate
 from spec_core.errors import ConfigError, TargetError
 from spec_core.foreign import foreign_errors
+from spec_core.validation import validate
 from spec_core.wording import shortened
 from spec_trainer.config import (
     SECTIONS,
@@ -19,6 +19,7 @@ from spec_trainer.config import (
     named_plugin,
     run_config_type,
 )
+from spec_trainer.configuration import read_configuration, read_resolved
 from spec_trainer.dispatch import check_sizes, sample_bytes
 from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
 from spec_trainer.offline.store import open_features
@@ -61,7 +62,7 @@ def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[RunParts, Dataset]:
     """Return configuration, plugins, target and data; raise as ``resolve`` does."""
-    from spec_core.drafting.draft_files import check_finite
+    from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
     with _one_line():
@@ -175,7 +176,7 @@ def resolve_parts(values: Mapping[str, Any]) -> RunParts:
 
 
 def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
-    from spec_core.targets.target_reader import check_target_tensors, read_target
+    from spec_kit.targets.target_reader import check_target_tensors, read_target
 
     backend, draft = types["backend"](config.backend), types["draft"](config.draft)
     _check_dtype(config, backend)

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_core.config import dump_yaml
 from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import read_bytes
+from spec_trainer.configuration import dump_yaml
 from spec_trainer.disk import check_own, check_writable, locked_folder, remove, write_atomically
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, create_model
 
 from spec_core import Config, WeightTransport, WeightTransportConfig, plugins
-from spec_core.config import read_configuration, validate
+from spec_core.validation import validate
+from spec_trainer.configuration import read_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

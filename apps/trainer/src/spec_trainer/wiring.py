@@ -200,7 +200,7 @@ def train_state(
 
 
 def _build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
-    from spec_core.targets.target_reader import read_target_tensors
+    from spec_kit.targets.target_reader import read_target_tensors
 
     tensors = read_target_tensors(spec.target)
     module = new_module(spec, tensors)
@@ -225,7 +225,7 @@ def _default_group(spec: RunSpec, rank: int, device: torch.device, store: Store)
     import torch
     import torch.distributed as dist
 
-    from spec_core.collectives.gloo_members import closed_afterwards, prove_default_group
+    from spec_kit.collectives.gloo_members import closed_afterwards, prove_default_group
 
     with closed_afterwards():
         dist.init_process_group(

@@ -134,7 +134,7 @@ class AscendBackend(Backend):
     def transport(self, placement: Placement) -> Transport:
         """Return how features travel for a placement (B9)."""
         if placement == "inline":
-            from spec_core.streams import InlineTransport
+            from spec_kit.streams import InlineTransport
 
             return InlineTransport()
         _torch_with_npu()
@@ -143,7 +143,7 @@ class AscendBackend(Backend):
 
             return HcclTransport()
         from spec_backend_ascend.npu_sharing import NpuSharing
-        from spec_core.streams import IpcTransport
+        from spec_kit.streams import IpcTransport
 
         required = self.config.ipc == "required"
         shares = required or (self.config.ipc == "auto" and self.capabilities().device_ipc)

@@ -20,9 +20,9 @@ import torch
 
 from spec_backend_ascend.hccl import HcclCommunicator, root_info
 from spec_backend_ascend.visible_devices import card_id, host_of
-from spec_core import OwnStream
 from spec_core.errors import PeerLost, RunError
-from spec_core.streams import (
+from spec_kit import OwnStream
+from spec_kit.streams import (
     Block,
     BufferPoolFactory,
     DeferredBuffer,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import FeatureSample
-    from spec_core.streams import ConnectReply, Packet, SampleLayout
+    from spec_kit.streams import ConnectReply, Packet, SampleLayout
 
 SENDER, RECEIVER = 0, 1
 POLL_S = 1e-3

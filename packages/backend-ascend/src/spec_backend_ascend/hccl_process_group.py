@@ -8,8 +8,8 @@ import torch
 
 from spec_backend_ascend.hccl import SUMMABLE, HcclCommunicator, root_info
 from spec_backend_ascend.visible_devices import card_id
-from spec_core.collectives import AgreedProcessGroup, Communicator
 from spec_core.errors import PeerLost
+from spec_kit.collectives import AgreedProcessGroup, Communicator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ import torch
 
 from spec_backend_ascend.hccl_pool import HcclConnector, HcclPoolFactory
 from spec_core import FeatureReceiver, FeatureSender, Transport
-from spec_core.streams import AsyncSender, HostPool, SampleLayout, StreamReceiver, open_port
+from spec_kit.streams import AsyncSender, HostPool, SampleLayout, StreamReceiver, open_port
 
 if TYPE_CHECKING:
     from spec_core.records import FeatureSchema

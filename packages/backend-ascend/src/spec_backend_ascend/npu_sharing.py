@@ -1,4 +1,4 @@
-"""NpuSharing: memory of a card that its processes share (``spec_core.streams``: ``DevicePool``).
+"""NpuSharing: memory of a card that its processes share (``spec_kit.streams``: ``DevicePool``).
 
 ACL shows one use of an event between processes: who made it records it, the other waits; there is no other here. So
 a sample is announced once its copy is complete: no reader waits on its stream for a process that may die.
@@ -15,7 +15,7 @@ import torch
 from spec_backend_ascend import acl
 from spec_backend_ascend.visible_devices import card_id
 from spec_core.errors import ProtocolError
-from spec_core.streams import (
+from spec_kit.streams import (
     DeferredBuffer,
     DeviceSharing,
     GrantInfo,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import FeatureSample
-    from spec_core.streams import Packet, Range, SampleLayout, SenderBuffer
+    from spec_kit.streams import Packet, Range, SampleLayout, SenderBuffer
 
 _OFFER = struct.Struct("<65s7xQ")
 """The memory's key, and where in that allocation it begins."""

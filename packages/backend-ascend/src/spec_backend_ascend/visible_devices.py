@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_core import child_devices
 from spec_core.errors import ConfigError
+from spec_processes import child_devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

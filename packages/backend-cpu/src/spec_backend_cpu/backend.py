@@ -56,17 +56,17 @@ class CpuBackend(Backend):
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
         """Return collectives among the members of ``rendezvous`` (B8)."""
-        from spec_core.collectives import GlooProcessGroup
+        from spec_kit.collectives import GlooProcessGroup
 
         return GlooProcessGroup(rendezvous)
 
     def transport(self, placement: Placement) -> Transport:
         """Return how features travel for a placement (B9)."""
         if placement == "inline":
-            from spec_core.streams import InlineTransport
+            from spec_kit.streams import InlineTransport
 
             return InlineTransport()
-        from spec_core.streams import SharedMemoryTransport
+        from spec_kit.streams import SharedMemoryTransport
 
         return SharedMemoryTransport()
 

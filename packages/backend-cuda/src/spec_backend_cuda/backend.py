@@ -21,9 +21,10 @@ from spec_backend_cuda.mps_owner import forget_events
 from spec_backend_cuda.nccl_settings import nccl_settings
 from spec_backend_cuda.nvml import DriverMissing, inventory
 from spec_backend_cuda.visible_devices import gpu_of, gpus_visible_to_child, visible_gpus
-from spec_core import Backend, BackendConfig, Placement, Role, parse_address
+from spec_core import Backend, BackendConfig, Placement, Role
 from spec_core.errors import ConfigError, RunError
 from spec_core.records import Availability, Capabilities
+from spec_processes.sockets import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -207,7 +208,7 @@ class CudaBackend(Backend):
     def transport(self, placement: Placement) -> Transport:
         """Return how features travel for a placement (B9)."""
         if placement == "inline":
-            from spec_core.streams import InlineTransport
+            from spec_kit.streams import InlineTransport
 
             return InlineTransport()
         if placement == "disaggregated":
@@ -215,7 +216,7 @@ class CudaBackend(Backend):
 
             return NcclTransport(self.config.listen)
         from spec_backend_cuda.device_sharing import CudaSharing
-        from spec_core.streams import IpcTransport
+        from spec_kit.streams import IpcTransport
 
         ipc = self.config.ipc
         return IpcTransport(CudaSharing, share_device=ipc != "never", required=ipc == "required")

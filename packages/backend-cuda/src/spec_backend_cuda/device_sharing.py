@@ -1,4 +1,4 @@
-"""CudaSharing: memory of a GPU that several processes map (``spec_core.streams``: ``DevicePool``)."""
+"""CudaSharing: memory of a GPU that several processes map (``spec_kit.streams``: ``DevicePool``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from spec_backend_cuda.device_segment import DeviceSegment
 from spec_backend_cuda.driver import UNSUPPORTED, CudaError
-from spec_core.streams import (
+from spec_kit.streams import (
     DeviceSharing,
     GrantInfo,
     PeerEvents,
@@ -23,7 +23,7 @@ from spec_core.streams import (
 
 if TYPE_CHECKING:
     from spec_core.records import FeatureSample
-    from spec_core.streams import Packet, SampleLayout
+    from spec_kit.streams import Packet, SampleLayout
 
 
 class CudaSharing(DeviceSharing):

@@ -10,8 +10,8 @@ import torch
 
 from spec_backend_cuda.nccl import NcclCommunicator, unique_id
 from spec_backend_cuda.p2p_link import P2PLink
-from spec_core import OwnStream
 from spec_core.errors import PeerLost
+from spec_kit import OwnStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,8 +17,8 @@ from spec_backend_cuda.driver import UNSUPPORTED, CudaError
 from spec_backend_cuda.nccl_link import NcclLink, new_link_name
 from spec_backend_cuda.push_buffer import PushBuffer
 from spec_backend_cuda.push_pool import PushPool
-from spec_core import FeatureReceiver, FeatureSender, Transport, parse_address
-from spec_core.streams import (
+from spec_core import FeatureReceiver, FeatureSender, Transport
+from spec_kit.streams import (
     AsyncSender,
     DeviceArena,
     HostConnector,
@@ -30,12 +30,13 @@ from spec_core.streams import (
     arena_bytes,
     open_port,
 )
+from spec_processes.sockets import parse_address
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import FeatureSchema
-    from spec_core.streams import BufferPoolFactory, ConnectReply
+    from spec_kit.streams import BufferPoolFactory, ConnectReply
 
 _PREFIX = "nccl|"
 """Before the GPU of a sender that can send over NCCL."""

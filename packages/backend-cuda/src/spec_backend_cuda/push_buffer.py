@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.streams import DeferredBuffer, GrantInfo, PendingSend, staged_copy
+from spec_kit.streams import DeferredBuffer, GrantInfo, PendingSend, staged_copy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from spec_backend_cuda.p2p_link import P2PLink
     from spec_core.records import FeatureSample
-    from spec_core.streams import Packet, SampleLayout
+    from spec_kit.streams import Packet, SampleLayout
 
 
 class _Push(PendingSend):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
-from spec_core.streams import (
+from spec_kit.streams import (
     Block,
     BufferPoolFactory,
     GrantInfo,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_backend_cuda.p2p_link import P2PLink
-    from spec_core.streams import Arrived, DeviceArena, Range
+    from spec_kit.streams import Arrived, DeviceArena, Range
 
 log = logging.getLogger(__name__)
 

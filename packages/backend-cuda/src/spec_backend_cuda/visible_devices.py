@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core import child_devices
+from spec_processes import child_devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

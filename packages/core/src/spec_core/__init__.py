@@ -1,4 +1,4 @@
-"""Interfaces, records, plugin loader, libraries for plugins and conformance kit. Imports without torch."""
+"""The contract of this project's plugins: interfaces, records, errors and the loader. Imports without torch."""
 
 from spec_core.backend import Backend, Placement, Role
 from spec_core.config import (
@@ -30,15 +30,13 @@ from spec_core.launcher import (
     WorkerSpec,
 )
 from spec_core.ops import VocabularyOps
-from spec_core.own_stream import OwnStream
 from spec_core.process_group import ProcessGroup
-from spec_core.rendezvous import Rendezvous, parse_address
+from spec_core.rendezvous import Rendezvous
 from spec_core.state_folder import StateFolder
 from spec_core.strategy import DataParallel, OptimizerConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.tracker import Tracker
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
-from spec_core.visible_devices import child_devices
 from spec_core.weight_manifest import Manifest
 from spec_core.weight_transport import WeightMedium, WeightReceiver, WeightSender, WeightTransport
 
@@ -66,7 +64,6 @@ __all__ = [
     "Manifest",
     "Message",
     "OptimizerConfig",
-    "OwnStream",
     "Placement",
     "ProcessGroup",
     "Proposal",
@@ -97,10 +94,8 @@ __all__ = [
     "WorkerMain",
     "WorkerMessage",
     "WorkerSpec",
-    "child_devices",
     "foreign_errors",
     "no_kernel",
-    "parse_address",
     "read_json_object",
     "to_device_async",
 ]

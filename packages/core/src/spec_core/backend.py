@@ -1,6 +1,6 @@
 """Backend: the hardware plugin.
 
-Contract (``spec_core.testing.BackendSuite`` quotes the numbers):
+Contract (``spec_testing.BackendSuite`` quotes the numbers):
 
 B1  ``name`` equals the entry point's name; ``api_version`` is the loader's; ``Config`` derives from BackendConfig.
 B2  ``probe`` is cheap, never raises, opens no device context and allocates no device memory; where the SDK is

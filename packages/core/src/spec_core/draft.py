@@ -1,6 +1,6 @@
 """Draft: a drafting algorithm, single-device code only.
 
-Contract (``spec_core.testing.DraftSuite`` quotes the numbers):
+Contract (``spec_testing.DraftSuite`` quotes the numbers):
 
 D1  The class imports without torch; ``Config`` derives from DraftConfig. No optimizer, no collective, no device
     string anywhere in the plugin.

@@ -3,7 +3,7 @@
 An update goes through two phases. ``prepare`` makes every rank of the engine receive the new weights into a spare
 copy, while the old ones serve; once enough replicas have received them, ``commit`` exchanges the copies.
 
-Contract (``spec_core.testing.DraftReplicaSuite`` quotes the numbers):
+Contract (``spec_testing.DraftReplicaSuite`` quotes the numbers):
 
 U1  Calls return at once; their futures end with the status after the call, or with EngineError where it is refused.
 U2  ``prepare`` begins on every rank: each connects to ``order.address`` and receives into its spare copy. Until
@@ -49,7 +49,7 @@ class UpdateId(WireRecord):
 
     group: str
     fence: int
-    """The publisher's place among those that have pushed to the replica (``spec_core.weight_sync.fence``)."""
+    """The publisher's place among those that have pushed to the replica (``spec_kit.weight_sync.fence``)."""
     number: int
 
     @property

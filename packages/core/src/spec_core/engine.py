@@ -1,6 +1,6 @@
 """Engine: the process or processes that run the target.
 
-Contract (``spec_core.testing.EngineSuite`` quotes the numbers):
+Contract (``spec_testing.EngineSuite`` quotes the numbers):
 
 E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, with its request
     id and the token ids that were run, and nothing anywhere else. Ids of requests under way differ.

@@ -3,7 +3,7 @@
 ``Backend.kernel(name)`` gives a kernel or None. Drafts know the names, core lists none: a draft that can use a kernel
 declares it in its ``KernelSet``, and the plain version of that name documents what the kernel takes and returns.
 
-Contract of a kernel, which ``spec_core.testing.assert_kernel_agrees`` compares with the plain version:
+Contract of a kernel, which ``spec_testing.assert_kernel_agrees`` compares with the plain version:
 
 K1  It takes the arguments of the plain version and returns what that returns; results differ by rounding only.
     Where the plain version is differentiable, the kernel is. A name that ends in ``_`` overwrites its first argument.

@@ -3,7 +3,7 @@
 A *worker* is a process of the run: an engine replica or a trainer rank. A message is an object that JSON can hold; it
 never carries a tensor. A launcher does not read messages: the run and its workers agree on their meaning.
 
-Contract (``spec_core.testing.LauncherSuite`` quotes the numbers):
+Contract (``spec_testing.LauncherSuite`` quotes the numbers):
 
 L1  Constructing a launcher starts nothing and creates no file. ``check`` raises UsageError, one line, for workers
     that this launcher can never place; ``hosts`` names the host of each worker. They start no worker.

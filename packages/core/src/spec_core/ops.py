@@ -2,7 +2,7 @@
 
 The target's embedding, head and final norm never become parameters of the draft: they live here, outside
 sharding, checkpoints and optimizer. On one device the implementation is plain
-(``spec_core.drafting.target_ops.TargetOps``); a tensor-parallel strategy supplies one whose vocabulary axis is
+(``spec_kit.drafting.target_ops.TargetOps``); a tensor-parallel strategy supplies one whose vocabulary axis is
 sharded.
 
 Contract:

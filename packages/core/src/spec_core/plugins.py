@@ -13,7 +13,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core.backend import Backend
-from spec_core.config import suggestion
 from spec_core.draft import Draft
 from spec_core.engine import Engine
 from spec_core.errors import (
@@ -30,6 +29,7 @@ from spec_core.launcher import Launcher
 from spec_core.plugin_import import NotImported, import_entry_point
 from spec_core.strategy import Strategy
 from spec_core.tracker import Tracker
+from spec_core.validation import suggestion
 from spec_core.weight_transport import WeightTransport
 
 if TYPE_CHECKING:

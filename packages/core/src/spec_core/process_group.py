@@ -3,7 +3,7 @@
 It serves the link between the engine's and the trainer's worlds and weight sync. FSDP and Megatron get torch's
 own groups (``Backend.dist_backend``) instead.
 
-Contract (``spec_core.testing.ProcessGroupSuite`` quotes the numbers):
+Contract (``spec_testing.ProcessGroupSuite`` quotes the numbers):
 
 P1  Results equal those of the gloo reference, bit for bit for data movement. Bytes travel as uint8 where the
     vendor lacks a dtype, so every torch dtype and zero-sized tensors work for broadcast, send, recv, all_gather.

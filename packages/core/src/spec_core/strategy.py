@@ -1,6 +1,6 @@
 """Strategy: how the trainer is parallel. It knows no drafting algorithm, only a module and its hints.
 
-Contract (``spec_core.testing.StrategySuite`` quotes the numbers):
+Contract (``spec_testing.StrategySuite`` quotes the numbers):
 
 S1  ``step`` runs each micro-batch forward and backward once, *sums* gradients over data-parallel ranks (the
     module's losses are shares of a global loss), clips by the global norm, applies the optimizer.

@@ -1,6 +1,6 @@
 """Tracker: a service that gets the scalars of each step, besides a run's metrics.jsonl.
 
-Contract (``spec_core.testing.TrackerSuite`` quotes the numbers):
+Contract (``spec_testing.TrackerSuite`` quotes the numbers):
 
 K1  ``probe`` says whether the service's client is installed; it never raises.
 K2  The plugin's module imports without torch and without the client: nobody needs what nobody has asked for.

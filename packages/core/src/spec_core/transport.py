@@ -1,6 +1,6 @@
 """Transport: a one-way stream of features, several senders (engine workers) to one receiver (a trainer rank).
 
-Contract (``spec_core.testing.TransportSuite`` quotes the numbers):
+Contract (``spec_testing.TransportSuite`` quotes the numbers):
 
 T1  The receiver publishes an opaque ``address``; a sender connects to it. The schema is agreed there: a
     mismatch raises SchemaMismatch on the sender, naming both sides' tensors, before anything is sent. Where

@@ -29,7 +29,7 @@ class TensorEntry(WireRecord):
     """Torch's name of it, such as ``bfloat16``."""
     num_bytes: Count
     digest: str
-    """``spec_core.weight_sync.tensor_digest`` of its bytes."""
+    """``spec_kit.weight_sync.tensor_digest`` of its bytes."""
 
 
 class Manifest(WireRecord):

@@ -3,7 +3,7 @@
 The publisher and every rank agree on a manifest and on a transport before it is used, and compare digests afterwards;
 so a transport checks nothing but that it works. It may lose, but not hang: every call has a deadline.
 
-Contract (``spec_core.testing.WeightTransportSuite`` quotes the numbers):
+Contract (``spec_testing.WeightTransportSuite`` quotes the numbers):
 
 W1  The receiver yields every tensor of the manifest once, bit for bit: any dtype, shape and number of bytes, tensors
     without elements too. What it yields is valid until the next one is asked for.

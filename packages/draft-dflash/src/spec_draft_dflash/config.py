@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 import pydantic
 
-from spec_core.drafting import CapturedLayers, DecoderConfig
+from spec_kit.drafting import CapturedLayers, DecoderConfig
 
 LossKind = Literal["ce", "dpace", "soft"]
 LayerType = Literal["full_attention", "sliding_attention"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core.drafting import EMBEDDING, DraftCheckpoint, ServedDraft, as_served, section
 from spec_core.errors import ArtifactError
 from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
-from spec_core.targets import read_target_tensors
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.mask_token import choose_mask_token
 from spec_draft_dflash.shape import ARCHITECTURE, FULL, SLIDING, DFlashShape, default_layers
+from spec_kit.drafting import EMBEDDING, DraftCheckpoint, ServedDraft, as_served, section
+from spec_kit.targets import read_target_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
-    from spec_core.drafting import Json
     from spec_core.records import Supervision
     from spec_draft_dflash.kernels import DFlashKernels
     from spec_draft_dflash.model import DFlashModel
+    from spec_kit.drafting import Json
 
 _MASK_FILE = "mask_embedding.pt"
 # Which channels turn, and by what for images. SGLang 0.5.16 turns all channels whatever a DFlash config says, so a

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from spec_core.drafting import DecoderKernels, rotate, softmax
 from spec_draft_dflash.attention import BlockLayout, block_attention
+from spec_kit.drafting import DecoderKernels, rotate, softmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

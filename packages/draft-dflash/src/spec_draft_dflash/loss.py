@@ -17,9 +17,9 @@ import torch
 from torch.nn import functional as F
 
 from spec_core import to_device_async
-from spec_core.drafting import sharded_logsumexp_argmax, with_gradients
 from spec_core.records import StepOutput
 from spec_draft_dflash.targets import HardTargets, SoftTargets
+from spec_kit.drafting import sharded_logsumexp_argmax, with_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor

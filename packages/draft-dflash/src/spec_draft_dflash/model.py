@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from spec_core import to_device_async
-from spec_core.drafting import AttentionProjections, Mlp, Rope, linear
 from spec_draft_dflash.attention import BlockLayout
 from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
 from spec_draft_dflash.loss import BlockLoss, CountedSlots
+from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from spec_core import Proposal, Proposer
-from spec_core.drafting import draw, uniform_numbers
 from spec_core.errors import ConfigError
 from spec_draft_dflash.attention import BlockLayout
+from spec_kit.drafting import draw, uniform_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
 
 from pydantic import Field, NonNegativeInt
 
-from spec_core.drafting import (
+from spec_draft_dflash.config import MOST_LAYERS, LayerType
+from spec_kit.drafting import (
     DecoderShape,
     Size,
     checked,
@@ -16,13 +17,12 @@ from spec_core.drafting import (
     layer_range_problem,
     read_layers,
 )
-from spec_draft_dflash.config import MOST_LAYERS, LayerType
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import TargetSpec
-    from spec_core.drafting import Json, Shapes
+    from spec_kit.drafting import Json, Shapes
 
 ARCHITECTURE = "DFlashDraftModel"
 FULL, SLIDING = get_args(LayerType)

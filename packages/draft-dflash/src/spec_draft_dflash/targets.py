@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.drafting import sharded_logsumexp_argmax
+from spec_kit.drafting import sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import VocabularyOps
-    from spec_core.drafting import Distribution
     from spec_draft_dflash.kernels import DFlashKernels
+    from spec_kit.drafting import Distribution
 
 
 @dataclass(frozen=True)

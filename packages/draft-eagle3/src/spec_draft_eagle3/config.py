@@ -6,7 +6,7 @@ from typing import Literal
 
 import pydantic
 
-from spec_core.drafting import CapturedLayers, DecoderConfig
+from spec_kit.drafting import CapturedLayers, DecoderConfig
 
 LossKind = Literal["ce", "lk_alpha", "lk_lambda"]
 

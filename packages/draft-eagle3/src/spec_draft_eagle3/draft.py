@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core.drafting import (
+from spec_core.errors import ArtifactError, ConfigError
+from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
+from spec_kit.drafting import (
     DraftCheckpoint,
     ServedDraft,
     architectures,
     as_served,
     layer_range_problem,
 )
-from spec_core.errors import ArtifactError, ConfigError
-from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
-from spec_draft_eagle3.config import Eagle3Config
-from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
-    from spec_core.drafting import Json
     from spec_core.records import Supervision
     from spec_draft_eagle3.kernels import Eagle3Kernels
     from spec_draft_eagle3.model import Eagle3Model
+    from spec_kit.drafting import Json
 
 _MAPPING = ("d2t", "t2d")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.drafting import INIT_STD
 from spec_draft_eagle3.vocabulary import mapping, select_tokens
+from spec_kit.drafting import INIT_STD
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.drafting import DecoderKernels, rotate
+from spec_kit.drafting import DecoderKernels, rotate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

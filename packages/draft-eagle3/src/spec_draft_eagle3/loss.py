@@ -18,9 +18,9 @@ import torch
 from torch.nn import functional as F
 
 from spec_core import to_device_async
-from spec_core.drafting import with_gradients
 from spec_core.records import StepOutput
 from spec_draft_eagle3.row_loss import ROW_LOSSES, score, teach
+from spec_kit.drafting import with_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

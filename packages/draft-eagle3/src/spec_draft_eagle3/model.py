@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_core.drafting import AttentionProjections, Mlp, Rope, linear
 from spec_draft_eagle3.attention import unrolled_attention
 from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
+from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from spec_core import Proposal, Proposer
-from spec_core.drafting import draw, rotate, uniform_numbers
+from spec_kit.drafting import draw, rotate, uniform_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.drafting import sharded_logsumexp_argmax
+from spec_kit.drafting import sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import VocabularyOps
-    from spec_core.drafting import Distribution
     from spec_draft_eagle3.config import LossKind
     from spec_draft_eagle3.kernels import Eagle3Kernels
+    from spec_kit.drafting import Distribution
 
     Factors = tuple[Tensor, Tensor, Tensor]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from spec_core.drafting import DecoderShape, Size, decoder_fields, end_fields, head_fields, read_layers
+from spec_kit.drafting import DecoderShape, Size, decoder_fields, end_fields, head_fields, read_layers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import TargetSpec
-    from spec_core.drafting import Json, Shapes
+    from spec_kit.drafting import Json, Shapes
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"

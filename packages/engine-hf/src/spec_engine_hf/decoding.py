@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core import Proposal
-from spec_core.drafting import (
+from spec_core.errors import EngineError
+from spec_core.records import AcceptanceCounters, Generation
+from spec_kit.drafting import (
     TargetOps,
     distribution,
     recognise,
@@ -22,9 +24,7 @@ from spec_core.drafting import (
     verify_greedy,
     verify_sampled,
 )
-from spec_core.errors import EngineError
-from spec_core.records import AcceptanceCounters, Generation
-from spec_core.targets import read_target_tensors
+from spec_kit.targets import read_target_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
     from spec_core import Proposer
-    from spec_core.drafting import Verdict
     from spec_core.records import SamplingParams
     from spec_engine_hf.hf_model import HfModel
+    from spec_kit.drafting import Verdict
 
 _NO_GUESS = Proposal(token_ids=())
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from safetensors.torch import save_file
 
-from spec_core.drafting import read_config
-from spec_core.weight_sync import DraftLayout, DraftSlot, tensors_digest
 from spec_engine_hf.decoding import DraftSource
+from spec_kit.drafting import read_config
+from spec_kit.weight_sync import DraftLayout, DraftSlot, tensors_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         Generation,
         SamplingParams,
     )
-    from spec_core.weight_sync import UpdateReceiver
     from spec_engine_hf.decoding import DraftSource
+    from spec_kit.weight_sync import UpdateReceiver
 
 R = TypeVar("R")
 
@@ -114,8 +114,8 @@ class HfEngine(Engine):
 
     def draft_replica(self, group: str = "default") -> DraftReplica:
         """Return the way for fresh weights of the draft that was loaded last, until another one is (E10)."""
-        from spec_core.weight_sync import ReceiverReplica, UpdateReceiver, open_weight_transports
         from spec_engine_hf.draft_slot import ExportSlot
+        from spec_kit.weight_sync import ReceiverReplica, UpdateReceiver, open_weight_transports
 
         source, folder = self._decoder.drafting, self._draft_folder
         if source is None or folder is None:

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from spec_core import TargetTensors, foreign_errors
-from spec_core.drafting import TargetOps
 from spec_core.errors import EngineError, TargetError
-from spec_core.processes import hide_broken_extensions
 from spec_core.records import FeatureSchema
+from spec_kit.drafting import TargetOps
+from spec_processes import hide_broken_extensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import EngineError
-from spec_core.hosting import DraftMiddleware, DraftRanks
 from spec_core.records import AcceptanceCounters
 from spec_engine_sglang.scheduler_updates import ANSWER, request_id
+from spec_kit.hosting import DraftMiddleware, DraftRanks
 
 if TYPE_CHECKING:
-    from spec_core.hosting import Fields
+    from spec_kit.hosting import Fields
 
 
 class SglangRanks(DraftRanks):

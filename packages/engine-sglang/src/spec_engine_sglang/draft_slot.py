@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from spec_core.errors import EngineError
-from spec_core.weight_sync import Exchange, ExchangedSlot
 from spec_engine_sglang.spare_model import spare_of
+from spec_kit.weight_sync import Exchange, ExchangedSlot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor, nn
 
-    from spec_core.weight_sync import DraftLayout
+    from spec_kit.weight_sync import DraftLayout
 
 _HELPER = "_fused_kv_helper"
 """SGLang's attribute of a DFlash worker: what computes keys and values of all layers at once, where it can."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from spec_core.hosting import SpeculativeMode, SubprocessEngine, probe_version
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
 from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation
+from spec_kit.hosting import SpeculativeMode, SubprocessEngine, probe_version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Draft, EngineConfig, TargetSpec
-    from spec_core.hosting import Mode, ProgramReplica
     from spec_core.records import Availability
+    from spec_kit.hosting import Mode, ProgramReplica
 
 
 VERSIONS = ">=0.5.16,<0.5.24"

@@ -23,7 +23,7 @@ PLUGIN = "spec-trainer"
 NORM_VARIABLE = "SPEC_TRAINER_SGLANG_NORM"
 """Environment variable of a capturing SGLang: the attribute of the decoder that is its final norm."""
 _TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
-"""``spec_core.hosting.DRAFT_TOKEN_VARIABLE``: set where the draft takes fresh weights."""
+"""``spec_kit.hosting.DRAFT_TOKEN_VARIABLE``: set where the draft takes fresh weights."""
 _WHITELIST = "SGLANG_PLUGINS"
 """SGLang's own variable: if set, only the plugins in it are loaded (a platform's plugin belongs there, too)."""
 _SWITCH_S = 5e-4
@@ -111,8 +111,8 @@ def attach_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> N
 
     if dist.is_initialized() and dist.get_rank() != 0:
         return
-    from spec_core.hosting import CAPTURE_VARIABLE, FeatureExporter
     from spec_engine_sglang.state_capture import StateCapture
+    from spec_kit.hosting import CAPTURE_VARIABLE, FeatureExporter
 
     sys.setswitchinterval(_SWITCH_S)
     exporter = FeatureExporter(os.environ[CAPTURE_VARIABLE])

@@ -7,20 +7,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core.hosting import CaptureMode, EngineSubprocess, SpeculativeMode
 from spec_core.records import AcceptanceCounters
 from spec_engine_sglang import hook
 from spec_engine_sglang.arguments import ENVIRONMENT, server_arguments
 from spec_engine_sglang.request_names import Assignment, name_of
+from spec_kit.hosting import CaptureMode, EngineSubprocess, SpeculativeMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
     from spec_core import EngineContext, TargetSpec
-    from spec_core.hosting import Fields, Mode
     from spec_core.records import CaptureRequest, SamplingParams
     from spec_engine_sglang.config import SglangConfig
+    from spec_kit.hosting import Fields, Mode
 
 
 class SglangProcess(EngineSubprocess):

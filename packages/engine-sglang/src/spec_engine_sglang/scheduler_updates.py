@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from spec_core import UpdateId
 from spec_core.errors import EngineError
-from spec_core.hosting import DraftRank
+from spec_kit.hosting import DraftRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,9 +120,9 @@ def _rank_of(scheduler: Any) -> DraftRank:
 
 
 def _slot(scheduler: Any) -> SglangDraftSlot:
-    from spec_core.targets import read_target
-    from spec_core.weight_sync import DraftLayout
     from spec_engine_sglang.draft_slot import SglangDraftSlot
+    from spec_kit.targets import read_target
+    from spec_kit.weight_sync import DraftLayout
 
     arguments = scheduler.server_args
     target = read_target(_folder(arguments.model_path))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_core.drafting import (
+from spec_core.errors import ArtifactError, ConfigError
+from spec_kit.drafting import (
     Flaw,
     Json,
     Size,
@@ -21,15 +22,14 @@ from spec_core.drafting import (
     read_config,
     section,
 )
-from spec_core.errors import ArtifactError, ConfigError
-from spec_core.hosting import probe_version
+from spec_kit.hosting import probe_version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import TargetSpec
-    from spec_core.drafting import ServedFolder
-    from spec_core.hosting import SpeculativeMode
+    from spec_kit.drafting import ServedFolder
+    from spec_kit.hosting import SpeculativeMode
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _CHAIN = "LlamaForCausalLMEagle3"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from spec_core.hosting import FeatureExporter
     from spec_core.records import FeatureSchema
+    from spec_kit.hosting import FeatureExporter
 
 
 @dataclass(frozen=True)

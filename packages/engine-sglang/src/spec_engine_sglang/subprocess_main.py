@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
-from spec_core.hosting import EngineLink
+from spec_kit.hosting import EngineLink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from spec_core.hosting import DraftRanks, Fields
+    from spec_kit.hosting import DraftRanks, Fields
 
     Handler = Callable[[Fields], Awaitable[Fields]]
 

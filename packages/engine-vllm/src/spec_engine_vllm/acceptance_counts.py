@@ -17,7 +17,7 @@ from spec_core.records import AcceptanceCounters
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from spec_core.hosting import Fields
+    from spec_kit.hosting import Fields
 
 log = logging.getLogger(__name__)
 

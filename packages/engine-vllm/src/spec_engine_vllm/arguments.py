@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_core.hosting import CaptureMode, SpeculativeMode
 from spec_engine_vllm.draft_ranks import EXTENSION
+from spec_kit.hosting import CaptureMode, SpeculativeMode
 
 if TYPE_CHECKING:
     from spec_core import EngineContext, TargetSpec
-    from spec_core.hosting import Mode
     from spec_engine_vllm.config import VllmConfig
+    from spec_kit.hosting import Mode
 
 Arguments = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from spec_core import EngineConfig
-from spec_core.hosting import unreserved
+from spec_kit.hosting import unreserved
 
 RESERVED = frozenset(
     {

@@ -32,7 +32,7 @@ from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionL
 from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
 
 from spec_core.errors import EngineError
-from spec_core.hosting import CAPTURE_VARIABLE, FeatureExporter
+from spec_kit.hosting import CAPTURE_VARIABLE, FeatureExporter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
-from spec_core.hosting import DraftRanks
+from spec_kit.hosting import DraftRanks
 
 if TYPE_CHECKING:
-    from spec_core.hosting import Fields
     from spec_engine_vllm.acceptance_counts import AcceptanceCounts
+    from spec_kit.hosting import Fields
 
 EXTENSION = "spec_engine_vllm.worker_extension.WorkerExtension"
 """Value of vLLM's ``--worker-extension-cls``."""

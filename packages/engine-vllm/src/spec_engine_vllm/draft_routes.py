@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core.hosting import DraftMiddleware
 from spec_engine_vllm.acceptance_counts import rounds_of
 from spec_engine_vllm.draft_ranks import VllmRanks
 from spec_engine_vllm.prefix_salt import SALTED_PATHS, salted
+from spec_kit.hosting import DraftMiddleware
 
 if TYPE_CHECKING:
     from spec_engine_vllm.prefix_salt import Receive

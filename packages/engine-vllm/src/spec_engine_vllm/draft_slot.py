@@ -17,15 +17,15 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from spec_core.errors import EngineError
-from spec_core.weight_sync import Exchange, ExchangedSlot, tensors_digest
 from spec_engine_vllm.packed_weights import PACKED, PACKED_DIGEST, packed_layers, packed_steps
+from spec_kit.weight_sync import Exchange, ExchangedSlot, tensors_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor, nn
 
-    from spec_core.weight_sync import DraftLayout
+    from spec_kit.weight_sync import DraftLayout
 
 _GROUP_BYTES = 512 << 20
 """Bytes of tensors that are copied before vLLM loads them."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from spec_core.hosting import SubprocessEngine, installed_version, probe_version
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
 from spec_engine_vllm.serving_format import check_vllm_folder
+from spec_kit.hosting import SubprocessEngine, installed_version, probe_version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Draft, EngineConfig, TargetSpec
-    from spec_core.hosting import Mode, ProgramReplica
     from spec_core.records import Availability
+    from spec_kit.hosting import Mode, ProgramReplica
 
 
 VERSIONS = ">=0.26,<0.34"

@@ -8,18 +8,18 @@ import tempfile
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import DeadlineExceeded
-from spec_core.hosting import CaptureMode, EngineSubprocess
 from spec_core.records import AcceptanceCounters
 from spec_engine_vllm.arguments import CAPTURE_ENVIRONMENT, DEFAULT_ENVIRONMENT, engine_arguments
+from spec_kit.hosting import CaptureMode, EngineSubprocess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
     from spec_core import EngineContext, TargetSpec
-    from spec_core.hosting import Fields, Mode
     from spec_core.records import CaptureRequest, SamplingParams
     from spec_engine_vllm.config import VllmConfig
+    from spec_kit.hosting import Fields, Mode
 
 _LONGEST_FOLDER = 107 - len("/") - 36
 """Characters of a folder for vLLM's sockets: a path has 107 at most, and their names are UUIDs."""

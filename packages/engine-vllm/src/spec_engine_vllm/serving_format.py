@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from spec_core.drafting import Flaw, check_served
+from spec_kit.drafting import Flaw, check_served
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import TargetSpec
-    from spec_core.drafting import ServedFolder
+    from spec_kit.drafting import ServedFolder
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"

@@ -16,15 +16,15 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
-from spec_core.hosting import EngineLink
-from spec_core.processes import ending
 from spec_engine_vllm.acceptance_counts import EngineTotals
 from spec_engine_vllm.draft_ranks import VllmRanks
+from spec_kit.hosting import EngineLink
+from spec_processes import ending
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-    from spec_core.hosting import Fields
+    from spec_kit.hosting import Fields
 
 _NOTED_S = 0.5
 """Time for the exit code of vLLM's engine core to be noted by another thread that waits for it."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_core.hosting import DraftRank
 from spec_engine_vllm.sampler_check import SamplerCheck
+from spec_kit.hosting import DraftRank
 
 if TYPE_CHECKING:
     from spec_engine_vllm.draft_slot import VllmDraftSlot
@@ -40,9 +40,9 @@ def _rank_of(worker: Any) -> DraftRank:
 
 
 def _slot(worker: Any) -> VllmDraftSlot:
-    from spec_core.targets import read_target
-    from spec_core.weight_sync import DraftLayout
     from spec_engine_vllm.draft_slot import VllmDraftSlot
+    from spec_kit.targets import read_target
+    from spec_kit.weight_sync import DraftLayout
 
     config = worker.vllm_config
     draft = _folder(config.speculative_config.draft_model_config)

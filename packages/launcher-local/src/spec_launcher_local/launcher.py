@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from spec_core import Launcher, WorkerEnded
 from spec_core.errors import RunError
-from spec_core.processes import WORKER_MODULE, ChannelWorker, Reaper, WorkerInbox, end_group, ending, spawn
+from spec_processes import WORKER_MODULE, ChannelWorker, Reaper, WorkerInbox, end_group, ending, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

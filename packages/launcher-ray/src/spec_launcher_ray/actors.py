@@ -22,7 +22,8 @@ import psutil
 import ray
 
 from spec_core.errors import RunError
-from spec_core.processes import (
+from spec_core.records import Availability
+from spec_processes import (
     WORKER_MODULE,
     connect_channel,
     connect_output,
@@ -30,7 +31,6 @@ from spec_core.processes import (
     end_group,
     spawn_on,
 )
-from spec_core.records import Availability
 
 if TYPE_CHECKING:
     import subprocess

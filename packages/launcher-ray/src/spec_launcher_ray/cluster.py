@@ -15,9 +15,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from spec_core.errors import ConfigError, RunError
-from spec_core.processes import SAFE_PATH
 from spec_launcher_ray.connection import check_address, connect_cluster, start_cluster
 from spec_launcher_ray.placement import Host
+from spec_processes import SAFE_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

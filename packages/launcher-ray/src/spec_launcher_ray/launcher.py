@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core import LOOPBACK, Launcher, WorkerEnded
 from spec_core.errors import ConfigError, HostLost, NoDevices, RunError, SpecError
-from spec_core.processes import ChannelListener, ChannelWorker, ControlChannel, WorkerInbox
 from spec_core.records import Availability
 from spec_launcher_ray.config import RayConfig
 from spec_launcher_ray.outcomes import UNKILLABLE_S, ending_of
 from spec_launcher_ray.placement import DeviceTable, place
+from spec_processes import ChannelListener, ChannelWorker, ControlChannel, WorkerInbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

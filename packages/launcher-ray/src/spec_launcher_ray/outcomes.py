@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from spec_core.errors import RunError, SpecError, first_line
-from spec_core.processes import ending
+from spec_processes import ending
 
 UNKILLABLE_S = 10.0
 """Longest wait for a process that is ending; one that waits inside a driver does not end."""

@@ -69,7 +69,7 @@ class FsdpStrategy(Strategy):
         """Return the whole vocabulary on every process."""
         import torch
 
-        from spec_core.drafting import TargetOps
+        from spec_kit.drafting import TargetOps
 
         return TargetOps(target, tensors, self.device, getattr(torch, self.optimizer.dtype))
 
@@ -121,20 +121,20 @@ class FsdpStrategy(Strategy):
 
     def save(self, folder: StateFolder) -> None:
         """Write this process's shards, and on rank 0 their index (S5)."""
-        from spec_core.sharding import save_sharded
+        from spec_kit.sharding import save_sharded
 
         save_sharded(self._state(), folder, self._mesh.get_group())
 
     def load(self, folder: StateFolder) -> None:
         """Read shards that any number of processes wrote (S5)."""
-        from spec_core.sharding import load_sharded
+        from spec_kit.sharding import load_sharded
 
         load_sharded(self._state(), folder, self._mesh.get_group())
 
     @classmethod
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
         """Return the model of a saved state, put together from its shards (S8)."""
-        from spec_core.sharding import read_full
+        from spec_kit.sharding import read_full
 
         return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput, TensorParallelHints
-    from spec_core.sharding import FlatShard
+    from spec_kit.sharding import FlatShard
     from spec_strategy_megatron.divided_module import Division
     from spec_strategy_megatron.megatron_parts import Master
 
@@ -155,7 +155,7 @@ class MegatronStrategy(Strategy):
         """Return this rank's part of the vocabulary; the whole where the draft does not divide it."""
         import torch
 
-        from spec_core.drafting import TargetOps
+        from spec_kit.drafting import TargetOps
         from spec_strategy_megatron.divided_ops import DividedTargetOps, vocabulary_bounds
 
         dtype = getattr(torch, self.optimizer.dtype)
@@ -220,13 +220,13 @@ class MegatronStrategy(Strategy):
 
     def save(self, folder: StateFolder) -> None:
         """Write this process's parts, and on rank 0 their index: files that the strategy fsdp reads, too (S5)."""
-        from spec_core.sharding import save_sharded
+        from spec_kit.sharding import save_sharded
 
         save_sharded(self._state(), folder, self._everyone)
 
     def load(self, folder: StateFolder) -> None:
         """Read parts that any number of processes wrote (S5)."""
-        from spec_core.sharding import load_sharded
+        from spec_kit.sharding import load_sharded
 
         load_sharded(self._state(), folder, self._everyone)
         kept = self._kept_ids()
@@ -242,7 +242,7 @@ class MegatronStrategy(Strategy):
     @classmethod
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
         """Return the model of a saved state, put together from its parts (S8)."""
-        from spec_core.sharding import read_full
+        from spec_kit.sharding import read_full
 
         return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
 
@@ -335,7 +335,7 @@ class MegatronStrategy(Strategy):
 
         A ``scalar``, one for the weight, is saved by the rank that has its first element.
         """
-        from spec_core.sharding import FlatShard
+        from spec_kit.sharding import FlatShard
 
         first, division = self._masters[name].first, self._divisions.get(name)
         data, tensor = self._mesh.get_local_rank("data"), self._mesh.get_local_rank("tensor")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from spec_core import WeightMedium, WeightReceiver, WeightSender, WeightTransport
 from spec_core.errors import ProtocolError
-from spec_core.weight_sync import BucketPlan, bucket_size
+from spec_kit.weight_sync import BucketPlan, bucket_size
 from spec_weight_transports.host import device_name, elsewhere, host_name
 from spec_weight_transports.kept_groups import KeptGroups, Membership, Route
 

@@ -22,7 +22,6 @@ import pydantic
 
 from spec_core import (
     Manifest,
-    StateFolder,
     WeightMedium,
     WeightReceiver,
     WeightSender,
@@ -31,6 +30,7 @@ from spec_core import (
     foreign_errors,
 )
 from spec_core.errors import ArtifactError, DeadlineExceeded, PeerLost, RunError
+from spec_kit.sharding import SafetensorsFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -131,7 +131,7 @@ class _FileReceiver(WeightReceiver):
         self._closed = threading.Event()
 
     def receive(self, sender: str, deadline: float) -> Iterator[tuple[str, Tensor]]:
-        folder = StateFolder(Path(sender))
+        folder = SafetensorsFolder(Path(sender))
         with folder.open_tensors(_TENSORS) as tensors:
             for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
                 _check(self._closed, deadline)
@@ -164,12 +164,12 @@ class _FileSender(WeightSender):
 
 def newest(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
     """Return the newest version in a folder. Raise ArtifactError where there is none, or it is damaged."""
-    from spec_core.weight_sync import tensors_digest
+    from spec_kit.weight_sync import tensors_digest
 
     versions = _versions(folder)
     if not versions:
         raise ArtifactError(f"{folder} holds no version of a draft")
-    state = StateFolder(versions[-1])
+    state = SafetensorsFolder(versions[-1])
     with foreign_errors(ArtifactError, f"{versions[-1] / _MANIFEST} is no manifest"):
         manifest = Manifest.decode(state.read_bytes(_MANIFEST))
     weights = state.read_tensors(_TENSORS)
@@ -185,7 +185,7 @@ def _write_whole(
     hidden, lock = _locked_folder(_HIDDEN, final.parent)
     try:
         hidden.chmod(0o755)
-        state = StateFolder(hidden)
+        state = SafetensorsFolder(hidden)
         state.write_tensors(_TENSORS, weights, check)
         state.write_json(_MANIFEST, manifest.model_dump(mode="json"))
         _sync(hidden)

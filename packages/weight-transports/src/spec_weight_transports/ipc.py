@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from spec_core import WeightMedium, WeightReceiver, WeightSender, WeightTransport
 from spec_core.errors import DeadlineExceeded, PeerLost
 from spec_core.records import FeatureSample, FeatureSchema
-from spec_core.weight_sync import BucketPlan, bucket_size
+from spec_kit.weight_sync import BucketPlan, bucket_size
 from spec_weight_transports.host import device_name, elsewhere, host_name
 
 if TYPE_CHECKING:

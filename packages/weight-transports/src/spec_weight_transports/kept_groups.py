@@ -11,8 +11,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spec_core import OwnStream, Rendezvous
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
+from spec_kit import OwnStream
+from spec_processes.sockets import TcpRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -38,7 +39,7 @@ class WeightGroup:
     No other work of the device waits for its peers, or fails with them. Any thread may close it.
     """
 
-    def __init__(self, name: str, backend: Backend, rendezvous: Rendezvous, device: torch.device) -> None:
+    def __init__(self, name: str, backend: Backend, rendezvous: TcpRendezvous, device: torch.device) -> None:
         """Build it with all other members of ``rendezvous``, which gives its calls their timeout."""
         import torch
 
@@ -134,7 +135,7 @@ class Membership:
         self._lock = threading.Lock()
         self._closed = False
         self._group = kept.take(route)
-        self._rendezvous: Rendezvous | None = None
+        self._rendezvous: TcpRendezvous | None = None
         self._name = ""
 
     @property
@@ -154,10 +155,10 @@ class Membership:
 
     def meet(
         self, address: str, rank: int, world_size: int, token: str, name: str, deadline: float
-    ) -> Rendezvous:
+    ) -> TcpRendezvous:
         """Return this end's rendezvous for a new group, which nobody has joined yet."""
         left_s = max(1e-3, deadline - time.monotonic())
-        rendezvous = Rendezvous(address, rank, world_size, token, left_s)
+        rendezvous = TcpRendezvous(address, rank, world_size, token, left_s)
         self._name = name
         self._hold(None, rendezvous)
         return rendezvous
@@ -201,7 +202,7 @@ class Membership:
             raise PeerLost("this end of the update was closed, or has no group to go on with")
         return group
 
-    def _hold(self, group: WeightGroup | None, rendezvous: Rendezvous) -> None:
+    def _hold(self, group: WeightGroup | None, rendezvous: TcpRendezvous) -> None:
         """Have ``close`` end these instead of the group of the update before, also where it came first."""
         with self._lock:
             before, self._group = self._group, group

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from spec_backend_echo.backend import EchoBackend, EchoConfig
 
-from spec_core.testing import BackendSuite, ProcessGroupSuite, TransportSuite
+from spec_testing import BackendSuite, ProcessGroupSuite, TransportSuite
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ import pytest
 import torch
 from spec_draft_medusa.draft import MedusaDraft
 
-from spec_core.testing import DraftSuite
+from spec_testing import DraftSuite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,8 @@ import torch
 import transformers
 from spec_engine_remote.engine import RemoteConfig, RemoteEngine
 
-from spec_core.targets import read_target
-from spec_core.testing import EngineSuite
+from spec_kit.targets import read_target
+from spec_testing import EngineSuite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

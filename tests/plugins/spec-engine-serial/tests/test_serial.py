@@ -9,11 +9,11 @@ import torch
 import transformers
 from spec_engine_serial.engine import SerialConfig, SerialEngine
 
-from spec_core.drafting import recognise
 from spec_core.errors import ConfigError
-from spec_core.targets import read_target
-from spec_core.testing import DraftReplicaSuite, EngineSuite, draw_draft
-from spec_core.weight_sync import tensors_digest
+from spec_kit.drafting import recognise
+from spec_kit.targets import read_target
+from spec_kit.weight_sync import tensors_digest
+from spec_testing import DraftReplicaSuite, EngineSuite, draw_draft
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from spec_launcher_pipes.launcher import PipesLauncher
 
-from spec_core.testing import LauncherSuite
+from spec_testing import LauncherSuite
 
 if TYPE_CHECKING:
     from spec_core import Launcher

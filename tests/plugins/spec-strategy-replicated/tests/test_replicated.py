@@ -9,7 +9,7 @@ import torch
 from spec_strategy_replicated.strategy import ReplicatedConfig, ReplicatedStrategy
 
 from spec_core.errors import ConfigError
-from spec_core.testing import StrategySuite
+from spec_testing import StrategySuite
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,7 +5,7 @@ import json
 import pytest
 from spec_tracker_lines.tracker import LinesTracker
 
-from spec_core.testing import TrackerSuite
+from spec_testing import TrackerSuite
 
 
 class TestLines(TrackerSuite):

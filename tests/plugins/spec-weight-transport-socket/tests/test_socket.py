@@ -4,7 +4,7 @@ import pytest
 import torch
 from spec_weight_transport_socket.transport import SocketConfig, SocketTransport
 
-from spec_core.testing import BUCKET_BYTES, WeightTransportSuite, reference_backend
+from spec_testing import BUCKET_BYTES, WeightTransportSuite, reference_backend
 
 
 def socket_transport():

@@ -16,8 +16,8 @@ import pytest
 
 from spec_core import WorkerSpec
 from spec_core.errors import ConfigError
-from spec_core.testing.launcher_suite import construct, message, received
 from spec_launcher_local.launcher import LocalLauncher
+from spec_testing.launcher_suite import construct, message, received
 from spec_trainer.controller.protocol import Begin, Failed, Ready, WorkerOrder
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from spec_core.config import validate
 from spec_core.errors import ConfigError
+from spec_core.validation import validate
 from spec_trainer.data.config import DataConfig
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.config import validate
 from spec_core.errors import ConfigError
 from spec_core.records import Capabilities
 from spec_core.strategy import DataParallel
+from spec_core.validation import validate
 from spec_launcher_local.launcher import LocalLauncher
 from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_trainer.config import run_config_type

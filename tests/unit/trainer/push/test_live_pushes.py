@@ -11,7 +11,7 @@ import torch
 from spec_core import ServingStatus
 from spec_core.errors import RunError
 from spec_core.records import AcceptanceCounters
-from spec_core.weight_sync import PublishReport, ReplicaOutcome
+from spec_kit.weight_sync import PublishReport, ReplicaOutcome
 from spec_trainer.push import live_pushes
 from spec_trainer.push.live_pushes import LivePushes
 from spec_trainer.push.snapshot import WeightSnapshot

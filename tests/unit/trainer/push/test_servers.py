@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spec_core.errors import ConfigError
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_trainer.push import servers
 from spec_trainer.push.servers import check_servers, open_publisher
 

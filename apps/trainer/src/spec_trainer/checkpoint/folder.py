@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from spec_core.config import Config, validate
+from spec_core.config import Config
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.foreign import foreign_errors, parse_json_object, read_bytes
-from spec_core.state_folder import new_digest
+from spec_core.validation import validate
+from spec_kit.sharding.safetensors_folder import new_digest
 from spec_trainer.disk import remove
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors
-from spec_core.state_folder import StateFolder, write_synced
+from spec_kit.sharding import SafetensorsFolder
+from spec_kit.sharding.safetensors_folder import write_synced
 from spec_trainer.checkpoint.folder import (
     BEST,
     CONFIG_FILE,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tensor]:
     """Return the draft's full tensors of a checkpoint, under its module's names, without any group."""
     with _readable(folder):
-        return strategy_type.read_weights(StateFolder(folder / STATE_FOLDER))
+        return strategy_type.read_weights(SafetensorsFolder(folder / STATE_FOLDER))
 
 
 class CheckpointStore:
@@ -105,7 +106,7 @@ class CheckpointStore:
         with _writing(folder, rank):
             scratch.mkdir(exist_ok=True)  # not its parents: they may have been removed
             (scratch / STATE_FOLDER).mkdir(exist_ok=True)
-            state = StateFolder(scratch / STATE_FOLDER)
+            state = SafetensorsFolder(scratch / STATE_FOLDER)
             trainer.save(state)
         digests: list[dict[str, str]] = [{}] * self._group.size()
         dist.all_gather_object(digests, state.digests, group=self._group)
@@ -135,7 +136,7 @@ class CheckpointStore:
         self._files.spread(folder)
         meta = read_meta(folder)
         with _readable(folder):
-            trainer.load(StateFolder(folder / STATE_FOLDER))
+            trainer.load(SafetensorsFolder(folder / STATE_FOLDER))
         self._files.forget(folder)
         self.newest = folder
         return meta

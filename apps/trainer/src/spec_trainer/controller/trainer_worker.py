@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core.errors import DeadlineExceeded
-from spec_core.rendezvous import Rendezvous, format_address
+from spec_processes.sockets.addresses import format_address
+from spec_processes.sockets.rendezvous import TcpRendezvous
 from spec_trainer.controller.dataset_copy import (
     check_sees_run_directory,
     run_dataset,
@@ -87,7 +88,7 @@ class RankLink:
         self._controller.send(wanted)
         return self.wait(DatasetPart, self._start_s)
 
-    def join(self, stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> Rendezvous:
+    def join(self, stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> TcpRendezvous:
         """Return where the ranks meet: rank 0 listens, and the controller passes its address on to the others."""
         rank, timeouts = order.index, spec.config.timeouts
         address = (
@@ -96,7 +97,7 @@ class RankLink:
             else self.wait(RendezvousAddress, self._start_s).address
         )
         rendezvous = stack.enter_context(
-            Rendezvous(address, rank, spec.config.train.ranks, order.token, timeouts.step_s)
+            TcpRendezvous(address, rank, spec.config.train.ranks, order.token, timeouts.step_s)
         )
         if rank == 0:
             self._controller.send(RendezvousAddress(rendezvous.address))
@@ -209,7 +210,7 @@ def _train_cycles(
     rank: int,
     device: torch.device,
     receiver: FeatureReceiver,
-    rendezvous: Rendezvous,
+    rendezvous: TcpRendezvous,
 ) -> None:
     """Train one cycle after the other; each begins from a checkpoint, and the last one finishes the run."""
     timer = Timer()

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from spec_core.foreign import cause
-from spec_core.processes import channel_to_parent
+from spec_processes import channel_to_parent
 from spec_trainer.data.rendering_limits import rendering_limits
 
 if TYPE_CHECKING:

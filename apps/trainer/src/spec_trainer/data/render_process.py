@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from spec_core.errors import PeerLost
-from spec_core.processes import end_group, spawn
+from spec_processes import end_group, spawn
 from spec_trainer.data.errors import BadRow
 
 if TYPE_CHECKING:

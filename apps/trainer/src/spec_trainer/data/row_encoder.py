@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spec_core.errors import DataError, RunError
-from spec_core.processes import die_with_parent
+from spec_processes import die_with_parent
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat, Text, parse_row
 from spec_trainer.data.tokens import Encoded, Encoder

@@ -213,7 +213,7 @@ def _first_weights(spec: RunSpec) -> dict[str, Any]:
     """
     import torch
 
-    from spec_core.targets.target_reader import read_target_tensors
+    from spec_kit.targets.target_reader import read_target_tensors
 
     tensors = read_target_tensors(spec.target)
     weights = new_module(spec, tensors).state_dict()

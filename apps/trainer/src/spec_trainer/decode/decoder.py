@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Engine
-    from spec_core.weight_sync import Publisher
+    from spec_kit.weight_sync import Publisher
     from spec_trainer.run_spec import RunParts
     from spec_trainer.stop_request import StopRequest
 

@@ -73,7 +73,7 @@ def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
     """Export a draft of the same shape with fresh weights, as training began with; return its folder."""
     import torch
 
-    from spec_core.targets.target_reader import read_target_tensors
+    from spec_kit.targets.target_reader import read_target_tensors
 
     fresh = type(draft)(draft.config.model_copy(update={"init_from": None}))
     with torch.random.fork_rng(devices=[]):

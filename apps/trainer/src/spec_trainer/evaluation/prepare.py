@@ -49,8 +49,8 @@ class Evaluation:
 
 def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     """Read and check everything that the request names. Raise UsageError, one line, for anything that is wrong."""
-    from spec_core.drafting.draft_files import check_finite
-    from spec_core.targets.target_reader import read_target
+    from spec_kit.drafting.draft_files import check_finite
+    from spec_kit.targets.target_reader import read_target
     from spec_trainer.data.chat_config import read_chat_record
     from spec_trainer.draft_folder import check_draft
     from spec_trainer.resolve import resolve_target

@@ -13,7 +13,7 @@ from spec_core.records import AcceptanceCounters
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from spec_core.hosting import HttpReplica
+    from spec_kit.hosting import HttpReplica
 
 _HELD_S = 10.0
 """Longest time for which a server holds back its answer: a server that stops waits for it."""

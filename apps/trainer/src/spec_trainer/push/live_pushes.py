@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_core.weight_sync import beside
+from spec_kit.weight_sync import beside
 from spec_trainer.push.canary import Canary
 from spec_trainer.push.servers import connect_servers, open_publisher
 from spec_trainer.push.snapshot import WeightSnapshot
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from spec_core.weight_sync import PublishReport, ReplicaOutcome
+    from spec_kit.weight_sync import PublishReport, ReplicaOutcome
     from spec_trainer.draft_trainer import DraftTrainer
     from spec_trainer.run_spec import RunSpec
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError, EngineError, ProtocolError
 from spec_core.foreign import cause
-from spec_core.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica, check_draft_token, server_address
-from spec_core.rendezvous import bind, parse_address
-from spec_core.weight_sync import open_weight_transports
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
+from spec_kit.weight_sync import open_weight_transports
+from spec_processes.sockets import check_draft_token, server_address
+from spec_processes.sockets.addresses import bind, parse_address
 from spec_trainer.disk import check_writable
 from spec_trainer.transport_options import transport_configs
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from spec_core import Backend, TargetSpec, WeightTransport
-    from spec_core.weight_sync import Publisher
+    from spec_kit.weight_sync import Publisher
     from spec_trainer.config import PushConfig
     from spec_trainer.push.request import PushRequest
     from spec_trainer.run_spec import RunParts, RunSpec
@@ -85,7 +86,7 @@ def open_publisher(
 
     Raise UsageError as ``open_transports`` does, and where this host cannot listen at the address.
     """
-    from spec_core.weight_sync import Publisher
+    from spec_kit.weight_sync import Publisher
 
     _check_listening(options.address)
     return Publisher(

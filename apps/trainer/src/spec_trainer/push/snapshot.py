@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import RunError
 from spec_core.foreign import cause
-from spec_core.weight_sync import queued_before
+from spec_kit.weight_sync import queued_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

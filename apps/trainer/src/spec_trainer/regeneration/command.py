@@ -102,7 +102,7 @@ def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) 
 
 def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> Regeneration:
     """Read and check everything that the request names. Raise UsageError, one line; create nothing."""
-    from spec_core.targets.target_reader import read_target
+    from spec_kit.targets.target_reader import read_target
     from spec_trainer.data.tokens import Encoder
     from spec_trainer.resolve import resolve_target
 

@@ -1,4 +1,4 @@
-"""Sums of a digest over lines of 64-bit words: each word is read once (``spec_core.weight_sync.digest``)."""
+"""Sums of a digest over lines of 64-bit words: each word is read once (``spec_kit.weight_sync.digest``)."""
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
 

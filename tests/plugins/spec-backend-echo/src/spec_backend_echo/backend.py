@@ -72,7 +72,7 @@ class EchoBackend(Backend):
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
         self._echo(f"process_group {rendezvous.rank} of {rendezvous.world_size}")
-        from spec_core.collectives import GlooProcessGroup
+        from spec_kit.collectives import GlooProcessGroup
 
         return GlooProcessGroup(rendezvous)
 
@@ -83,7 +83,7 @@ class EchoBackend(Backend):
                 "backend 'echo' has one host: set placement.kind to inline or colocated, not disaggregated"
             )
         if placement == "inline":
-            from spec_core.streams import InlineTransport
+            from spec_kit.streams import InlineTransport
 
             return InlineTransport()
         from spec_backend_echo.pool import EchoTransport

@@ -10,7 +10,7 @@ import torch
 
 from spec_core import Transport
 from spec_core.errors import ProtocolError
-from spec_core.streams import (
+from spec_kit.streams import (
     DeviceArena,
     GrantInfo,
     ReceiverPool,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from spec_core import FeatureReceiver, FeatureSender
     from spec_core.records import FeatureSample, FeatureSchema
-    from spec_core.streams import Block, ConnectReply, Packet
+    from spec_kit.streams import Block, ConnectReply, Packet
 
 
 class EchoPool(ReceiverPool):

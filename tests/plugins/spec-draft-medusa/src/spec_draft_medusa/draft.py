@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from spec_core import DraftConfig
-from spec_core.drafting import DraftShape, ServedDraft, Size, head_fields
 from spec_core.records import FeatureSchema
+from spec_kit.drafting import DraftShape, ServedDraft, Size, head_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spec_core import Proposer, TargetSpec, TargetTensors, VocabularyOps
-    from spec_core.drafting import Json, Shapes
     from spec_core.records import Supervision
     from spec_draft_medusa.model import MedusaModel
+    from spec_kit.drafting import Json, Shapes
 
 
 class MedusaConfig(DraftConfig):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spec_core import Proposal, Proposer, to_device_async
-from spec_core.drafting import linear
 from spec_core.records import StepOutput
+from spec_kit.drafting import linear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from spec_core import EngineConfig
 from spec_core.errors import ConfigError
-from spec_core.hosting import CaptureMode, EngineSubprocess, SubprocessEngine
 from spec_core.records import AcceptanceCounters, Availability
+from spec_kit.hosting import CaptureMode, EngineSubprocess, SubprocessEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Draft, TargetSpec
-    from spec_core.hosting import Fields, Mode
     from spec_core.records import CaptureRequest, SamplingParams
+    from spec_kit.hosting import Fields, Mode
 
 
 class RemoteConfig(EngineConfig):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM
 
-from spec_core.hosting import CAPTURE_VARIABLE, EngineLink, FeatureExporter
+from spec_kit.hosting import CAPTURE_VARIABLE, EngineLink, FeatureExporter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from spec_core.hosting import Fields
+    from spec_kit.hosting import Fields
 
 
 class Program:

@@ -11,7 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from spec_core import Proposal
-from spec_core.drafting import (
+from spec_core.errors import EngineError
+from spec_core.records import AcceptanceCounters, FeatureSample, Generation
+from spec_kit.drafting import (
     TargetOps,
     distribution,
     recognise,
@@ -19,9 +21,7 @@ from spec_core.drafting import (
     verify_greedy,
     verify_sampled,
 )
-from spec_core.errors import EngineError
-from spec_core.records import AcceptanceCounters, FeatureSample, Generation
-from spec_core.targets import read_target_tensors
+from spec_kit.targets import read_target_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
     from spec_core import Draft, ServingStatus, TargetSpec
-    from spec_core.drafting import Verdict
     from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
+    from spec_kit.drafting import Verdict
 
 
 class Target:

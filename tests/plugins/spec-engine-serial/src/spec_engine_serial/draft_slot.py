@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from safetensors.torch import save_file
 
-from spec_core.weight_sync import DraftLayout, DraftSlot, tensors_digest
 from spec_engine_serial.decoding import LoadedDraft
+from spec_kit.weight_sync import DraftLayout, DraftSlot, tensors_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from spec_core import Draft, DraftReplica, EngineContext, FeatureSender, TargetSpec
     from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams
-    from spec_core.weight_sync import UpdateReceiver
     from spec_engine_serial.decoding import LoadedDraft
+    from spec_kit.weight_sync import UpdateReceiver
 
 R = TypeVar("R")
 
@@ -92,8 +92,8 @@ class SerialEngine(Engine):
 
     def draft_replica(self, group: str = "default") -> DraftReplica:
         """E10: an engine of one rank, which takes updates in this process."""
-        from spec_core.weight_sync import ReceiverReplica, UpdateReceiver, open_weight_transports
         from spec_engine_serial.draft_slot import SerialSlot
+        from spec_kit.weight_sync import ReceiverReplica, UpdateReceiver, open_weight_transports
 
         if self._draft is None or self._draft_folder is None:
             raise EngineError("no draft is loaded whose weights could be updated; load one first")

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from spec_core import Launcher, LauncherConfig, WorkerEnded, WorkerHandle, WorkerMessage
 from spec_core.errors import DeadlineExceeded, RunError
-from spec_core.processes import Reaper, end_group, ending
+from spec_processes import Reaper, end_group, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from spec_core import WeightMedium, WeightReceiver, WeightSender, WeightTransport, WeightTransportConfig
 from spec_core.errors import DeadlineExceeded, PeerLost
 from spec_core.records import Availability
-from spec_core.weight_sync import BucketPlan, bucket_size
+from spec_kit.weight_sync import BucketPlan, bucket_size
 from spec_weight_transport_socket.sockets import Sockets
 
 if TYPE_CHECKING:

@@ -1,0 +1,170 @@
+"""Read the configuration: a YAML file, then flags, then ``section.key=value`` words; later ones win."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from spec_core.errors import ConfigError
+from spec_core.foreign import foreign_errors, read_bytes
+from spec_core.wording import shown
+from spec_trainer.configuration.references import check_references, resolve_references
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+    from pathlib import Path
+
+    from spec_core import Config
+
+_FILE_BYTES = 1 << 20
+_WORD_CHARACTERS = 1 << 16
+_LEVELS = 32
+"""Levels of nesting; a plugin's options have three or four."""
+_KEY = re.compile(r"[^\s.\[\]]+(\.[^\s.\[\]]+)*")
+_ODD_NUMBER = re.compile(r"[-+]?(0[xXbB][\da-fA-F_]+|0[0-7_]+|\d[\d.]*_[\d._]*|\d+(:[0-5]?\d)+(\.\d*)?)")
+"""Numbers of YAML 1.1 that are not decimal: hexadecimal, binary, octal (010 is 8), grouped, to the base 60."""
+_VALUES = 1 << 17
+"""Values of a configuration, where an alias counts as what it stands for: each takes about 1 kB."""
+_EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_configuration(
+    file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
+) -> dict[str, Any]:
+    """Merge a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` words.
+
+    Later layers win; ``${section.key}`` stands for another key's value. Raise ConfigError with the file, line or
+    word that is wrong.
+    """
+    layers = [_parse_file(file)] if file is not None else []
+    layers.append(OmegaConf.create())
+    for key, value in flags.items():
+        word = f"{key}={value}"
+        _check_word(word, f"override {shown(word)}")
+        check_references(str(value), f"override {shown(word)}")
+        _assign(layers[-1], key, value, word)
+    for word in overrides:
+        _assign(layers[-1], *_parse_word(word), word)
+    with foreign_errors(ConfigError, "configuration does not merge"):
+        merged = cast("dict[Any, Any]", OmegaConf.to_container(OmegaConf.merge(*layers)))
+        json.dumps(merged, default=str)  # 0xfff… can be a number of more digits than Python writes
+    return resolve_references({str(key): value for key, value in merged.items()})
+
+
+def read_resolved(file: Path) -> dict[str, Any]:
+    """Return the values of a ``config.yaml`` that ``dump_yaml`` wrote; nothing in them is a reference."""
+    text, where = _read_text(file), f"config file {file}"
+    _check_yaml(text, where, resolved=True)
+    with _yaml_errors(f"{where} is not YAML"):
+        values: object = yaml.safe_load(text)
+    if not isinstance(values, dict):
+        raise ConfigError(f"config file {file} holds no mapping of sections")
+    return {str(key): value for key, value in cast("dict[Any, Any]", values).items()}
+
+
+def dump_yaml(config: Config) -> str:
+    """Return the fully resolved configuration as YAML; reading it back gives an equal configuration."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _parse_file(file: Path) -> DictConfig:
+    where = f"config file {file}"
+    text = _read_text(file)
+    _check_yaml(text, where)
+    with _yaml_errors(f"{where} is not YAML"):
+        layer = OmegaConf.load(io.StringIO(text))
+    if not isinstance(layer, DictConfig):
+        raise ConfigError(f"{where} holds no mapping of sections")
+    return layer
+
+
+def _read_text(file: Path) -> str:
+    content = read_bytes(file, ConfigError, _FILE_BYTES)
+    with foreign_errors(ConfigError, f"config file {file} is not YAML"):
+        return content.decode()
+
+
+def _parse_word(word: str) -> tuple[str, object]:
+    """Return key and value of ``section.key=value``."""
+    where = f"override {shown(word)}"
+    key, separator, text = word.partition("=")
+    if not separator or not _KEY.fullmatch(key):
+        raise ConfigError(f"{where} is not of the form section.key=value")
+    if not text.strip():
+        raise ConfigError(f"{shown(key)[1:-1]}= is empty; leave the word out, or write null")
+    _check_word(word, where)
+    _check_yaml(text, where)
+    if text != text.strip():
+        raise ConfigError(
+            f"{where} has white space around its value; remove it, or put the value into quotes"
+        )
+    # OmegaConf's YAML rules, so that 1e-4 is a number on the command line as in a file.
+    with foreign_errors(ConfigError, f"{where}: the value is not YAML"):
+        parsed = cast("dict[Any, Any]", OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"])))
+    return key, parsed["value"]
+
+
+def _check_word(word: str, where: str) -> None:
+    if len(word) > _WORD_CHARACTERS:
+        raise ConfigError(f"{where} has {len(word)} characters, expected at most {_WORD_CHARACTERS}")
+    with foreign_errors(ConfigError, f"{where} is not Unicode"):
+        word.encode()
+
+
+def _check_yaml(text: str, where: str, resolved: bool = False) -> None:
+    """Refuse deep nesting, aliases that grow without end and wrong references before the text is loaded.
+
+    The loader is recursive, in C too, and would crash on endless nesting; here one event follows the other.
+    ``resolved``: nothing in the text is a reference.
+    """
+    size, begun, sizes = 0, list[tuple[str | None, int]](), dict[str | None, int]()
+    try:
+        for event in yaml.parse(text, Loader=_EVENTS):
+            if isinstance(event, yaml.CollectionStartEvent):
+                begun.append((event.anchor, size))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = begun.pop()
+                sizes[anchor] = size - before
+            size += sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
+            if len(begun) > _LEVELS:
+                raise ConfigError(f"{where} is nested in more than {_LEVELS} levels")
+            if size > _VALUES:
+                raise ConfigError(f"{where} has more than {_VALUES} values, with its aliases written out")
+            if isinstance(event, yaml.ScalarEvent):
+                _check_scalar(event, where, resolved)
+    except yaml.YAMLError:
+        return  # the loader finds it too, with a better message
+
+
+def _check_scalar(event: yaml.ScalarEvent, where: str, resolved: bool) -> None:
+    if not resolved:
+        check_references(event.value, where)
+    if "\0" in event.value:
+        raise ConfigError(f"{where}: {shown(event.value)} holds the character NUL, which no value can have")
+    if event.implicit[0] and _ODD_NUMBER.fullmatch(event.value):
+        raise ConfigError(
+            f"{where}: {shown(event.value)} is not a decimal number; write decimal digits, or quotes around a text"
+        )
+
+
+@contextmanager
+def _yaml_errors(problem: str) -> Generator[None]:
+    """Raise ConfigError as ``foreign_errors`` does, with the lines of YAML's own message, which name the place."""
+    with foreign_errors(ConfigError, problem):
+        try:
+            yield
+        except yaml.YAMLError as error:
+            raise ValueError(" ".join(str(error).split())) from error
+
+
+def _assign(layer: DictConfig, key: str, value: object, word: str) -> None:
+    if key.count(".") > _LEVELS:
+        raise ConfigError(f"override {shown(word)} is nested in more than {_LEVELS} levels")
+    with foreign_errors(ConfigError, f"override {shown(word)} cannot be applied"):
+        OmegaConf.update(layer, key, value, force_add=True)

@@ -1,0 +1,102 @@
+"""Validate a section of the configuration; its first problem becomes one line that names the key and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+
+import pydantic
+
+from spec_core.config import Config
+from spec_core.errors import ConfigError
+from spec_core.foreign import foreign_errors
+from spec_core.wording import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+C = TypeVar("C", bound=Config)
+
+
+def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
+    """Check ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
+    with foreign_errors(ConfigError, source):
+        for key, number in _integers(values):
+            if abs(number) >= 1 << 63:  # it counts nothing, and overflows where it is divided
+                raise ConfigError(
+                    f"{source}: {shown(key)[1:-1]}={shown(number)}: expected an integer of 63 bits"
+                )
+        # JSON mode is strict where YAML has the type, and still takes "a/b" for a path and [1] for a tuple.
+        text = json.dumps(values, default=str)
+    try:
+        return model.model_validate_json(text)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{source}: {_explain(model, error)}") from None
+
+
+def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
+    """Yield key and value of every integer below ``value``."""
+    if isinstance(value, int):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, part in cast("dict[Any, Any]", value).items():
+            yield from _integers(part, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for part in cast("list[Any]", value):
+            yield from _integers(part, key)
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """Return `` (did you mean 'x'?)`` or, if no known word is close, the list of them."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(sorted(known))})"
+
+
+def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
+    # An unknown key first: a misspelt one is also why another is missing.
+    problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
+    path = [str(part) for part in problem["loc"] if isinstance(part, str)]
+    key = ".".join(str(part) for part in problem["loc"]) or "configuration"
+    if problem["type"] == "extra_forbidden":
+        kind = "section or key" if len(path) == 1 else "key"
+        homes = _sections_with(model, path[0]) if len(path) == 1 else []
+        hint = f" (did you mean {' or '.join(homes)}?)" if homes else ""
+        return f"unknown {kind} {shown(key)}" + (hint or suggestion(path[-1], _keys_beside(model, path)))
+    if problem["type"] == "missing":
+        inner = next(iter(_keys_beside(model, [*path, ""])), "")  # of a section that is missing as a whole
+        key = f"{key}.{inner}" if inner else key
+        example = f", such as {key}=VALUE" if len(path) == len(problem["loc"]) else ""
+        return f"{key} is required{example}"
+    if problem["type"] == "model_type":
+        first = next(iter(_keys_beside(model, [*path, ""])), "key")
+        return f"{key}={shown(problem['input'])}: expected a section, with keys such as {key}.{first}"
+    if problem["type"] == "value_error":
+        message = problem["msg"].removeprefix("Value error, ")
+        return f"{key}: {message}" if path else message
+    return f"{key}={shown(problem['input'])}: {problem['msg']}"
+
+
+def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
+    """Return ``'section.key'`` for each section that has such a key: users forget the section."""
+    nested = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
+    return [
+        repr(f"{name}.{key}") for name, section in nested.items() if section and key in section.model_fields
+    ]
+
+
+def _keys_beside(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
+    """Return the keys of the section in which ``path`` ends, required ones first."""
+    for part in path[:-1]:
+        field = model.model_fields.get(part)
+        nested = _model_in(field.annotation) if field is not None else None
+        if nested is None:
+            return []
+        model = nested
+    return sorted(model.model_fields, key=lambda name: not model.model_fields[name].is_required())
+
+
+def _model_in(annotation: object) -> type[pydantic.BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)

@@ -1,0 +1,166 @@
+"""AgreedProcessGroup: device collectives whose library does not watch over the peers.
+
+Such a library notices neither that a peer is gone nor what a peer asks for: it waits on the device. So every call is
+first agreed on host to host, by a gloo group of the same members: there a dead, silent or mistaken peer shows, within
+the timeout, while nothing has been queued. Then the library's call is queued, and the host goes on. A peer that dies
+between the two leaves the stream waiting until this group's next call, ``abort`` or ``close``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import zlib
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import torch
+
+from spec_core.errors import ConfigError, PeerLost, ProtocolError, RunError
+from spec_kit.collectives.gloo_process_group import GlooProcessGroup
+from spec_kit.collectives.library_process_group import CollectiveLibrary, LibraryProcessGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from spec_core import Rendezvous
+
+SETUP_S = 20.0
+"""Least time for the library's own part of a call that all peers make, in seconds: it sets up connections when they
+are first used, which takes seconds on a busy host, whatever a call's timeout."""
+_POLL_S = 1e-3
+
+
+class Communicator(CollectiveLibrary, Protocol):
+    """A communicator of all ranks, on one device."""
+
+    def check(self) -> None:
+        """Raise RunError for what has gone wrong since the last call."""
+
+    def abort(self) -> None:
+        """Free the communicator; what is queued fails. Idempotent; any thread may call it."""
+
+
+class AgreedProcessGroup(LibraryProcessGroup):
+    """Collective to build. ConfigError where two ranks are on one device, which such libraries cannot do."""
+
+    library: ClassVar[str]
+    """Name of the library, for messages."""
+
+    def __init__(self, rendezvous: Rendezvous, device: torch.device) -> None:
+        """Build the group; every member of the rendezvous does."""
+        super().__init__(rendezvous.rank, rendezvous.world_size, device)
+        self._timeout_s = rendezvous.timeout_s
+        self._device_module = torch.get_device_module(device)
+        self._issuing = threading.Lock()
+        """The calls of one communicator come from one thread at a time."""
+        self._communicator: Communicator | None = None
+        self._hosts: GlooProcessGroup | None = None
+        self._queued = self._device_module.Event()
+        """Recorded after the last call."""
+        self._refuse_shared_devices(rendezvous)
+        try:
+            self._build(rendezvous)
+        except BaseException:
+            self.abort()
+            raise
+
+    @abstractmethod
+    def _device_id(self) -> str:
+        """Return the name of this rank's device, the same in every process of the host."""
+
+    @abstractmethod
+    def _connect(self, rendezvous: Rendezvous, deadline: float) -> Communicator:
+        """Return a communicator of all ranks; called on the group's device."""
+
+    def abort(self) -> None:
+        """End both halves: the agreement, which unblocks the hosts, and what is queued on the devices (P7)."""
+        if self._hosts is not None:
+            self._hosts.abort()
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            communicator.abort()
+
+    def close(self) -> None:
+        """Wait until what is queued is done, for at most the timeout, and end the group (P9)."""
+        deadline = time.monotonic() + self._timeout_s
+        while self._is_busy() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        self.abort()
+
+    def _build(self, rendezvous: Rendezvous) -> None:
+        self._hosts = GlooProcessGroup(rendezvous)
+        with self._device_module.device(self.device):
+            self._communicator = self._connect(rendezvous, self._deadline())
+
+    def _is_busy(self) -> bool:
+        communicator = self._communicator
+        if communicator is None or self._queued.query():
+            return False
+        with contextlib.suppress(RunError):
+            communicator.check()
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _call(
+        self, name: str, size: int, peer: int | None = None, *, sends: bool = False
+    ) -> Generator[tuple[CollectiveLibrary, float]]:
+        """Return when everybody concerned, all or one peer, makes this call with this size."""
+        hosts = self._hosts
+        if hosts is None:
+            raise PeerLost(f"rank {self.rank}: {name} on a group that was never built")
+        with self._issuing, self._device_module.device(self.device):
+            try:
+                if peer is None:
+                    self._agree_with_all(hosts, name, size)
+                else:
+                    self._agree_with(hosts, size, peer, sends)
+                yield self._checked(name), self._deadline()
+            except RunError:
+                self.abort()
+                raise
+            self._queued.record()
+
+    def _checked(self, call: str) -> Communicator:
+        where = f"rank {self.rank} of {self.world_size}: {call}"
+        communicator = self._communicator
+        if communicator is None:
+            raise PeerLost(f"{where}: the group was aborted")
+        try:
+            communicator.check()
+        except RunError as error:
+            raise type(error)(f"{where}: {error}") from error
+        return communicator
+
+    def _deadline(self) -> float:
+        return time.monotonic() + max(self._timeout_s, SETUP_S)
+
+    def _agree_with_all(self, hosts: GlooProcessGroup, call: str, size: int) -> None:
+        mine = torch.tensor([zlib.crc32(call.encode()), size])
+        for rank, theirs in enumerate(hosts.all_gather(mine)):
+            if not torch.equal(mine, theirs):
+                raise ProtocolError(
+                    f"rank {self.rank} makes a {call} of {size} elements, rank {rank} another call"
+                )
+
+    def _agree_with(self, hosts: GlooProcessGroup, size: int, peer: int, sends: bool) -> None:
+        """Exchange sizes with one peer; the rank that sends the tensor begins."""
+        mine, theirs = torch.tensor([size]), torch.empty(1, dtype=torch.int64)
+        if sends:
+            hosts.send(mine, peer)
+        hosts.recv(theirs, peer)
+        if not sends:
+            hosts.send(mine, peer)
+        if size != int(theirs):
+            raise ProtocolError(f"rank {self.rank} has {size} bytes for rank {peer}'s {int(theirs)}")
+
+    def _refuse_shared_devices(self, rendezvous: Rendezvous) -> None:
+        names = rendezvous.all_gather_json(self._device_id())
+        for rank, name in enumerate(names):
+            if (other := names.index(name)) != rank:
+                raise ConfigError(
+                    f"ranks {other} and {rank} are both on {name}, which {self.library} cannot do; give each a "
+                    "device of its own (processes of one device share features with placement.kind=colocated)"
+                )

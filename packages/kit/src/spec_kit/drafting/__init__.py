@@ -1,0 +1,98 @@
+"""Library for drafts and for engines that decode with them (docs/libraries/drafting.md)."""
+
+from typing import TYPE_CHECKING
+
+from spec_kit.drafting.decoder_shape import (
+    CapturedLayers,
+    DecoderConfig,
+    DecoderShape,
+    decoder_fields,
+    end_fields,
+)
+from spec_kit.drafting.draft_checks import Flaw, ServedFolder, check_served
+from spec_kit.drafting.draft_files import (
+    Json,
+    Shapes,
+    Size,
+    architectures,
+    as_served,
+    checked,
+    config_error,
+    present,
+    read_config,
+    section,
+    write_draft,
+)
+from spec_kit.drafting.draft_folder import recognise
+from spec_kit.drafting.draft_shape import DraftShape, head_fields, layer_range_problem, read_layers
+from spec_kit.drafting.served_draft import EMBEDDING, DraftCheckpoint, ServedDraft, head_problem
+from spec_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from spec_kit.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
+    from spec_kit.drafting.drawing import draw, uniform_numbers
+    from spec_kit.drafting.loss_parts import sharded_logsumexp_argmax, with_gradients
+    from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution, softmax
+    from spec_kit.drafting.rope import Rope, rotate
+    from spec_kit.drafting.target_ops import TargetOps
+    from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        decoder_parts="INIT_STD AttentionProjections Mlp linear",
+        drawing="draw uniform_numbers",
+        loss_parts="sharded_logsumexp_argmax with_gradients",
+        plain_kernels="DecoderKernels Distribution softmax",
+        rope="Rope rotate",
+        target_ops="TargetOps",
+        verification="Verdict distribution verify_greedy verify_sampled",
+    )
+
+__all__ = [
+    "EMBEDDING",
+    "INIT_STD",
+    "AttentionProjections",
+    "CapturedLayers",
+    "DecoderConfig",
+    "DecoderKernels",
+    "DecoderShape",
+    "Distribution",
+    "DraftCheckpoint",
+    "DraftShape",
+    "Flaw",
+    "Json",
+    "Mlp",
+    "Rope",
+    "ServedDraft",
+    "ServedFolder",
+    "Shapes",
+    "Size",
+    "TargetOps",
+    "Verdict",
+    "architectures",
+    "as_served",
+    "check_served",
+    "checked",
+    "config_error",
+    "decoder_fields",
+    "distribution",
+    "draw",
+    "end_fields",
+    "head_fields",
+    "head_problem",
+    "layer_range_problem",
+    "linear",
+    "present",
+    "read_config",
+    "read_layers",
+    "recognise",
+    "rotate",
+    "section",
+    "sharded_logsumexp_argmax",
+    "softmax",
+    "uniform_numbers",
+    "verify_greedy",
+    "verify_sampled",
+    "with_gradients",
+    "write_draft",
+]

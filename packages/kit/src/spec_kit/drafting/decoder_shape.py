@@ -1,0 +1,153 @@
+"""The sizes of a draft made of Llama-style decoder layers, and their form in a served config.json.
+
+Torch is not needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Self
+
+import pydantic
+from pydantic import Field
+
+from spec_core.config import DraftConfig
+from spec_core.records import TensorParallelHints
+from spec_kit.drafting.draft_files import Json, Size, section
+from spec_kit.drafting.draft_shape import DraftShape
+from spec_kit.targets.rope_parameters import read_rope, rope_fields, rope_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.target import TargetSpec
+    from spec_kit.drafting.draft_files import Shapes
+
+
+def _ascending(layers: tuple[int, ...]) -> tuple[int, ...]:
+    if list(layers) != sorted(set(layers)):
+        raise ValueError(f"{list(layers)} must be unique and ascending, as both engines capture them")
+    return layers
+
+
+CapturedLayers = Annotated[tuple[int, ...], pydantic.AfterValidator(_ascending)]
+"""Ids of the captured residual streams, as an option of a draft."""
+
+
+class DecoderConfig(DraftConfig):
+    """Options of a draft that is made of decoder layers: sizes that may differ from the target's."""
+
+    intermediate_size: int | None = Field(None, ge=1)
+    """Width of the draft's MLP. None, here and for the heads: the target's."""
+    num_heads: int | None = Field(None, ge=1)
+    """Query heads of the draft's attention."""
+    num_kv_heads: int | None = Field(None, ge=1)
+    """Key-value heads of the draft's attention."""
+    head_dim: int | None = Field(None, ge=2)
+    """Channels of one head."""
+
+
+class DecoderShape(DraftShape):
+    """The shape of a draft made of decoder layers; see DraftShape."""
+
+    intermediate_size: Size
+    num_heads: Size = Field(alias="num_attention_heads")
+    num_kv_heads: Size = Field(default_factory=lambda sizes: sizes["num_heads"], alias="num_key_value_heads")
+    head_dim: Size = Field(default_factory=lambda sizes: sizes["hidden_size"] // sizes["num_heads"])
+    norm_eps: float = Field(1e-6, gt=0, alias="rms_norm_eps")
+    rope: Json
+    """Hugging Face ``rope_parameters``."""
+    max_positions: Size = Field(2048, alias="max_position_embeddings")
+
+    @classmethod
+    def for_target(cls, config: DecoderConfig, target: TargetSpec, **own: object) -> Self:
+        """Return a fresh draft's shape: the fields ``own``, else the options, else the target's sizes."""
+        sizes: dict[str, object] = {
+            "intermediate_size": config.intermediate_size or target.intermediate_size,
+            "num_heads": config.num_heads or target.num_heads,
+            "num_kv_heads": config.num_kv_heads or target.num_kv_heads,
+            "head_dim": config.head_dim or target.head_dim,
+            "norm_eps": target.norm_eps,
+            "rope": dict(target.rope),
+            "max_positions": target.max_positions,
+        }
+        return super().for_target(config, target, **{**sizes, **own})
+
+    @classmethod
+    def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
+        """Return the rotary embeddings, whose form in config.json has changed with time."""
+        for key in ("rope_parameters", "rope_scaling"):
+            section(fields, key, folder)
+        return {"rope": read_rope(fields)}
+
+    def layer_shapes(self, inputs: int) -> Shapes:
+        """Return the tensors of AttentionProjections of ``inputs`` channels, Mlp, and the norms before both."""
+        h, wide = self.hidden_size, self.intermediate_size
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            "input_layernorm.weight": (h,),
+            "post_attention_layernorm.weight": (h,),
+            "self_attn.q_proj.weight": (q, inputs),
+            "self_attn.k_proj.weight": (kv, inputs),
+            "self_attn.v_proj.weight": (kv, inputs),
+            "self_attn.o_proj.weight": (h, q),
+            "mlp.gate_proj.weight": (wide, h),
+            "mlp.up_proj.weight": (wide, h),
+            "mlp.down_proj.weight": (h, wide),
+        }
+
+    def layer_hints(self, layer: str) -> TensorParallelHints:
+        """Return how ranks divide the decoder layer of that name, which has the modules of ``layer_shapes``."""
+        attention, mlp, inner = f"{layer}.self_attn", f"{layer}.mlp", self.intermediate_size
+        norms = f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"
+        return TensorParallelHints(
+            columns={
+                f"{attention}.q_proj": self.num_heads,
+                f"{attention}.k_proj": self.num_kv_heads,
+                f"{attention}.v_proj": self.num_kv_heads,
+                f"{mlp}.gate_proj": inner,
+                f"{mlp}.up_proj": inner,
+            },
+            replicated=(f"{attention}.k_proj", f"{attention}.v_proj"),
+            rows={f"{attention}.o_proj": self.num_heads, f"{mlp}.down_proj": inner},
+            enters=norms,
+            leaves=(f"{attention}.o_proj", mlp),
+            each_token=norms,
+        )
+
+    def fixed_fields(self) -> Json:
+        """Return fields that have one value for every draft of these layers."""
+        return {
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "logit_scale": 1.0,
+            "target_hidden_size": self.hidden_size,
+        }
+
+    def problem(self) -> str | None:
+        """Return why no decoder layer can have this shape, or None."""
+        if self.num_heads % self.num_kv_heads:
+            return f"{self.num_heads} attention heads are no multiple of {self.num_kv_heads} key-value heads"
+        return rope_problem(self.rope, self.head_dim)
+
+
+def decoder_fields(shape: DecoderShape) -> Json:
+    """Return the fields of config.json that describe a decoder layer."""
+    return {
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.norm_eps,
+        "max_position_embeddings": shape.max_positions,
+        "attention_bias": False,
+    }
+
+
+def end_fields(shape: DecoderShape, target: TargetSpec) -> Json:
+    """Return the fields of config.json for end tokens (a number, a list, or absent) and rotary embeddings."""
+    ends = list(target.eos_token_ids)
+    return {
+        **({"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}),
+        **rope_fields(shape.rope),
+    }

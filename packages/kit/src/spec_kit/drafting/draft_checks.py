@@ -1,0 +1,61 @@
+"""Checks of a served draft's folder by one engine: fields that it reads differently from others, or not at all.
+
+A draft's plugin finds its folder whole (``draft_files``). An engine's own parser may still read the folder in
+another way, or crash. Each engine keeps a table of such flaws. Torch is not needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ArtifactError
+from spec_kit.drafting.draft_files import architectures, read_config, read_shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from spec_core.target import TargetSpec
+    from spec_kit.drafting.draft_files import Json
+
+
+@dataclass(frozen=True)
+class ServedFolder:
+    """A served draft's folder as an engine's parser sees it."""
+
+    fields: Json
+    """Content of config.json."""
+    tensors: frozenset[str]
+    """Names in model.safetensors."""
+    target: TargetSpec
+
+    @property
+    def architectures(self) -> set[str]:
+        """Names in ``architectures`` of config.json."""
+        return architectures(self.fields)
+
+    def nested(self, section: str, key: str) -> object:
+        """Return a field of a nested object of config.json; None where either is absent."""
+        value: Any = self.fields.get(section)
+        return value.get(key) if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """A property of a folder that one engine cannot serve."""
+
+    problem: str
+    """Clause for the error: what is wrong and what to write instead."""
+    found: Callable[[ServedFolder], bool]
+
+
+def check_served(engine: str, flaws: Iterable[Flaw], folder: Path, target: TargetSpec) -> None:
+    """Raise ArtifactError, one line, for the first of the ``flaws`` that ``folder`` has."""
+    fields = read_config(folder)
+    if fields is None:
+        raise ArtifactError(f"draft {folder} cannot be served by {engine}: it has no config.json")
+    served = ServedFolder(fields, frozenset(read_shapes(folder)), target)
+    for flaw in flaws:
+        if flaw.found(served):
+            raise ArtifactError(f"draft {folder} cannot be served by {engine}: {flaw.problem}")

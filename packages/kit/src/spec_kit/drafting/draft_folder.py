@@ -1,0 +1,57 @@
+"""Find the installed draft plugin whose export a folder is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.draft import Draft
+from spec_core.errors import ArtifactError, PluginError
+from spec_core.foreign import foreign_errors
+from spec_core.plugins import find, load_each
+from spec_kit.drafting.draft_files import DOWNLOAD_FIRST, architectures, read_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.target import TargetSpec
+
+
+def recognise(folder: Path, target: TargetSpec) -> Draft:
+    """Return the installed draft whose export ``folder`` is.
+
+    Raises ArtifactError where there is none or the folder is damaged, TargetError where the draft does not go
+    with ``target``.
+    """
+    if not folder.is_dir():
+        remedy = "" if folder.exists() else f": there is none of that name; {DOWNLOAD_FIRST}"
+        raise ArtifactError(f"draft {folder} is not a folder{remedy}")
+    tried: list[str] = []
+    for name, plugin in load_each(Draft):
+        if isinstance(plugin, PluginError):
+            tried.append(f"{name} (broken: {plugin})")
+            continue
+        try:
+            with foreign_errors(PluginError, f"its plugin {find(Draft, name).owner} failed"):
+                draft = plugin.from_folder(folder)
+        except PluginError as error:
+            tried.append(f"{name} ({error})")
+            continue
+        if draft is not None:
+            draft.check_target(target)
+            return draft
+        tried.append(name)
+    raise ArtifactError(
+        f"{folder} is not a draft that an installed plugin knows (tried: {', '.join(tried) or 'none'}): "
+        f"{_what_it_is(folder)}"
+    )
+
+
+def _what_it_is(folder: Path) -> str:
+    fields = read_config(folder)
+    if fields is None:
+        return "it has no config.json; take the folder draft/ of a run, or what spec-trainer export writes"
+    if kind := fields.get("speculators_model_type"):
+        return f"it is in the layout of speculators, of the algorithm {kind!r}"
+    if not (named := architectures(fields)):
+        return "its config.json names no architectures"
+    return f"its config.json names the architecture {', '.join(sorted(named))}"

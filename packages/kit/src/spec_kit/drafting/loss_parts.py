@@ -1,0 +1,51 @@
+"""Parts of a draft's loss: rows of logits whose vocabulary may be sharded, and gradients that are known beforehand.
+
+Shapes: X any rows, V the local rows of the vocabulary (see ``spec_core.ops``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from spec_core.ops import VocabularyOps
+    from spec_kit.drafting.plain_kernels import DecoderKernels
+
+
+def sharded_logsumexp_argmax(
+    logits_XV: Tensor, ids_V: Tensor, ops: VocabularyOps, kernels: DecoderKernels
+) -> tuple[Tensor, Tensor]:
+    """Return each row's log-sum-exp, and the vocabulary id of its largest logit; of a tie the smallest id."""
+    local_X, sum_X, index_X = kernels.logsumexp_argmax(logits_XV)
+    top_X = ops.reduce_max(local_X)
+    log_sum_X = top_X + ops.reduce_sum(sum_X * (local_X - top_X).exp()).log()
+    # A NaN is not below anything: what such a row calls its largest is still an id of the vocabulary.
+    best_X = torch.where(local_X < top_X, torch.iinfo(torch.int64).min, -ids_V[index_X])
+    return log_sum_X, -ops.reduce_max(best_X)
+
+
+def with_gradients(value: Tensor, grads: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensor:
+    """Return ``value`` [] as a function of ``inputs`` whose derivatives are ``grads``: no graph is kept."""
+    result: Tensor = _KnownGradients.apply(value, tuple(grads), *inputs)
+    return result
+
+
+class _KnownGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, grads: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*grads)
+        ctx.dtypes = [tensor.dtype for tensor in inputs]
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        pairs = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return None, None, *((grad * grad_value).to(dtype) for grad, dtype in pairs)

@@ -1,0 +1,38 @@
+"""Library for engines whose program runs the target in processes of its own (docs/libraries/hosting.md)."""
+
+from spec_kit.hosting.backend_search import backend_for
+from spec_kit.hosting.capture_controller import CAPTURE_VARIABLE
+from spec_kit.hosting.draft_middleware import DraftMiddleware
+from spec_kit.hosting.draft_rank import DraftRank
+from spec_kit.hosting.draft_ranks import DraftRanks
+from spec_kit.hosting.engine_subprocess import EngineSubprocess
+from spec_kit.hosting.feature_exporter import FeatureExporter
+from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
+from spec_kit.hosting.program_arguments import unreserved
+from spec_kit.hosting.program_version import installed_version, probe_version
+from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE, HttpReplica, ProgramReplica
+from spec_kit.hosting.subprocess_engine import SubprocessEngine
+from spec_kit.hosting.subprocess_main import EngineLink
+
+__all__ = [
+    "CAPTURE_VARIABLE",
+    "DRAFT_TOKEN_VARIABLE",
+    "CaptureMode",
+    "DraftMiddleware",
+    "DraftRank",
+    "DraftRanks",
+    "EngineLink",
+    "EngineSubprocess",
+    "FeatureExporter",
+    "Fields",
+    "HttpReplica",
+    "Mode",
+    "PlainMode",
+    "ProgramReplica",
+    "SpeculativeMode",
+    "SubprocessEngine",
+    "backend_for",
+    "installed_version",
+    "probe_version",
+    "unreserved",
+]

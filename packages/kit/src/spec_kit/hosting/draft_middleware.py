@@ -1,0 +1,200 @@
+"""DraftMiddleware: an ASGI middleware for a server that a user has started with this project's extension.
+
+It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST with
+JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is answered when N verifications were counted since the draft last
+changed, or after S seconds: the counters are looked at while answers of the server go out. Each needs
+``Authorization: Bearer TOKEN`` with the token in the server's environment variable ``SPEC_DRAFT_TOKEN``. Other
+answers get the headers ``x-draft-version`` and ``x-draft-digest`` while a draft that was pushed serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import http
+import json
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import parse_qs
+
+from spec_core.errors import SpecError
+from spec_kit.hosting.draft_ranks import CALLS
+from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from spec_kit.hosting.draft_ranks import DraftRanks
+    from spec_kit.hosting.modes import Fields
+
+    Message = dict[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "/spec/draft/"
+_LONGEST_BODY = 1 << 16
+"""Bytes of the largest order that is read."""
+_LONGEST_WAIT_S = 30.0
+"""Longest time for which an answer is held back: a server that stops waits for it."""
+_LOOK_S = 0.1
+"""Time between an answer that goes out and a look at the counters, in which more of them may."""
+_NEWS_S = 1.0
+"""Age at which the status is asked for again, for the next answers: another frontend may change it."""
+
+
+class DraftMiddleware(ABC):
+    """The middleware around one application."""
+
+    sleep_path: ClassVar[str] = ""
+    """Path at which the server gives up the draft's memory, and with it the version."""
+
+    def __init__(self, app: App) -> None:
+        """Wrap ``app``."""
+        self._app = app
+        self._token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
+        self.ranks: DraftRanks | None = None
+        """The ranks of the server, from its start on."""
+        self._served: list[tuple[bytes, bytes]] = []
+        self._asked_s = float("-inf")
+        self._asking: asyncio.Future[None] | None = None
+        self._traffic = asyncio.Event()
+        """Set with the next part of an answer that goes out."""
+
+    @abstractmethod
+    def find_ranks(self, scope: Message) -> DraftRanks:
+        """Return the ranks of the server that starts, or that got the first request, of this ASGI scope."""
+
+    async def renewed(self, path: str, receive: Receive) -> Receive:
+        """Return the way by which the application is to read a request, which a subclass may change."""
+        return receive
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a request about the draft, and pass on any other, and the server's start."""
+        if self.ranks is None:
+            self.ranks = self.find_ranks(scope)
+        if scope["type"] != "http":
+            await self._app(scope, receive, self._opening(send))
+            return
+        path = scope["path"]
+        if path.startswith(_PREFIX):
+            status, fields = await self._answer(scope, path.removeprefix(_PREFIX), receive)
+            await _send_json(send, status, fields)
+            return
+        if scope["method"] == "GET":  # health and metrics
+            await self._app(scope, receive, send)
+            return
+        if time.monotonic() - self._asked_s > _NEWS_S and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.ensure_future(self._note("status"))  # no request waits for it
+        answered: list[int] = []
+
+        async def naming(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answered.append(message["status"])
+                message = {**message, "headers": [*message.get("headers", []), *self._served]}
+            await send(message)
+            passed, self._traffic = self._traffic, asyncio.Event()
+            passed.set()
+
+        await self._app(scope, await self.renewed(path, receive), naming)
+        if path == self.sleep_path and answered == [http.HTTPStatus.OK]:  # without such a route it is refused
+            await self._note("forget")
+
+    def _opening(self, send: Send) -> Send:
+        """Return ``send`` of the server's lifespan: before there is traffic the ranks are made ready for pushes."""
+
+        async def opening(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete" and self._token:
+                try:
+                    await self._call("open", "")
+                except Exception as error:  # noqa: BLE001 (whatever it is, the server serves)
+                    log.warning("this server is not ready for pushes of a draft: %s", error)
+            await send(message)
+
+        return opening
+
+    async def _answer(self, scope: Message, name: str, receive: Receive) -> tuple[int, Fields]:
+        if not self._is_admitted(scope):
+            return 401, {"error": f"a bearer token is needed, that of the server's {DRAFT_TOKEN_VARIABLE}"}
+        if (scope["method"], name) != ("GET", "status") and (scope["method"] != "POST" or name not in CALLS):
+            return 404, {"error": f"{scope['method']} {name!r} is none of {', '.join(['status', *CALLS])}"}
+        try:
+            body = (await _body(receive)).decode()
+            if name == "status" and scope.get("query_string"):
+                return 200, await self._counted(*_held(scope["query_string"].decode()))
+            return 200, await self._call(name, body)
+        except (SpecError, ValueError) as error:
+            return 409, {"error": str(error)}
+
+    def _is_admitted(self, scope: Message) -> bool:
+        claimed = dict(scope["headers"]).get(b"authorization", b"")
+        return bool(self._token) and hmac.compare_digest(claimed, f"Bearer {self._token}".encode())
+
+    async def _counted(self, rounds: int, wait_s: float) -> Fields:
+        """Return the status when so many verifications were counted, or when the time is over."""
+        ends_s = time.monotonic() + wait_s
+        while True:
+            traffic = self._traffic
+            answer = await self._call("status", "")
+            left_s = ends_s - time.monotonic()
+            if answer["acceptance"]["rounds"] >= rounds or left_s <= 0:
+                return answer
+            with suppress(TimeoutError):
+                await asyncio.wait_for(traffic.wait(), left_s)
+                await asyncio.sleep(_LOOK_S)
+
+    async def _call(self, name: str, argument: str) -> Fields:
+        assert self.ranks is not None
+        answer = await self.ranks.call(name, argument)
+        served = answer["status"]
+        self._asked_s = time.monotonic()
+        self._served = [
+            (b"x-draft-version", str(served["version"]).encode()),
+            (b"x-draft-digest", served["digest"].encode()),
+        ]
+        if served["version"] is None:
+            self._served = []
+        return answer
+
+    async def _note(self, name: str) -> None:
+        """Make a call for the headers of the next answers alone."""
+        self._asked_s = time.monotonic()
+        try:
+            await self._call(name, "")
+        except SpecError:  # a server without a draft
+            self._served = []
+
+
+def _held(query: str) -> tuple[int, float]:
+    """Return the rounds and seconds of a question that is held back. Raise ValueError for another one."""
+    fields = parse_qs(query, strict_parsing=True)
+    if set(fields) != {"rounds", "wait_s"}:
+        raise ValueError(f"{query!r}: expected rounds=NUMBER&wait_s=SECONDS")
+    rounds, wait_s = int(fields["rounds"][0]), float(fields["wait_s"][0])
+    if not 0 <= wait_s <= _LONGEST_WAIT_S:
+        raise ValueError(f"wait_s={wait_s:g}: expected 0 to {_LONGEST_WAIT_S:g} seconds")
+    return rounds, wait_s
+
+
+async def _body(receive: Receive) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > _LONGEST_BODY:
+            raise ValueError(f"the order has more than {_LONGEST_BODY} bytes")
+    return body
+
+
+async def _send_json(send: Send, status: int, fields: Fields) -> None:
+    body = json.dumps(fields).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

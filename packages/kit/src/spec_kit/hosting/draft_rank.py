@@ -1,0 +1,77 @@
+"""DraftRank: one rank of an engine's program in updates of its draft, for calls whose values are plain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.draft_replica import ServingStatus, UpdateId, UpdateOrder
+from spec_core.errors import EngineError, SpecError
+from spec_kit.hosting.backend_search import backend_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from spec_core.weight_transport import WeightTransport
+    from spec_kit.weight_sync import ExchangedSlot, UpdateReceiver
+
+
+class DraftRank:
+    """Takes part from ``open`` or the first update on: until then a draft costs no memory twice."""
+
+    def __init__(self, make_slot: Callable[[], ExchangedSlot], rank: int) -> None:
+        """Make the slot by ``make_slot`` when it is needed; it may raise EngineError."""
+        self._make_slot, self._rank = make_slot, rank
+        self._parts: tuple[ExchangedSlot, Mapping[str, WeightTransport]] | None = None
+        self._receiver: UpdateReceiver | None = None
+
+    def answer(self, call: str, argument: str = "") -> dict[str, str]:
+        """Return this rank's ``status`` after a call, or the reason why it is ``refused``.
+
+        ``call`` is ``prepare``, with an UpdateOrder as JSON, ``commit``, ``revert`` or ``abort``, with an UpdateId,
+        ``open``, ``status`` or ``forget``. It must come between two steps of the engine. ``open`` does beforehand
+        what makes the first ``prepare`` a long step.
+        """
+        try:
+            return {"status": self._call(call, argument).model_dump_json()}
+        except (SpecError, RuntimeError) as error:  # RuntimeError: torch's, such as out of memory
+            return {"refused": str(error)}
+
+    def forget(self) -> None:
+        """Note that nothing that was pushed is served any more; then the draft's memory may be given up."""
+        if self._receiver is not None:
+            self._receiver.forget()
+
+    def _call(self, call: str, argument: str) -> ServingStatus:
+        if call == "prepare":
+            order = UpdateOrder.decode(argument)
+            return self._opened(order.update.group).prepare(order)
+        if call == "forget":
+            self.forget()
+        if call == "open":
+            self._open()[0].digest("live")  # the first one loads kernels
+        receiver = self._receiver
+        if call in ("open", "status", "forget"):
+            return ServingStatus() if receiver is None else receiver.status()
+        if receiver is None:
+            raise EngineError("no update was ever prepared")
+        act = {"commit": receiver.commit, "revert": receiver.revert, "abort": receiver.abort}[call]
+        return act(UpdateId.decode(argument))
+
+    def _opened(self, group: str) -> UpdateReceiver:
+        """Return the receiver, for updates of the group that the first one is of."""
+        from spec_kit.weight_sync import UpdateReceiver
+
+        slot, transports = self._open()
+        if self._receiver is None:
+            self._receiver = UpdateReceiver(slot, transports, group=group, rank=self._rank)
+        return self._receiver
+
+    def _open(self) -> tuple[ExchangedSlot, Mapping[str, WeightTransport]]:
+        """Return the slot, ready for the next update, and the transports by which it may come."""
+        if self._parts is None:
+            from spec_kit.weight_sync import open_weight_transports
+
+            slot = self._make_slot()
+            self._parts = slot, open_weight_transports(backend_for(slot.device.type))
+        self._parts[0].make_blank()
+        return self._parts

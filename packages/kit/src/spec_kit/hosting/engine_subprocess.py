@@ -1,0 +1,328 @@
+"""EngineSubprocess: an engine's end of the process that the engine's program lives in.
+
+vLLM and SGLang take over the process that they are in (stdout, logging, signal handlers, start method) and are
+steered by environment variables. So the program gets a process of its own, with its own environment.
+
+Messages to the process: first ``order`` (``arguments``, ``peer_s``, ``device_type``), then requests, each with a
+``key``. From it: ``ready``, ``alive``, for each key ``done`` or ``refused``, and ``failed`` when all is over. The
+other end is ``subprocess_main``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import subprocess
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import psutil
+
+from spec_core.errors import DeadlineExceeded, EngineError, PeerLost
+from spec_core.records import Generation
+from spec_core.resource import Resource
+from spec_kit.hosting.capture_controller import CAPTURE_VARIABLE, CaptureController
+from spec_kit.hosting.modes import CaptureMode
+from spec_processes import Reaper, end_group, ending, spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from spec_core.config import EngineConfig
+    from spec_core.engine import EngineContext
+    from spec_core.records import AcceptanceCounters, CaptureRequest, SamplingParams
+    from spec_kit.hosting.modes import Fields, Mode
+
+log = logging.getLogger(__name__)
+
+_SETTLE_S = 3.0
+"""Time from the first sign of a death until its cause is known."""
+_KILL_S = 30.0
+"""Time for killed processes to be gone; the driver frees their memory first."""
+_CONNECTED_S = 10.0
+"""Time for the exporter's connection to be accepted; it connects before the program is ready."""
+_LAST_LINES = 400
+"""Lines of the program's log that are searched for the cause of its death."""
+_CAUSE = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+)$")
+
+
+class EngineSubprocess(Resource):
+    """The program of an engine, running in one mode from construction to ``close``.
+
+    A subclass says what the program is, how requests reach it, and which files it leaves behind. Any thread may call
+    it. The process ends with the thread that constructs it, so that thread must outlive it. The program's processes
+    form one process group, which ends with this process, also by ``kill -9``.
+    """
+
+    program: ClassVar[str]
+    """The program's name in messages and logs."""
+    module: ClassVar[str]
+    """The module that the process runs as ``__main__``; it uses ``EngineLink``."""
+    our_part: ClassVar[str]
+    """The part of the engine that captures in the program, and where to look if it is missing; for messages."""
+    grace_s: ClassVar[float] = 0.0
+    """Seconds between closing the link to the process and killing it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        context: EngineContext,
+        mode: Mode,
+        arguments: Mapping[str, Any],
+        env: Mapping[str, str],
+    ) -> None:
+        """Begin to start the program with ``arguments``, in the environment ``env``."""
+        self.mode = mode
+        self.ready: Fields = {}
+        """The fields of the message ``ready``."""
+        self._context = context
+        self._captures: CaptureController | None = None
+        self._keys = itertools.count()
+        self._pending: dict[int, Future[Fields]] = {}
+        self._lock = threading.Lock()
+        self._started, self._ended = threading.Event(), threading.Event()
+        self._failure: EngineError | None = None
+        self._reported: str | None = None
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._begun_s = self._received_s = time.monotonic()
+        log.info("starting %s: %s", self.program, arguments)
+        if isinstance(mode, CaptureMode):
+            self._captures = CaptureController(context, mode.schema, config.send_timeout_s, self.death)
+            env = {**env, CAPTURE_VARIABLE: self._captures.address}
+        self._reaper = Reaper()
+        self._process, self._channel = spawn([self.module], env, subprocess.PIPE, context.peer_s)
+        self._reaper.add(self._process.pid)
+        with suppress(PeerLost):  # its end is noticed, with the cause, by a thread below
+            self._channel.send(
+                "order",
+                arguments=dict(arguments),
+                peer_s=context.peer_s,
+                device_type=context.backend.device_type,
+            )
+        self._threads = [
+            threading.Thread(target=target, name=f"{self.program} {target.__name__.strip('_')}", daemon=True)
+            for target in (self._listen, self._copy_log, self._await_end)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @abstractmethod
+    def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
+        """Ask the program to run the requests, so that its worker exports the states of each.
+
+        The ``request_id`` and ``destinations`` of a request must reach ``FeatureExporter.export`` as they are; here
+        the latter are short names, good for logs. The future is done when the program has run every request, or
+        has the EngineError of one that it did not run.
+        """
+
+    @abstractmethod
+    def decode(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return the answers in order.
+
+        Each has new token ``ids``, ``gaps`` of the two largest logits or nothing, version and digest of the
+        ``draft`` where a pushed one may serve, and where the program counts them: how many verifications
+        ``accepted`` 0, 1, … guesses, how many tokens of the prompt were ``cached``, and ``times`` of the tokens.
+        """
+
+    @abstractmethod
+    def acceptance(self) -> AcceptanceCounters:
+        """Return the counters since the start of the program."""
+
+    def wait_ready(self) -> None:
+        """Wait until the program takes requests.
+
+        Raise EngineError with the program's own reason if it does not start, DeadlineExceeded after ``start_s``.
+        """
+        if not self._started.wait(self._context.start_s):
+            raise DeadlineExceeded(
+                f"{self.program} was not ready within timeouts.start_s={self._context.start_s} s"
+            )
+        if self._failure is not None:
+            raise self._failure
+        if self._captures is not None and not self._captures.wait_connected(_CONNECTED_S):
+            raise EngineError(f"{self.program} started without {self.our_part}")
+        log.info("%s is up after %.0f s", self.program, time.monotonic() - self._begun_s)
+
+    def capture(self, requests: Sequence[CaptureRequest], done: Future[None]) -> None:
+        """Run the requests; ``done`` is done when the features of all were handed to their transport."""
+        assert self._captures is not None, "not in a CaptureMode"
+        captures = self._captures
+
+        def ran(run: Future[Fields]) -> None:
+            if (error := run.exception()) is not None:
+                captures.fail([request.request_id for request in requests], error)
+
+        self.prefill(captures.register(requests, done)).add_done_callback(ran)
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
+        """Return the answers in the prompts' order."""
+        return [_generation(answer, sampling) for answer in self.decode(prompts, sampling)]
+
+    def ask(self, kind: str, **fields: Any) -> Future[Fields]:
+        """Send a request to the process; the future has the fields of its answer, or EngineError."""
+        answer: Future[Fields] = Future()
+        with self._lock:
+            if self._failure is not None:
+                answer.set_exception(self._failure)
+                return answer
+            key = next(self._keys)
+            self._pending[key] = answer
+        try:
+            with suppress(PeerLost):  # the future gets the cause
+                self._channel.send(kind, key=key, **fields)
+        except DeadlineExceeded as error:
+            if self._take(key) is not None:
+                answer.set_exception(error)
+        return answer
+
+    def health(self) -> None:
+        """Raise EngineError if the program has ended, has been silent for ``peer_s``, or captures nothing."""
+        if self._failure is not None:
+            raise self._failure
+        if self._started.is_set() and time.monotonic() - self._received_s > self._context.peer_s:
+            raise EngineError(f"{self.program} has been silent for timeouts.peer_s={self._context.peer_s} s")
+        if self._captures is not None:
+            self._captures.health()
+
+    def death(self) -> EngineError | None:
+        """Return why the program has ended, or is about to; None if it has not."""
+        self._ended.wait(_SETTLE_S)
+        return self._failure
+
+    def drain(self) -> None:
+        """Wait until every capture that was begun has ended."""
+        if self._captures is not None:
+            self._captures.drain()
+
+    def close(self) -> None:
+        """Kill every process of the program; pending requests end with EngineError. Idempotent."""
+        self._end(EngineError(f"{self.program} was closed"))
+        group = _group(self._process.pid)
+        self._channel.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(self.grace_s)
+        if self._process.poll() is None:  # else its number may be another group's by now
+            end_group(self._process.pid)
+        self._process.wait()
+        for thread in self._threads:
+            thread.join()
+        self._await_death(group)
+        self._reaper.close()
+        if self._captures is not None:
+            self._captures.close()
+        for file in self.left_files([process.pid for process in group]):
+            file.unlink(missing_ok=True)
+
+    def left_files(self, pids: Sequence[int]) -> Iterable[Path]:
+        """Return the files that the program's processes have left behind."""
+        return ()
+
+    def explain(self, message: str) -> str:
+        """Return what the program has died of, given all that is known directly: ``message``."""
+        causes = self.logged_errors()
+        return causes[-1] if causes else message
+
+    def logged_errors(self) -> list[str]:
+        """Return the errors in the last lines of the program's log."""
+        return [found[1] for line in self._last_lines if (found := _CAUSE.search(line))]
+
+    def _listen(self) -> None:
+        for message in self._channel.messages():
+            self._received_s = time.monotonic()
+            kind = message["kind"]
+            if kind == "ready":
+                self.ready = message
+                self._started.set()
+            elif kind == "failed":
+                self._reported = message["message"]
+            elif kind != "alive":
+                self._answer(message)
+
+    def _take(self, key: int) -> Future[Fields] | None:
+        """Return the pending future of a request; None if it was taken or failed before."""
+        with self._lock:
+            return self._pending.pop(key, None)
+
+    def _answer(self, message: Fields) -> None:
+        if (future := self._take(message["key"])) is None:
+            return
+        if message["kind"] == "done":
+            future.set_result(message)
+        else:
+            future.set_exception(EngineError(f"{self.program} refused a request: {message['message']}"))
+
+    def _copy_log(self) -> None:
+        """Log the program's output; in a run, it becomes lines of the engine's own log file."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                text = line.decode(errors="replace").rstrip()
+                self._last_lines.append(text)
+                log.info("%s", text)
+
+    def _await_end(self) -> None:
+        code = self._process.wait()
+        end_group(self._process.pid)  # its children hold its output open
+        listening, copying, _ = self._threads
+        listening.join()
+        copying.join()
+        cause = self.explain(self._reported or f"its process {ending(code)}")
+        if not self._started.is_set():
+            cause = f"{self.program} did not start: {cause}"
+        elif self._reported is None:
+            cause = f"{self.program} has ended: {cause}"
+        self._end(EngineError(cause))
+
+    def _end(self, error: EngineError) -> None:
+        """Fail what is pending; the first reason is kept."""
+        with self._lock:
+            self._failure = self._failure or error
+            pending, self._pending = self._pending, {}
+        self._ended.set()
+        self._started.set()
+        for future in pending.values():
+            future.set_exception(self._failure)
+
+    def _await_death(self, processes: Sequence[psutil.Process]) -> None:
+        """Wait until the processes are dead; a zombie, which nobody has reaped yet, holds nothing."""
+        deadline = time.monotonic() + _KILL_S
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    if time.monotonic() > deadline:
+                        log.error("process %d of %s does not die", process.pid, self.program)
+                        break
+                    time.sleep(0.02)
+
+
+def _generation(answer: Mapping[str, Any], sampling: SamplingParams) -> Generation:
+    version, digest = answer.get("draft", (None, ""))
+    return Generation(
+        token_ids=tuple(answer["ids"])[: sampling.max_new_tokens],
+        top2_margin=tuple(answer["gaps"]),
+        verifications=tuple(answer.get("accepted", ())),
+        cached_tokens=answer.get("cached", 0),
+        times_s=tuple(answer.get("times", ()))[: sampling.max_new_tokens],
+        draft_version=version,
+        draft_digest=digest,
+    )
+
+
+def _group(leader: int) -> list[psutil.Process]:
+    """Return every process of the group; some may have lost their parent."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == leader:
+                found.append(process)
+    return found

@@ -1,0 +1,180 @@
+"""FeatureExporter: sends captured states to the trainers, from the engine's worker process that holds them.
+
+The other end is ``capture_controller``. Code that the engine calls (a connector, a hook) hands the states of each
+request to ``export``; a thread of the exporter sends them, so the engine computes on.
+
+Shapes: T tokens, N captured layers, H hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spec_core import Backend, plugins
+from spec_core.errors import PeerLost, ProtocolError, SpecError, first_line
+from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.resource import Resource
+from spec_core.validation import validate
+from spec_processes import ControlChannel
+from spec_processes.sockets import local_socket
+from spec_processes.sockets.framed_socket import peer_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    import torch
+    from torch import Tensor
+
+    from spec_core.transport import FeatureSender
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 60.0
+"""Longest wait for the controller, which listens before the engine's program starts."""
+
+
+@dataclass(frozen=True)
+class _Export:
+    request_id: int
+    destinations: Sequence[str]
+    token_ids: Sequence[int] | Tensor
+    hidden_TNH: Tensor
+    ready: torch.Event | None
+    """Recorded where the states were computed; None on a device without streams."""
+
+
+class FeatureExporter(Resource):
+    """Send states to trainers. One worker process of an engine has one; of a tensor-parallel group, the first."""
+
+    def __init__(self, address: str, timeout_s: float = _CONNECT_S) -> None:
+        """Connect to the controller at ``address``, the content of ``CAPTURE_VARIABLE``.
+
+        Raise PeerLost where no controller listens, DeadlineExceeded where it does not answer.
+        """
+        name, _, token = address.partition(":")
+        with peer_errors(
+            "the capture controller does not answer", f"no capture controller listens at {name}"
+        ):
+            self._channel = ControlChannel(local_socket.connect(name, timeout_s), timeout_s)
+        self._channel.send("token", token=token)
+        self._messages = self._channel.messages()
+        configuration = next(self._messages, None)
+        if configuration is None:
+            self._channel.close()
+            raise ProtocolError("the capture controller refused this worker's token")
+        self._channel.keep_alive(configuration["peer_s"])  # the backend may take its time to import
+        schema = configuration["schema"]
+        self.schema = FeatureSchema(**schema | {"layers": tuple(schema["layers"])})
+        """The states that are captured for each token."""
+        self._send_timeout_s: float = configuration["send_timeout_s"]
+        backend_type = plugins.load(Backend, configuration["backend"]["name"])
+        backend = backend_type(
+            validate(backend_type.Config, configuration["backend"], "backend of the engine")
+        )
+        self._transport = backend.transport(configuration["placement"])
+        self._stream: torch.Stream | None = None
+        self._addresses: dict[str, str] = {}
+        self._senders: dict[str, FeatureSender] = {}
+        self._exports: queue.SimpleQueue[_Export | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._send_all, name="feature exporter", daemon=True)
+        self._thread.start()
+
+    def export(
+        self,
+        request_id: int,
+        destinations: Sequence[str],
+        token_ids: Sequence[int] | Tensor,
+        hidden_TNH: Tensor,
+    ) -> None:
+        """Take over the states of a request and return at once; ``hidden_TNH`` must not be written to again.
+
+        ``request_id`` and ``destinations`` are those of the request. ``token_ids`` are those that the engine ran: the
+        trainer compares them with its data. A tensor of them is not read on this thread.
+        """
+        import torch
+
+        ready = None
+        if not hidden_TNH.is_cpu:
+            ready = torch.Event(hidden_TNH.device)
+            ready.record()
+        self._exports.put(_Export(request_id, destinations, token_ids, hidden_TNH, ready))
+
+    def fail(self, request_id: int, error: BaseException) -> None:
+        """Fail a request whose states could not be had."""
+        self._channel.send(
+            "failed", request_id=request_id, error=type(error).__name__, message=first_line(error)
+        )
+
+    def close(self) -> None:
+        """Send what was exported, then close the link. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._exports.put(None)
+        self._thread.join()
+        self._channel.close()
+        for sender in self._senders.values():
+            sender.close()
+
+    def _send_all(self) -> None:
+        with suppress(PeerLost):  # the engine is gone, and with it everybody who waits for an answer
+            while (export := self._exports.get()) is not None:
+                try:
+                    with self._ordered_after(export):
+                        self._send(export)
+                except (SpecError, RuntimeError) as error:  # RuntimeError: torch's, such as out of memory
+                    log.exception("features of request %d were not sent", export.request_id)
+                    self.fail(export.request_id, error)
+                else:
+                    self._channel.send("sent", request_id=export.request_id)
+
+    @contextmanager
+    def _ordered_after(self, export: _Export) -> Generator[None]:
+        """Work on a stream that waits for the states; the engine's stream never waits for a copy."""
+        import torch
+
+        if export.ready is None:
+            yield
+            return
+        device = export.hidden_TNH.device
+        if self._stream is None:
+            torch.accelerator.set_device_index(device)  # current devices are per thread
+            self._stream = torch.Stream(device)
+        with self._stream:
+            self._stream.wait_event(export.ready)
+            yield
+            # The allocator must not give the memory to the engine's stream before this one has read it.
+            for tensor in (export.hidden_TNH, export.token_ids):
+                if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
+                    tensor.record_stream(self._stream)
+
+    def _send(self, export: _Export) -> None:
+        import torch
+
+        hidden_TNH = export.hidden_TNH
+        sample = FeatureSample(
+            request_id=export.request_id,
+            input_ids=torch.as_tensor(export.token_ids, dtype=torch.int64, device=hidden_TNH.device),
+            hidden_TNH=hidden_TNH,
+        )
+        # The ticket is not awaited: nobody writes to these states again, and the transport holds them while it must.
+        for destination in export.destinations:
+            self._sender(destination).send(sample, self._send_timeout_s)
+
+    def _sender(self, destination: str) -> FeatureSender:
+        # The controller has sent the address before the request, so it is here or on its way.
+        while destination not in self._addresses:
+            if (message := next(self._messages, None)) is None:
+                raise PeerLost("the capture controller is gone")
+            self._addresses[message["name"]] = message["address"]
+        if destination not in self._senders:
+            self._senders[destination] = self._transport.connect(
+                self._addresses[destination], self.schema, self._send_timeout_s
+            )
+        return self._senders[destination]

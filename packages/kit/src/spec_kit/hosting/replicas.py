@@ -1,0 +1,160 @@
+"""Replicas of engines whose program has processes of its own: one that a run started, one that a user started.
+
+Both hand calls on and do nothing else; the program's own worker processes connect to the publisher.
+"""
+
+from __future__ import annotations
+
+import http
+import json
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import pydantic
+
+from spec_core.draft_replica import DraftReplica, ServingStatus
+from spec_core.errors import EngineError, ProtocolError
+from spec_core.foreign import cause
+from spec_core.records import AcceptanceCounters
+from spec_core.resource import Resource
+from spec_core.wire_record import WireRecord
+from spec_core.wording import one_line, shown
+from spec_processes.sockets.http_client import HttpClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateOrder
+    from spec_kit.hosting.modes import Fields
+    from spec_processes.sockets.http_client import HttpAnswer
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+DRAFT_TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
+"""Environment variable with the secret of those who may push; a server and whoever pushes to it have the same."""
+_ROUTES = "/spec/draft/"
+_ANSWER_S = 60.0
+"""Longest time for an answer of a server, from the connection to its last byte: a call waits for the step that the
+engine is in."""
+_GRACE_S = 1.0
+"""Time after that for a system that still looks up the host's name."""
+_MOST_RANKS = 4096
+_LARGEST_COUNT = 1 << 53
+"""Counts are divided: above this a float cannot hold each."""
+
+
+class ServerAnswer(WireRecord):
+    """The answer of a server, the same to every call."""
+
+    status: ServingStatus
+    ranks: Annotated[int, pydantic.Field(ge=1, le=_MOST_RANKS)]
+    acceptance: AcceptanceCounters
+
+    @pydantic.field_validator("acceptance")
+    @classmethod
+    def _counts(cls, acceptance: AcceptanceCounters) -> AcceptanceCounters:
+        totals = acceptance.rounds, acceptance.drafted, acceptance.accepted
+        if not all(0 <= count <= _LARGEST_COUNT for count in (*totals, *acceptance.accepted_per_position)):
+            raise ValueError(f"expected counts of 0 to {_LARGEST_COUNT}")
+        return acceptance
+
+
+class _Refusal(WireRecord):
+    """The answer to a call that is refused."""
+
+    error: str
+
+
+class ProgramReplica(DraftReplica):
+    """The program of an engine of this run, whose process takes requests of kind ``draft``."""
+
+    def __init__(self, ask: Callable[[str, str], Future[Fields]], num_ranks: int) -> None:
+        """Send calls by ``ask``, with their argument as JSON."""
+        self.num_ranks = num_ranks
+        self._ask = ask
+
+    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+        """Ask the program; the future ends with its answer."""
+        asked = self._ask(name, _body(argument))
+        return _then(asked, lambda fields: ServingStatus.decode(json.dumps(fields["status"])))
+
+
+class HttpReplica(DraftReplica, Resource):
+    """A server that a user has started with this project's extension; ``docs/engines.md`` has its routes."""
+
+    def __init__(self, url: str, token: str, timeout_s: float = _ANSWER_S) -> None:
+        """Ask the server at ``url`` (``http://host:port``) how many ranks it has; no answer may take ``timeout_s``.
+
+        Raise ConfigError for another address or a token that no header can carry, EngineError where there is no
+        server, or none with these routes.
+        """
+        self._client, self._timeout_s = HttpClient(url, token), timeout_s
+        self.first_answer = self._answer()
+        """The server's answer to this first question."""
+        self.num_ranks = self.first_answer.ranks
+
+    def acceptance(self, rounds: int = 0, wait_s: float = 0.0) -> AcceptanceCounters:
+        """Return what the server has counted of requests that began after its draft last changed; waits for it.
+
+        The server holds that back until it has counted ``rounds`` verifications, for ``wait_s`` at most.
+        """
+        return self._answer(f"?rounds={rounds}&wait_s={wait_s:g}" if rounds else "", wait_s).acceptance
+
+    def close(self) -> None:
+        """End every call under way with EngineError, and each that follows; any thread may call it."""
+        self._client.close()
+
+    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+        """Ask the server on a thread of the call's own."""
+        asked = self._client.ask(f"{_ROUTES}{name}", _body(argument), self._timeout_s)
+        return _then(asked, lambda answer: self._read(name, answer).status)
+
+    def _answer(self, query: str = "", held_s: float = 0.0) -> ServerAnswer:
+        """Return the status, which the server may hold back for ``held_s``."""
+        limit_s = self._timeout_s + held_s
+        asked = self._client.ask(f"{_ROUTES}status{query}", "", limit_s)
+        try:
+            answer = asked.result(limit_s + _GRACE_S)
+        except TimeoutError as error:
+            raise EngineError(f"{self._client.url} does not answer status within {limit_s:g} s") from error
+        return self._read("status", answer)
+
+    def _read(self, name: str, answer: HttpAnswer) -> ServerAnswer:
+        """Return what a server has answered. Raise EngineError for a refusal, and for anything else."""
+        where = self._client.url
+        if answer.status == http.HTTPStatus.NOT_FOUND:
+            raise EngineError(f"{where} has no {_ROUTES}{name}; start it with this project's extension")
+        if answer.location:
+            raise EngineError(
+                f"{where} redirects {name} to {shown(answer.location)}, and the secret goes nowhere else; "
+                "name the address of the server itself"
+            )
+        try:
+            if answer.status == http.HTTPStatus.OK:
+                return ServerAnswer.decode(answer.body)
+            refusal = one_line(_Refusal.decode(answer.body).error)
+        except ProtocolError as error:
+            came = f"{answer.status} {shown(answer.reason)}, {shown(answer.body[:80])}"
+            raise EngineError(
+                f"{where} is no server with this project's extension: it answered {name} with {came}: {cause(error)}"
+            ) from error
+        raise EngineError(f"{where} refused {name}: {refusal}")
+
+
+def _then(future: Future[A], read: Callable[[A], B]) -> Future[B]:
+    """Return a future that ends with ``read`` of the result of ``future``, or with the error of either."""
+    result: Future[B] = Future()
+
+    def done(future: Future[A]) -> None:
+        try:
+            result.set_result(read(future.result()))
+        except Exception as error:  # noqa: BLE001 (the caller gets every error, by the future)
+            result.set_exception(error)
+
+    future.add_done_callback(done)
+    return result
+
+
+def _body(argument: UpdateOrder | UpdateId | None) -> str:
+    return "" if argument is None else argument.model_dump_json()

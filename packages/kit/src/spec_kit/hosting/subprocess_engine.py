@@ -1,0 +1,237 @@
+"""SubprocessEngine: an engine whose program runs the target in processes of its own.
+
+An EngineSubprocess says what the program is and how requests reach it. This module decides when the program is
+started and in which mode, and puts calls in order. Torch is not imported.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from spec_core.engine import Engine
+from spec_core.errors import ArtifactError, EngineError
+from spec_core.records import AcceptanceCounters
+from spec_kit.hosting.modes import CaptureMode, PlainMode, SpeculativeMode
+from spec_kit.hosting.replicas import ProgramReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from spec_core.config import EngineConfig
+    from spec_core.draft import Draft
+    from spec_core.engine import EngineContext
+    from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams
+    from spec_core.target import TargetSpec
+    from spec_kit.hosting.engine_subprocess import EngineSubprocess
+    from spec_kit.hosting.modes import Fields, Mode
+
+R = TypeVar("R")
+
+
+class SubprocessEngine(Engine):
+    """Start the program at the first call that needs it, in the mode that the call needs, and again for another mode.
+
+    One thread owns the program and takes calls in order. A capture batch is handed over whole and not waited for, so
+    that the program goes from one batch to the next without a pause. The engine's own process touches no device.
+    """
+
+    in_process: ClassVar[bool] = False
+
+    def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
+        """Keep the arguments and start the thread that owns the program; the program itself starts later."""
+        super().__init__(config, target, context)
+        self._draft: tuple[Draft, Path] | None = None
+        self._loads = 0
+        self._counted = AcceptanceCounters()
+        self._process: EngineSubprocess | None = None
+        self._closing = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self.name}-engine")
+
+    @abstractmethod
+    def start_program(self, mode: Mode) -> EngineSubprocess:
+        """Begin to start the program in ``mode`` and return it at once."""
+
+    @abstractmethod
+    def limit(self, mode: Mode) -> tuple[int, str]:
+        """Return the most tokens of a sample, or of a prompt with its answer, and the setting that limits them."""
+
+    @classmethod
+    def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
+        """Return the program's own name for how ``draft`` proposes. Raise ArtifactError where none is known."""
+        if (method := draft.serving_methods.get(cls.name)) is None:
+            raise ArtifactError(
+                f"draft {folder} cannot be served by engine {cls.name!r}: plugin {draft.name!r} names no method of "
+                f"this engine; its serving_methods name {', '.join(sorted(draft.serving_methods)) or 'no engine'}"
+            )
+        return method
+
+    def start(self, schema: FeatureSchema) -> None:
+        """Start the program for captures and wait until it is ready (E9)."""
+        self._submit(lambda: self._capturing(schema)).result()
+
+    def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
+        """Hand the batch to the program and return at once (E1-E3)."""
+        done: Future[None] = Future()
+
+        def begin() -> None:
+            longest, setting = self.limit(CaptureMode(schema))
+            for request in requests:
+                self._check_tokens(request.input_ids, longest, setting, "a sample")
+            self._capturing(schema).capture(requests, done)
+
+        def begun(future: Future[None]) -> None:
+            if (error := future.exception()) is not None:
+                done.set_exception(error)
+
+        self._submit(begin).add_done_callback(begun)
+        return done
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
+        """Return the program's answers in the prompts' order (E4)."""
+        return self._submit(lambda: self._generate(prompts, sampling)).result()
+
+    def load_draft(self, folder: Path) -> None:
+        """Check the folder; the program reads it when it next speculates."""
+        from spec_kit.drafting.draft_folder import recognise
+
+        draft = recognise(folder, self.target)
+        self.check_draft(self.config, self.target, draft, folder, num_draft_tokens=1)
+
+        def use() -> None:
+            self._draft, self._counted = (draft, folder.resolve()), AcceptanceCounters()
+            self._loads += 1
+
+        self._submit(use).result()
+
+    def acceptance(self) -> AcceptanceCounters:
+        """Return what every session since the last load has counted (E5)."""
+        return self._submit(self._acceptance).result()
+
+    def program_replica(self, num_ranks: int) -> ProgramReplica:
+        """Return the way for fresh weights of the loaded draft to a program that answers requests of kind ``draft``.
+
+        It is for ``draft_replica`` of such an engine. Raise EngineError where no draft is loaded.
+        """
+        if self._draft is None:
+            raise EngineError(
+                f"engine {self.name!r} has no draft whose weights could be fresh; load one first"
+            )
+        return ProgramReplica(self._ask_draft, num_ranks)
+
+    def _ask_draft(self, call: str, argument: str) -> Future[Fields]:
+        """Send a call to the program past those that wait in line; the future ends with EngineError without one."""
+        process = self._process
+        if process is None or not isinstance(process.mode, SpeculativeMode):
+            refused: Future[Fields] = Future()
+            refused.set_exception(
+                EngineError(
+                    f"engine {self.name!r} serves no draft now: it begins at the first call that drafts"
+                )
+            )
+            return refused
+        answer = process.ask("draft", call=call, argument=argument)
+        if call in ("commit", "revert"):
+            answer.add_done_callback(self._count_anew)
+        return answer
+
+    def _count_anew(self, changed: Future[Fields]) -> None:
+        """Forget what earlier starts of the program have counted; the running one does so itself."""
+        if changed.exception() is None:
+            self._counted = AcceptanceCounters()
+
+    def health(self) -> None:
+        """Raise EngineError if the program has ended or the engine is closed (E6)."""
+        self._check_open()
+        if (process := self._process) is not None:
+            process.health()
+
+    def close(self) -> None:
+        """Stop the program. A call that is being served, a start included, ends with EngineError."""
+        self._closing.set()
+        if (process := self._process) is not None:
+            process.close()
+        self._thread.shutdown(wait=True)
+        if (process := self._process) is not None:  # the thread was constructing it
+            process.close()
+
+    def _submit(self, work: Callable[[], R]) -> Future[R]:
+        def run() -> R:
+            self._check_open()
+            return work()
+
+        self._check_open()
+        return self._thread.submit(run)
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise EngineError(f"the {self.name} engine is closed")
+
+    def _program(self, mode: Mode) -> EngineSubprocess:
+        """Return the program, running in ``mode``; end one that runs in another mode."""
+        if (process := self._process) is not None:
+            process.health()  # a restart must not hide a death
+            if process.mode == mode:
+                return process
+        if self._draft is not None and isinstance(mode, SpeculativeMode):
+            self.check_draft(self.config, self.target, *self._draft, mode.num_draft_tokens)
+        if process is not None:
+            process.drain()
+            self._counted = self._acceptance()
+            self._process = None
+            process.close()
+        self._process = process = self.start_program(mode)
+        try:
+            self._check_open()  # a close that came before this line did not see the process
+            process.wait_ready()
+        except BaseException:
+            self._process = None
+            process.close()
+            raise
+        return process
+
+    def _capturing(self, schema: FeatureSchema) -> EngineSubprocess:
+        if self.context.placement is None:
+            raise EngineError("this engine was built without a placement: it can generate, not capture")
+        self.check_schema(schema)
+        return self._program(CaptureMode(schema))
+
+    def _generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
+        mode = self._decoding_mode(sampling.num_draft_tokens)
+        longest, setting = self.limit(mode)
+        what = f"a prompt with {sampling.max_new_tokens} new tokens"
+        for prompt in prompts:
+            self._check_tokens(prompt, longest - sampling.max_new_tokens, setting, what)
+        process = self._program(mode)
+        return process.generate(prompts, sampling) if prompts else []
+
+    def _check_tokens(self, token_ids: Sequence[int], longest: int, setting: str, what: str) -> None:
+        """Raise EngineError for tokens of which the program would end, and not the request alone."""
+        if not 0 < len(token_ids) <= longest:
+            raise EngineError(f"{what} has {len(token_ids)} tokens, expected 1 to {longest}; see {setting}")
+        if min(token_ids) < 0 or max(token_ids) >= self.target.vocab_size:
+            raise EngineError(
+                f"{what} has token ids from {min(token_ids)} to {max(token_ids)}, target {self.target.folder} has "
+                f"0 to {self.target.vocab_size - 1}"
+            )
+
+    def _decoding_mode(self, num_draft_tokens: int) -> Mode:
+        if num_draft_tokens == 0:
+            return PlainMode()
+        if self._draft is None:
+            raise EngineError(f"{num_draft_tokens} draft tokens are wanted, but no draft is loaded")
+        draft, folder = self._draft
+        method = self.serving_method(self.config, draft, folder)
+        return SpeculativeMode(
+            folder=folder, method=method, num_draft_tokens=num_draft_tokens, load=self._loads
+        )
+
+    def _acceptance(self) -> AcceptanceCounters:
+        """Return the sum over every start of the program since the last load."""
+        process = self._process
+        if process and isinstance(process.mode, SpeculativeMode) and process.mode.load == self._loads:
+            return self._counted + process.acceptance()
+        return self._counted

@@ -1,0 +1,133 @@
+"""EngineLink: the end of an EngineSubprocess inside the process that it has started.
+
+The module that the process runs connects, starts the program, says that it is ready, and serves::
+
+    with EngineLink() as link:
+        program = Program(**link.arguments)
+        link.ready()
+        asyncio.run(link.serve({"run": program.run}))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import PeerLost
+from spec_processes import BEATS_PER_TIMEOUT, channel_to_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+
+    from spec_kit.hosting.modes import Fields
+
+    Handler = Callable[[Fields], Awaitable[Mapping[str, Any]]]
+
+_LONGEST = 400
+"""Characters of an error that are passed on."""
+_SETTLE_S = 1.0
+"""Time for a better reason than the first exception to be reported, such as the end of the program's own child."""
+
+
+class EngineLink(AbstractContextManager["EngineLink"]):
+    """The connection to the engine. An exception that leaves its block is reported as the end of the program."""
+
+    def __init__(self) -> None:
+        """Connect to the engine by the last two words of the command line, and wait for its order."""
+        self._channel = channel_to_parent(*sys.argv[-2:])
+        self._messages = self._channel.messages()
+        order = next(self._messages, None)
+        if order is None:  # the engine was closed at once
+            sys.exit(1)
+        self.arguments: dict[str, Any] = order["arguments"]
+        """The arguments that the EngineSubprocess was constructed with."""
+        self.device_type: str = order["device_type"]
+        """The kind of devices that the run's backend has, as torch calls it."""
+        self._peer_s: float = order["peer_s"]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """Report an exception and end the process with code 1."""
+        if not isinstance(error, Exception):
+            return False
+        traceback.print_exception(error)
+        self.report(_one_line(error))
+        sys.exit(1)
+
+    def ready(self, **fields: Any) -> None:
+        """Report that the program takes requests; the fields become ``EngineSubprocess.ready``."""
+        self._channel.send("ready", **fields)
+
+    def report(self, message: str) -> None:
+        """Send the engine the reason why the program ends."""
+        with suppress(PeerLost):
+            self._channel.send("failed", message=message)
+
+    async def serve(
+        self,
+        handlers: Mapping[str, Handler],
+        check: Callable[[], Awaitable[object]] | None = None,
+        has_failed: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Answer requests until the engine is gone; each runs as a task of its own.
+
+        A handler gets the fields of a request and returns those of the answer. Its exception refuses the request, or,
+        if ``has_failed`` then says that the program is broken, is raised. ``check`` is awaited before each sign of
+        life; without it, the process is alive while it runs.
+        """
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def begin(work: Coroutine[Any, Any, None]) -> None:
+            task = loop.create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(finished)
+
+        def finished(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._failure = self._failure or error
+                ended.set()
+
+        def read() -> None:
+            for message in self._messages:
+                work = self._answer(message, handlers[message["kind"]], has_failed)
+                loop.call_soon_threadsafe(begin, work)
+            loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=read, name="engine requests", daemon=True).start()
+        if check is None:
+            self._channel.keep_alive(self._peer_s)
+        else:
+            begin(self._beat(check))
+        await ended.wait()
+        for task in self._tasks:
+            task.cancel()
+        if self._failure is not None:
+            await asyncio.sleep(_SETTLE_S)
+            raise self._failure
+
+    async def _answer(self, message: Fields, handler: Handler, has_failed: Callable[[], bool]) -> None:
+        try:
+            kind, fields = "done", await handler(message)
+        except Exception as error:  # whatever a program raises is for the engine
+            if has_failed():
+                raise
+            kind, fields = "refused", {"message": _one_line(error)}
+        with suppress(PeerLost):  # nobody waits for it
+            self._channel.send(kind, key=message["key"], **fields)
+
+    async def _beat(self, check: Callable[[], Awaitable[object]]) -> None:
+        with suppress(PeerLost):
+            while True:
+                await asyncio.sleep(self._peer_s / BEATS_PER_TIMEOUT)
+                await check()
+                self._channel.send("alive")
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST]}"

@@ -1,0 +1,277 @@
+"""Named tensors, sharded or not, in a StateFolder: saved by any number of processes, loaded by any other number.
+
+What a rank holds of a tensor is rectangles of it: one, or a few that make a range of its elements (``FlatShard``).
+``rank-R.safetensors`` holds the parts that rank R wrote, under "name@offset"; ``index.json`` lists, for each tensor,
+its dtype, its full shape, and which part of it is in which file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+import torch.distributed as dist
+from pydantic import Field, TypeAdapter
+from torch.distributed.tensor import DTensor
+
+from spec_core.config import Config
+from spec_core.errors import ArtifactError
+from spec_core.foreign import foreign_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+    from spec_core import StateFolder
+
+INDEX_FILE = "index.json"
+_GENERATOR = "generator.rank-"
+"""Each process's own tensors begin with this name: not part of what the ranks hold together."""
+
+Offset = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatShard:
+    """A range of the elements of a part of a tensor: what a rank of a distributed optimizer holds."""
+
+    shape: Offset
+    """Shape of the whole tensor."""
+    offset: Offset
+    """First index of the part in the tensor."""
+    part: Offset
+    """Shape of the part."""
+    first: int
+    """Index of the range's first element among the part's, row by row."""
+    values: Tensor
+    """The range's elements [n], contiguous; none where this rank has nothing of the part."""
+    saves: bool
+    """Whether this rank is the one to save the range: others may hold the same."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tensor."""
+        return self.values.dtype
+
+    def rectangles(self) -> Iterator[tuple[Tensor, Offset]]:
+        """Yield views of the range that are rectangles of the tensor, and where each begins."""
+        values = self.values.detach()
+        for start, shape in _rectangles(self.first, self.first + len(values), self.part):
+            rectangle, values = values.split([prod(shape), len(values) - prod(shape)])
+            offset = tuple(map(sum, zip(self.offset, start, strict=True)))
+            yield rectangle.view(shape), offset
+
+
+_Sizes = tuple[Annotated[int, Field(ge=0, lt=2**63)], ...]
+
+
+class Part(Config):
+    """A rectangle of a tensor, and the file that holds it."""
+
+    offset: _Sizes
+    shape: _Sizes
+    file: Annotated[str, Field(pattern=r"^state/rank-\d+\.safetensors$")]
+
+    @property
+    def file_name(self) -> str:
+        """The file's name in the state's folder."""
+        return self.file.removeprefix("state/")
+
+
+class IndexEntry(Config):
+    """A tensor's dtype, full shape and parts."""
+
+    dtype: str
+    shape: _Sizes
+    parts: tuple[Part, ...]
+
+    def check_whole(self) -> None:
+        """Raise ValueError for a dtype that is none, and where the parts do not make the tensor."""
+        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise ValueError(f"{self.dtype!r} is no dtype")
+        for part in self.parts:
+            places = zip(part.offset, part.shape, self.shape, strict=True)  # ValueError for another number
+            if any(first + length > whole for first, length, whole in places):
+                raise ValueError(
+                    f"a part of shape {list(part.shape)} lies outside of shape {list(self.shape)}"
+                )
+        rectangles = {(part.offset, part.shape) for part in self.parts}  # several ranks may have saved one
+        if sum(prod(shape) for _, shape in rectangles) != prod(self.shape):
+            raise ValueError(f"its parts do not make a tensor of shape {list(self.shape)}")
+
+
+Index = dict[str, IndexEntry]
+
+
+def save_sharded(
+    state: Mapping[str, Tensor | FlatShard], folder: StateFolder, group: dist.ProcessGroup
+) -> None:
+    """Write the shards of ``state`` that this rank holds, and its generator; rank 0 adds the index. Collective."""
+    rank = dist.get_rank(group)
+    file = f"rank-{rank}.safetensors"
+    mine = {name: value for name, value in state.items() if _saves(value, rank)}
+    mine[f"{_GENERATOR}{rank}"] = torch.get_rng_state()
+    tensors: dict[str, Tensor] = {}
+    entries: Index = {}
+    for name, value in mine.items():
+        parts: list[Part] = []
+        for local, offset in _held(value):
+            parts.append(Part(offset=offset, shape=tuple(local.shape), file=f"state/{file}"))
+            tensors[_key(name, offset)] = local
+        dtype = str(value.dtype).removeprefix("torch.")
+        entries[name] = IndexEntry(dtype=dtype, shape=tuple(value.shape), parts=tuple(parts))
+    folder.write_tensors(file, tensors)
+    everyones: list[Index] = [{}] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, entries, group=group)
+    if rank == 0:
+        folder.write_json(INDEX_FILE, _merged(everyones))
+
+
+def load_sharded(
+    state: Mapping[str, Tensor | FlatShard], folder: StateFolder, group: dist.ProcessGroup
+) -> None:
+    """Read into the tensors of ``state`` what any number of ranks saved, and this rank's generator if it has one."""
+    index = _read_index(folder)
+    shared = {name: entry for name, entry in index.items() if not name.startswith(_GENERATOR)}
+    check_names(state, shared)
+    _read(state, index, folder)
+    name = f"{_GENERATOR}{dist.get_rank(group)}"
+    if name in index:
+        torch.set_rng_state(_read_full(index, [name], folder)[name])
+
+
+def read_full(folder: StateFolder, prefix: str = "") -> dict[str, Tensor]:
+    """Return every full tensor whose name begins with ``prefix``, in one process without any group."""
+    index = _read_index(folder)
+    return _read_full(index, [name for name in index if name.startswith(prefix)], folder)
+
+
+def check_names(state: Mapping[str, object], saved: Mapping[str, object]) -> None:
+    """Raise ArtifactError where the checkpoint has other tensors than the draft."""
+    if different := state.keys() ^ saved.keys():
+        raise ArtifactError(f"checkpoint and draft differ in {', '.join(sorted(different))}")
+
+
+def copy_overlap(
+    target: Tensor | FlatShard, full_shape: Offset, source: Tensor, source_offset: Offset, name: str
+) -> None:
+    """Copy what ``target`` (a tensor or the shard of one) and the rectangle ``source`` have in common."""
+    if tuple(target.shape) != tuple(full_shape):
+        raise ArtifactError(
+            f"{name} has shape {list(full_shape)} in the checkpoint, {list(target.shape)} in the draft"
+        )
+    for local, offset in _held(target):
+        _copy_common(local, offset, source, source_offset)
+
+
+def _copy_common(local: Tensor, offset: Offset, source: Tensor, source_offset: Offset) -> None:
+    """Copy the rectangle that two rectangles of one tensor have in common."""
+    for dimension, (mine, theirs) in enumerate(zip(offset, source_offset, strict=True)):
+        start = max(mine, theirs)
+        stop = min(mine + local.shape[dimension], theirs + source.shape[dimension])
+        length = max(0, stop - start)
+        local = local.narrow(dimension, start - mine if length else 0, length)
+        source = source.narrow(dimension, start - theirs if length else 0, length)
+    with torch.no_grad():
+        local.copy_(source)
+
+
+def _read_full(index: Index, names: list[str], folder: StateFolder) -> dict[str, Tensor]:
+    state = {name: torch.zeros(index[name].shape, dtype=getattr(torch, index[name].dtype)) for name in names}
+    _read(state, index, folder)
+    return state
+
+
+def _read(state: Mapping[str, Tensor | FlatShard], index: Index, folder: StateFolder) -> None:
+    by_file: dict[str, list[tuple[str, Part]]] = {}
+    for name in state:
+        for part in index[name].parts:
+            by_file.setdefault(part.file_name, []).append((name, part))
+    for file, parts in by_file.items():
+        with folder.open_tensors(file) as tensors:
+            for name, part in parts:
+                with foreign_errors(ArtifactError, f"{folder.path / file} cannot be read"):
+                    source = tensors.get_tensor(_key(name, part.offset))
+                _check_as_listed(source, index[name].dtype, part, f"{folder.path / file}: {name}")
+                copy_overlap(state[name], index[name].shape, source, part.offset, name)
+
+
+def _check_as_listed(source: Tensor, dtype: str, part: Part, where: str) -> None:
+    found, listed = (source.dtype, tuple(source.shape)), (getattr(torch, dtype), part.shape)
+    if found != listed:
+        raise ArtifactError(
+            f"{where} has {found[0]} {list(found[1])}, {INDEX_FILE} says {listed[0]} {list(listed[1])}"
+        )
+
+
+def _read_index(folder: StateFolder) -> Index:
+    content = folder.read_json(INDEX_FILE)
+    with foreign_errors(ArtifactError, f"{folder.path / INDEX_FILE} is damaged"):
+        index = TypeAdapter(Index).validate_python(content, strict=False)
+        for entry in index.values():
+            entry.check_whole()
+        return index
+
+
+def _merged(everyones: list[Index]) -> dict[str, object]:
+    """Return the index of all ranks' parts, as JSON."""
+    merged: Index = {}
+    for entries in everyones:
+        for name, entry in entries.items():
+            known = merged.get(name, entry.model_copy(update={"parts": ()}))
+            merged[name] = known.model_copy(update={"parts": known.parts + entry.parts})
+    return {name: entry.model_dump(mode="json") for name, entry in merged.items()}
+
+
+def _saves(value: Tensor | FlatShard, rank: int) -> bool:
+    """Return whether this rank is the one to write what it holds: others may hold the same.
+
+    What is not sharded is the same everywhere, and so is a shard along each axis of the mesh that replicates it.
+    """
+    if isinstance(value, FlatShard):
+        return value.saves
+    if not isinstance(value, DTensor):
+        return rank == 0
+    place = value.device_mesh.get_coordinate() or ()
+    axes = zip(place, value.placements, strict=True)
+    return all(number == 0 for number, placement in axes if placement.is_replicate())
+
+
+def _held(value: Tensor | FlatShard) -> Iterator[tuple[Tensor, Offset]]:
+    """Yield the rectangles that this rank holds of a tensor, and where each begins."""
+    if isinstance(value, FlatShard):
+        yield from value.rectangles()
+        return
+    tensor = value.detach()
+    if not isinstance(tensor, DTensor):
+        yield tensor, (0,) * tensor.ndim
+        return
+    (chunk,) = tensor.__create_chunk_list__()
+    yield tensor.to_local(), tuple(chunk.offsets)
+
+
+def _rectangles(first: int, stop: int, shape: Offset) -> Iterator[tuple[Offset, Offset]]:
+    """Yield offset and shape of the fewest rectangles that are elements ``first`` to ``stop``, in order."""
+    if first >= stop:
+        return
+    if not shape:
+        yield (), ()
+        return
+    row = prod(shape[1:])
+    inside, whole, last = first // row, -(-first // row), stop // row
+    if inside < whole:  # it begins, or lies, inside of a row
+        end = min(stop, whole * row)
+        for offset, part in _rectangles(first - inside * row, end - inside * row, shape[1:]):
+            yield (inside, *offset), (1, *part)
+    if whole < last:
+        yield (whole, *(0 for _ in shape[1:])), (last - whole, *shape[1:])
+    if whole <= last:
+        for offset, part in _rectangles(0, stop - last * row, shape[1:]):
+            yield (last, *offset), (1, *part)
+
+
+def _key(name: str, offset: Offset) -> str:
+    return f"{name}@{','.join(map(str, offset))}"

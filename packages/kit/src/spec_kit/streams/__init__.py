@@ -1,0 +1,96 @@
+"""Library for backends: feature streams between processes, and pools for samples (docs/libraries/streams.md)."""
+
+from typing import TYPE_CHECKING
+
+from spec_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from spec_kit.streams.async_sender import AsyncSender, DeferredBuffer, PendingSend, failure_of
+    from spec_kit.streams.buffer_pool import (
+        Arrived,
+        Block,
+        BufferPoolFactory,
+        ReceiverPool,
+        SenderBuffer,
+        SenderConnector,
+    )
+    from spec_kit.streams.device_arena import (
+        DeviceArena,
+        GrantInfo,
+        ScatteredBlock,
+        arena_bytes,
+        copy_sample,
+        first_address,
+        staged_copy,
+    )
+    from spec_kit.streams.device_pool import (
+        DevicePool,
+        DeviceSharing,
+        PeerEvents,
+        SharedMemory,
+        SharingUnsupported,
+    )
+    from spec_kit.streams.free_list import Range
+    from spec_kit.streams.host_pool import HostConnector, HostPool
+    from spec_kit.streams.inline_transport import InlineTransport
+    from spec_kit.streams.ipc_transport import IpcTransport
+    from spec_kit.streams.receiver import StreamReceiver, open_port
+    from spec_kit.streams.sender import StreamSender
+    from spec_kit.streams.shared_memory import aligned
+    from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
+    from spec_kit.streams.wire import ConnectReply, Packet, SampleLayout
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        async_sender="AsyncSender DeferredBuffer PendingSend failure_of",
+        buffer_pool="Arrived Block BufferPoolFactory ReceiverPool SenderBuffer SenderConnector",
+        device_arena="DeviceArena GrantInfo ScatteredBlock arena_bytes copy_sample first_address staged_copy",
+        device_pool="DevicePool DeviceSharing PeerEvents SharedMemory SharingUnsupported",
+        free_list="Range",
+        host_pool="HostConnector HostPool",
+        inline_transport="InlineTransport",
+        ipc_transport="IpcTransport",
+        receiver="StreamReceiver open_port",
+        sender="StreamSender",
+        shared_memory="aligned",
+        shared_memory_transport="SharedMemoryTransport",
+        wire="ConnectReply Packet SampleLayout",
+    )
+
+__all__ = [
+    "Arrived",
+    "AsyncSender",
+    "Block",
+    "BufferPoolFactory",
+    "ConnectReply",
+    "DeferredBuffer",
+    "DeviceArena",
+    "DevicePool",
+    "DeviceSharing",
+    "GrantInfo",
+    "HostConnector",
+    "HostPool",
+    "InlineTransport",
+    "IpcTransport",
+    "Packet",
+    "PeerEvents",
+    "PendingSend",
+    "Range",
+    "ReceiverPool",
+    "SampleLayout",
+    "ScatteredBlock",
+    "SenderBuffer",
+    "SenderConnector",
+    "SharedMemory",
+    "SharedMemoryTransport",
+    "SharingUnsupported",
+    "StreamReceiver",
+    "StreamSender",
+    "aligned",
+    "arena_bytes",
+    "copy_sample",
+    "failure_of",
+    "first_address",
+    "open_port",
+    "staged_copy",
+]

@@ -1,0 +1,248 @@
+"""DevicePool: samples in one arena of a device's memory, which the processes of that device share.
+
+Neither host waits for the device. Each block has an event that both processes know: the receiver records on it when
+the block's last reader will be through, and the sender's copy waits for that. A reader waits for the sender's copy in
+one of two ways, which the vendor chooses (``DeviceSharing.records_copies``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+
+from spec_core.errors import PeerLost, RunError
+from spec_kit.own_stream import OwnStream
+from spec_kit.streams.buffer_pool import Block, ReceiverPool, SenderBuffer, SenderConnector
+from spec_kit.streams.device_arena import (
+    DeviceArena,
+    GrantInfo,
+    ScatteredBlock,
+    arena_bytes,
+    first_address,
+)
+from spec_kit.streams.host_pool import HostConnector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from spec_kit.streams.wire import ConnectReply, SampleLayout
+
+_own_events: dict[bytes, Any] = {}
+"""This process's shared events by handle: a process cannot open what it has exported itself."""
+
+
+class SharingUnsupported(RunError):
+    """The device, its driver or this environment does not let processes share device memory."""
+
+
+class SharedMemory(NamedTuple):
+    """Device memory that other processes can map."""
+
+    bytes: Tensor
+    """uint8 [bytes], contiguous; it and every view of it keep the memory."""
+    descriptor: int
+    """File descriptor by which another process reaches it."""
+    size: int
+    """Number of bytes behind the descriptor."""
+    close: Callable[[], None]
+    """Close the descriptor, and whatever else was opened for it."""
+
+
+class DeviceSharing(ABC):
+    """Vendor's part of a DevicePool: memory of ``device`` that several processes map."""
+
+    device_type: ClassVar[str]
+    """``torch.device.type`` of the vendor's devices."""
+    records_copies: ClassVar[bool]
+    """Whether the sender records the end of its copy on the block's event, for which the reader then waits on its
+    stream. If not, a sample must be announced only when its copy is complete (``DeferredBuffer``)."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Share memory of ``device``."""
+        self.device = device
+
+    @property
+    @abstractmethod
+    def device_id(self) -> str:
+        """Return the name of the device, the same in every process."""
+
+    @abstractmethod
+    def create(self, size: int) -> SharedMemory:
+        """Return new memory of at least ``size`` bytes. Raise SharingUnsupported where it cannot be shared."""
+
+    @abstractmethod
+    def attach(self, descriptor: int, size: int, layout: SampleLayout) -> SenderBuffer:
+        """Return a sender's view of memory that another process has made; see ``PeerEvents``."""
+
+    def bind_thread(self) -> None:  # noqa: B027 (not every vendor wants it)
+        """Make ``device`` usable in the thread that calls."""
+
+    def submit(self, stream: Any) -> None:  # noqa: B027 (not every vendor wants it)
+        """Return when what was queued on ``stream`` is known to the device, so that other processes see it."""
+
+
+class EventPool:
+    """Shared events of one device of this process.
+
+    Events that nobody uses stay for the next pool: a vendor may destroy them long after their last owner has gone.
+    """
+
+    _spare: ClassVar[defaultdict[torch.device, list[bytes]]] = defaultdict(list)
+
+    def __init__(self, device: torch.device) -> None:
+        """Make events of ``device``."""
+        self._device = device
+        self._lent: set[bytes] = set()
+
+    def allocate(self) -> bytes:
+        """Return the handle of an event that nobody waits for."""
+        spare = self._spare[self._device]
+        handle = spare.pop() if spare else self._new()
+        self._lent.add(handle)
+        return handle
+
+    def free(self, handle: bytes) -> None:
+        """Keep an event for the next block."""
+        self._lent.remove(handle)
+        self._spare[self._device].append(handle)
+
+    def close(self) -> None:
+        """Forget the events that were not freed: nobody knows what waits for them."""
+        for handle in self._lent:
+            del _own_events[handle]
+        self._lent.clear()
+
+    def _new(self) -> bytes:
+        module = torch.get_device_module(self._device)
+        with module.device(self._device):
+            event = module.Event(interprocess=True)
+            handle = event.ipc_handle()
+        _own_events[handle] = event
+        return handle
+
+
+class PeerEvents:
+    """A sender's view of the receiver's events, each of which is opened once."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Open events of a process that shares ``device``."""
+        self._device = device
+        self._opened: dict[bytes, Any] = {}
+
+    def open(self, handle: bytes) -> Any:
+        """Return the event. Raise PeerLost where the process that made it has gone."""
+        if handle in _own_events:
+            return _own_events[handle]
+        if handle not in self._opened:
+            event_type = torch.get_device_module(self._device).Event
+            try:
+                self._opened[handle] = event_type.from_ipc_handle(self._device, handle)
+            except RuntimeError as error:  # torch's only error; the handle was good while its maker lived
+                raise PeerLost(f"the receiver's event is gone: {error}") from error
+        return self._opened[handle]
+
+    def close(self) -> None:
+        """Close all of them."""
+        self._opened.clear()
+
+
+@dataclass(frozen=True)
+class _DeviceBlock(ScatteredBlock):
+    event: bytes
+    dirty: bool
+
+
+class DevicePool(ReceiverPool):
+    """Senders of the same device write to it; readers and writers wait for each other on their streams."""
+
+    def __init__(self, layout: SampleLayout, window_bytes: int, sharing: DeviceSharing) -> None:
+        """Allocate a window of memory as ``sharing`` does."""
+        self.kind = sharing.device_type
+        self._sharing = sharing
+        # Only the arena keeps the memory, so that after ``close`` it goes with the last view of a sample.
+        memory, self.descriptor, self.size, self._close_memory = sharing.create(
+            arena_bytes(layout, window_bytes)
+        )
+        self._arena = DeviceArena(memory, layout)
+        self._events = EventPool(sharing.device)
+        self._device_module = torch.get_device_module(sharing.device)
+        self._own_stream = OwnStream(sharing.device)
+        self._stream = self._own_stream.stream
+        """It waits for readers and records events; it does nothing else."""
+
+    def serves(self, device_id: str) -> bool:
+        """Return whether a sender is on the same device."""
+        return device_id == self._sharing.device_id
+
+    def allocate(self, num_tokens: int) -> Block | None:
+        """Return room for a sample of that many tokens, or None until other blocks are freed."""
+        pieces = self._arena.allocate(num_tokens)
+        if pieces is None:
+            return None
+        self._sharing.bind_thread()
+        event = self._events.allocate()
+        readers = self._arena.readers(pieces)
+        for read in readers:
+            self._stream.wait_event(read)
+        if readers:
+            _own_events[event].record(self._stream)
+            self._sharing.submit(self._stream)
+        return _DeviceBlock(first_address(pieces), num_tokens, pieces, event, bool(readers))
+
+    def grant_payload(self, block: Block) -> bytes:
+        """Return the block's ranges, its event, and whether to wait for it."""
+        assert isinstance(block, _DeviceBlock)
+        return GrantInfo(block.pieces, block.event, block.dirty).encode()
+
+    def is_written(self, block: Block) -> bool:
+        """Return whether a sender that has died meanwhile had finished with the block."""
+        assert isinstance(block, _DeviceBlock)
+        return not self._sharing.records_copies or _own_events[block.event].query()
+
+    def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Return ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
+        assert isinstance(block, _DeviceBlock)
+        if self._sharing.records_copies:
+            _own_events[block.event].wait(self._device_module.current_stream(self._sharing.device))
+        return self._arena.view(block.pieces, block.num_tokens)
+
+    def free(self, block: Block) -> None:
+        """Free a block after the work on the current stream, where it has been read."""
+        assert isinstance(block, _DeviceBlock)
+        read = self._device_module.Event()
+        read.record(self._device_module.current_stream(self._sharing.device))
+        self._arena.free(block.pieces, read)
+        self._events.free(block.event)
+
+    def reclaim(self, block: Block) -> None:
+        """Free a block; its event is not used again, since nobody knows what is recorded on it."""
+        assert isinstance(block, _DeviceBlock)
+        self._arena.free(block.pieces)
+
+    def close(self) -> None:
+        """Close the memory for senders, and give it back with the last view of a sample."""
+        self._close_memory()
+        self._events.close()
+        self._arena.close()
+        self._own_stream.close()
+
+
+class DeviceConnector(SenderConnector):
+    """A sender whose tensors are on a device; through host memory where the receiver is on another one."""
+
+    def __init__(self, sharing: DeviceSharing) -> None:
+        """Reach memory of the device as ``sharing`` does."""
+        self._sharing = sharing
+        self.device_id = sharing.device_id
+
+    def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
+        """Return the view of the pool that the receiver offers."""
+        if reply.pool != self._sharing.device_type or descriptor is None:
+            return HostConnector().attach(reply, descriptor, layout)
+        return self._sharing.attach(descriptor, reply.pool_bytes, layout)

@@ -1,0 +1,118 @@
+"""Pools in host memory that both processes map (``shared_memory``), or that a sender elsewhere fills over TCP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ProtocolError
+from spec_kit.streams.buffer_pool import Block, ReceiverPool, SenderBuffer, SenderConnector
+from spec_kit.streams.shared_memory import Arena, attach
+from spec_kit.streams.wire import MAX_DATA_BYTES, Packet, PacketKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch import Tensor
+
+    from spec_core.records import FeatureSample
+    from spec_kit.streams.wire import ConnectReply, SampleLayout
+
+
+class HostPool(ReceiverPool):
+    """Samples are read where the sender has written them; delivered on ``device``, if one is given, by a copy."""
+
+    kind = "host"
+
+    def __init__(self, layout: SampleLayout, window_bytes: int, device: torch.device | None = None) -> None:
+        """Allocate a window of shared memory."""
+        self._layout, self._device = layout, device
+        self._arena = Arena(window_bytes)
+        self.descriptor, self.size = self._arena.descriptor, self._arena.size
+
+    def allocate(self, num_tokens: int) -> Block | None:
+        """Return room for a sample of that many tokens, or None until other blocks are freed."""
+        offset = self._arena.allocate(self._layout.block_bytes(num_tokens))
+        return None if offset is None else Block(offset, num_tokens)
+
+    def fill(self, block: Block, position: int, data: bytes) -> None:
+        """Write bytes of a sample that came over the connection."""
+        if not 0 <= position <= self._layout.block_bytes(block.num_tokens) - len(data):
+            raise ProtocolError(f"it sent {len(data)} bytes for position {position}, outside of its room")
+        self._arena.write(block.offset + position, data)
+
+    def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Return ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
+        ids, hidden = self._layout.view(self._arena.bytes, block.offset, block.num_tokens)
+        if self._device is None:
+            return ids, hidden
+        return ids.to(self._device), hidden.to(self._device)
+
+    def free(self, block: Block) -> None:
+        """Free a block."""
+        self._arena.free(block.offset)
+
+    def close(self) -> None:
+        """Forget the memory, which goes with the last view of it."""
+        self._arena.close()
+
+
+class HostBuffer(SenderBuffer):
+    """A sample that lies on a device is copied from there; ``write`` then waits for it."""
+
+    def __init__(self, layout: SampleLayout, descriptor: int, size: int) -> None:
+        """Map the receiver's memory, of ``size`` bytes, behind ``descriptor``."""
+        self._layout = layout
+        self._mapping, self._bytes = attach(descriptor, size)
+
+    def write(self, grant: Packet, sample: FeatureSample) -> None:
+        """Copy ``sample`` into the block that was granted."""
+        ids, hidden = self._layout.view(self._bytes, grant.value, len(sample.input_ids))
+        ids.copy_(sample.input_ids)
+        hidden.copy_(sample.hidden_TNH)
+
+    def settle(self) -> None:
+        """Return at once: ``write`` has copied when it returns."""
+
+    def close(self) -> None:
+        """Unmap the memory."""
+        del self._mapping, self._bytes
+
+
+class RemoteBuffer(SenderBuffer):
+    """Memory of another host: a sample goes there in the packets of the connection."""
+
+    def __init__(self, layout: SampleLayout) -> None:
+        """Send samples of that layout."""
+        self._layout = layout
+
+    def write(self, grant: Packet, sample: FeatureSample) -> None:
+        """Write nothing here."""
+
+    def packets(self, grant: Packet, sample: FeatureSample) -> Iterator[Packet]:
+        """Yield the bytes of the sample, in pieces."""
+        for start, part in self._layout.parts(sample):
+            data = part.numpy().data
+            for done in range(0, len(data), MAX_DATA_BYTES):
+                piece = bytes(data[done : done + MAX_DATA_BYTES])
+                yield Packet(PacketKind.DATA, grant.number, start + done, piece)
+
+    def settle(self) -> None:
+        """Return at once: nothing is being written."""
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class HostConnector(SenderConnector):
+    """Any sender, of the receiver's host or of another one."""
+
+    def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
+        """Return the view of the pool that the receiver offers; it passes no descriptor to another host."""
+        if reply.pool != HostPool.kind:
+            raise ProtocolError(
+                f"the receiver offers memory of kind {reply.pool!r}, which this sender cannot reach"
+            )
+        if descriptor is None:
+            return RemoteBuffer(layout)
+        return HostBuffer(layout, descriptor, reply.pool_bytes)

@@ -1,0 +1,65 @@
+"""IpcTransport: features between the processes of one device, in its memory; between others through host memory."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.errors import ConfigError
+from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+from spec_kit.streams.async_sender import AsyncSender
+from spec_kit.streams.device_pool import DeviceConnector, DevicePool, DeviceSharing, SharingUnsupported
+from spec_kit.streams.host_pool import HostConnector, HostPool
+from spec_kit.streams.receiver import StreamReceiver, open_port
+from spec_kit.streams.wire import SampleLayout
+
+if TYPE_CHECKING:
+    from spec_core.records import FeatureSchema
+    from spec_kit.streams.buffer_pool import ReceiverPool
+
+logger = logging.getLogger(__name__)
+
+
+class IpcTransport(Transport):
+    """Receives on, and sends from, the device that is current when an end is made."""
+
+    def __init__(self, sharing: type[DeviceSharing], *, share_device: bool, required: bool = False) -> None:
+        """Go through device memory if ``share_device``, as the vendor's ``sharing`` does.
+
+        Where that is not possible, warn and go through host memory, or raise ConfigError if it is ``required``.
+        """
+        self._sharing_type, self._share_device, self._required = sharing, share_device, required
+
+    def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
+        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
+        sharing, port = self._sharing(), open_port(host)
+        layout = SampleLayout(schema)
+        pools: list[ReceiverPool] = [HostPool(layout, window_bytes, sharing.device)]
+        if self._share_device:
+            try:
+                pools.insert(0, DevicePool(layout, window_bytes, sharing))
+            except SharingUnsupported as error:
+                if self._required:
+                    pools[0].close()
+                    raise ConfigError(
+                        f"backend.ipc=required, but {sharing.device} cannot share its memory: {error}; set "
+                        "backend.ipc=auto to send features through host memory there"
+                    ) from error
+                logger.warning(
+                    "features go through the host, since %s cannot share its memory: %s",
+                    sharing.device,
+                    error,
+                )
+        return StreamReceiver(schema, window_bytes, pools, port)
+
+    def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        """Return a sender to the receiver at ``address`` (T1, T6)."""
+        connector = DeviceConnector(self._sharing()) if self._share_device else HostConnector()
+        return AsyncSender(address, schema, timeout_s, connector)
+
+    def _sharing(self) -> DeviceSharing:
+        device_type = self._sharing_type.device_type
+        index = torch.get_device_module(device_type).current_device()
+        return self._sharing_type(torch.device(device_type, index))

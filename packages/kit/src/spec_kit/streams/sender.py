@@ -1,0 +1,158 @@
+"""StreamSender: the engine's end of a feature stream between processes. ``wire`` draws the packets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from spec_core.errors import DeadlineExceeded, ProtocolError, RunError, SchemaMismatch
+from spec_core.transport import FeatureSender
+from spec_kit.streams.connection import connect_stream, hang_up, split_address
+from spec_kit.streams.window import check_size
+from spec_kit.streams.wire import ConnectReply, ConnectRequest, Packet, PacketKind, SampleLayout
+from spec_processes.sockets.framed_socket import peer_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from contextlib import AbstractContextManager
+
+    from spec_core.records import FeatureSample, FeatureSchema
+    from spec_core.transport import Ticket
+    from spec_kit.streams.buffer_pool import SenderBuffer, SenderConnector
+
+
+_done: Ticket = Future()
+"""The ticket of every sample: there is nothing left to wait for when ``send`` returns."""
+_done.set_result(None)
+
+
+class StreamSender(FeatureSender):
+    """It has no thread: a call talks to the receiver while it lasts. Threads that share it take turns."""
+
+    def __init__(
+        self, address: str, schema: FeatureSchema, timeout_s: float, connector: SenderConnector
+    ) -> None:
+        """Connect to the receiver at ``address`` (T1)."""
+        self._name, token, remote = split_address(address)
+        self._schema, self._layout = schema, SampleLayout(schema)
+        self._buffer: SenderBuffer
+        self._in_use = threading.Lock()
+        self._number = 0
+        self._closed = False
+        deadline = time.monotonic() + timeout_s
+        with self._mapped():
+            self._channel = connect_stream(self._name, remote, timeout_s)
+        try:
+            self._handshake(token, connector, deadline)
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
+        """Copy a sample into the receiver's memory (T2, T5, T6)."""
+        self._check(sample)
+        num_tokens = len(sample.input_ids)
+        with self._exclusive(timeout_s) as deadline, self._withdrawn_on_error():
+            grant = self._reserve(num_tokens, deadline)
+            self._buffer.write(grant, sample)
+            for packet in self._buffer.packets(grant, sample):
+                self._send_packet(packet, deadline)
+            self._send_packet(Packet(PacketKind.READY, self._number, sample.request_id), deadline)
+        return _done
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait for a ``send`` of another thread: every ticket was done when its ``send`` returned."""
+        with self._exclusive(timeout_s):
+            pass
+
+    def close(self) -> None:
+        """End the connection. Idempotent (T9)."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._channel.send(Packet(PacketKind.CLOSE).encode(), time.monotonic())
+        hang_up(self._channel)  # wakes a send of another thread
+        with self._in_use:
+            self._close_buffer()
+            self._channel.close()
+
+    def _close_buffer(self) -> None:
+        self._buffer.close()
+
+    def _check(self, sample: FeatureSample) -> None:
+        if not self._layout.fits(sample):
+            got = f"{sample.hidden_TNH.dtype} {tuple(sample.hidden_TNH.shape)}"
+            raise SchemaMismatch(
+                f"sample {sample.request_id} has hidden states {got}, agreed was {self._schema}"
+            )
+        check_size(sample, self._window_bytes)
+
+    @contextlib.contextmanager
+    def _exclusive(self, timeout_s: float) -> Generator[float]:
+        """Hold the connection for this thread; yield its deadline."""
+        deadline = time.monotonic() + timeout_s
+        if not self._in_use.acquire(timeout=max(0.0, timeout_s)):
+            raise DeadlineExceeded(f"another thread's send to {self._name} took longer than {timeout_s} s")
+        try:
+            if self._closed:
+                raise ProtocolError("the sender was closed")
+            yield deadline
+        finally:
+            self._in_use.release()
+
+    def _reserve(self, num_tokens: int, deadline: float) -> Packet:
+        """Return the grant of a block for the sample."""
+        self._number += 1
+        self._send_packet(Packet(PacketKind.REQUEST, self._number, num_tokens), deadline)
+        while True:
+            with self._mapped():
+                grant = Packet.decode(self._channel.receive(deadline))
+            if grant.kind is PacketKind.GRANT and grant.number == self._number:
+                return grant  # an older number answers a request that was withdrawn meanwhile
+
+    @contextlib.contextmanager
+    def _withdrawn_on_error(self) -> Generator[None]:
+        """Leave neither a request nor a block behind where a send fails, at its deadline for one (T6).
+
+        Where not even that is taken in, over a network that stands still, the connection ends.
+        """
+        try:
+            yield
+        except BaseException:
+            self._buffer.settle()
+            try:
+                self._send_packet(Packet(PacketKind.WITHDRAW, self._number), time.monotonic())
+            except RunError:  # it takes in nothing: its room would never come back
+                self._channel.shutdown()
+            raise
+
+    def _handshake(self, token: str, connector: SenderConnector, deadline: float) -> None:
+        name = f"process {os.getpid()} of {socket.gethostname()}"
+        request = ConnectRequest(token, self._schema, connector.device_id, sender=name)
+        descriptors: list[int] = []
+        try:
+            with self._mapped():
+                self._channel.send(request.encode(), deadline)
+                reply = ConnectReply.decode(self._channel.receive(deadline, descriptors))
+            if reply.refusal:
+                raise (SchemaMismatch if reply.schema_differs else ProtocolError)(reply.refusal)
+            self._window_bytes = reply.window_bytes
+            self._buffer = connector.attach(reply, descriptors[0] if descriptors else None, self._layout)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _send_packet(self, packet: Packet, deadline: float) -> None:
+        with self._mapped():
+            self._channel.send(packet.encode(), deadline)
+
+    def _mapped(self) -> AbstractContextManager[None]:
+        return peer_errors(
+            f"the receiver {self._name} gave no room or answer in time", f"the receiver {self._name} has gone"
+        )

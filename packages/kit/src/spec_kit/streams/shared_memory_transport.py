@@ -1,0 +1,33 @@
+"""SharedMemoryTransport: features between processes of one host, copied once, read in place; over TCP between hosts.
+
+The receiver owns one arena of shared memory for all its senders, so the window bounds the memory of all together,
+and grants room in it in the order in which it was asked for. The sender copies a sample into its block, or sends it
+to the receiver, which does: its ticket is done when ``send`` returns (T2). The receiver hands out views of the block,
+and frees it at ``release``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+from spec_kit.streams.host_pool import HostConnector, HostPool
+from spec_kit.streams.receiver import StreamReceiver, open_port
+from spec_kit.streams.sender import StreamSender
+from spec_kit.streams.wire import SampleLayout
+
+if TYPE_CHECKING:
+    from spec_core.records import FeatureSchema
+
+
+class SharedMemoryTransport(Transport):
+    """An address is good for one receiver's life."""
+
+    def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
+        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
+        port = open_port(host)
+        return StreamReceiver(schema, window_bytes, [HostPool(SampleLayout(schema), window_bytes)], port)
+
+    def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
+        """Return a sender to the receiver at ``address`` (T1, T6)."""
+        return StreamSender(address, schema, timeout_s, HostConnector())

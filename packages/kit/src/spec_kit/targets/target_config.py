@@ -1,0 +1,165 @@
+"""A target's config.json: its values, checked, and its model type.
+
+The meaning of the values is in ``target_types``, positions are in ``target_rope``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from copy import deepcopy
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
+
+from spec_core.errors import TargetError
+from spec_core.foreign import read_json_object
+from spec_kit.targets.target_types import TARGET_TYPES, WRAPPERS, TargetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_LARGEST = 2**53  # beyond it a number of JSON is none that a float holds exactly
+
+
+class TargetConfig:
+    """The values of a target's config.json; a nested ``text_config`` lies over the top level.
+
+    What it leaves out, as Gemma 3's own files leave out the number of heads, is what transformers takes for this type
+    of model beside the values that are there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read ``folder``; TargetError where it has no config.json that is a JSON object."""
+        if not folder.is_dir():
+            raise TargetError(f"target {folder} is not a folder")
+        self.file = folder / "config.json"
+        if not self.file.exists():
+            raise TargetError(f"target {folder} has no config.json")
+        self._top = read_json_object(self.file, TargetError)
+        nested: object = self._top.get("text_config")
+        self._nested = cast("dict[str, Any] | None", nested if isinstance(nested, dict) else None)
+        self._values: dict[str, Any] = {**self._top, **(self._nested or {})}
+        self.architecture = self._architecture()
+
+    @cached_property
+    def model_type(self) -> str:
+        """The text model's type; TargetError where it, or the type that wraps it, is none that was checked."""
+        found: object = self._top.get("model_type")
+        if self._nested is None:
+            return self._check_known(found, TARGET_TYPES, "types")
+        checked = WRAPPERS[self._check_known(found, WRAPPERS, "types with a text_config")]
+        inner: object = self._nested.get("model_type", checked)
+        if inner != checked:
+            raise self.error(("text_config.model_type",), inner, f"{checked!r}, the text model of {found!r}")
+        return checked
+
+    @property
+    def described(self) -> TargetType:
+        """How the model code of this type treats embedding, head and positions."""
+        return TARGET_TYPES[self.model_type]
+
+    def get(self, *names: str) -> Any:
+        """Return the value of the first name that is there and not null, or None."""
+        return next((found for name in names if (found := self._values.get(name)) is not None), None)
+
+    @cached_property
+    def _left_out(self) -> Mapping[str, Any]:
+        """All values that transformers makes of the file; none where it is not installed or cannot read it."""
+        values = deepcopy(self._top if self._nested is None else self._nested)  # transformers writes to it
+        # transformers promises no type of error for odd values, and warns of old spellings.
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):
+            from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+            return CONFIG_MAPPING[self.model_type].from_dict(values).to_dict()
+        return {}
+
+    def is_null(self, name: str) -> bool:
+        """Return whether a name is there with the value null."""
+        return name in self._values and self._values[name] is None
+
+    def integer(self, *names: str, default: int | None = None) -> int:
+        """Return a positive integer under one of ``names``; TargetError where it is missing or something else."""
+        value = self._value(names, default)
+        if type(value) is not int or not 1 <= value <= _LARGEST:
+            raise self.error(names, value, "a positive integer")
+        return value
+
+    def number(self, *names: str, default: float | None = None) -> float:
+        """Return a finite number under one of ``names``; TargetError where it is missing or something else."""
+        value = self._value(names, default)
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+            raise self.error(names, value, "a number")
+        return float(value)
+
+    def positive(self, *names: str, default: float | None = None) -> float:
+        """Return a number above 0, else as ``number``."""
+        value = self.number(*names, default=default)
+        if value <= 0:
+            raise self.error(names, value, "a positive number")
+        return value
+
+    def word(self, *names: str, default: str) -> str:
+        """Return a text under one of ``names``; TargetError where it is something else."""
+        value = self._value(names, default)
+        if not isinstance(value, str):
+            raise self.error(names, value, "a name")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return a boolean that is false where it is absent; TargetError for anything else, null included."""
+        return self._flag(name, self._values.get(name, False))
+
+    @property
+    def unties(self) -> bool:
+        """Whether config.json says that the head is not the embedding; of two levels the outer one decides."""
+        key = "tie_word_embeddings"
+        outer = self._top if key in self._top else self._values
+        return key in outer and not self._flag(key, outer[key])
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return an object, empty where it is absent or null."""
+        value: object = self.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise self.error((name,), value, "an object")
+        return dict(cast("dict[str, Any]", value or {}))
+
+    def token_ids(self, name: str, value: object) -> tuple[int, ...]:
+        """Return the ids of the vocabulary in ``value``: one, a list, or none for null. ``name`` is for the error."""
+        ids = cast("list[object]", value if isinstance(value, list) else [] if value is None else [value])
+        vocab_size = self.integer("vocab_size")
+        if any(type(one) is not int or not 0 <= one < vocab_size for one in ids):
+            raise self.error((name,), value, f"token ids below vocab_size={vocab_size}")
+        return cast("tuple[int, ...]", tuple(ids))
+
+    def error(self, names: Sequence[str], value: object, expected: str) -> TargetError:
+        """Return the error for a value that is not what is expected under one of ``names``."""
+        others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
+        return TargetError(f"{self.file}: {names[0]}={value!r:.80}, expected {expected}{others}")
+
+    def _check_known(self, found: object, known: Mapping[str, object], role: str) -> str:
+        if isinstance(found, str) and found in known:
+            return found
+        raise TargetError(
+            f"{self.file}: model_type={found!r:.80} is none of the {len(known)} {role} whose norm, embedding, head "
+            f"and positions were checked; docs/targets.md lists them"
+        )
+
+    def _flag(self, name: str, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise self.error((name,), value, "true or false")
+        return value
+
+    def _value(self, names: tuple[str, ...], default: Any) -> Any:
+        values = chain((self.get(*names),), (self._left_out.get(name) for name in names), (default,))
+        return next((value for value in values if value is not None), None)
+
+    def _architecture(self) -> str:
+        names: object = self._top.get("architectures")
+        if not names:
+            return ""
+        first: object = cast("list[object]", names)[0] if isinstance(names, list) else None
+        if not isinstance(first, str):
+            raise self.error(("architectures",), names, "a list of names")
+        return first

@@ -1,0 +1,241 @@
+"""Reading of a target's folder: its description without torch, and its frozen tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from spec_core.errors import TargetError
+from spec_core.foreign import foreign_errors, read_bytes, read_json_object
+from spec_core.target import TargetSpec, TargetTensors
+from spec_kit.targets.safetensors_index import read_header, sampled_blocks, stored_tensors, weight_files
+from spec_kit.targets.target_config import TargetConfig
+from spec_kit.targets.target_rope import target_rope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_kit.targets.safetensors_index import StoredTensor
+    from spec_kit.targets.target_types import TargetType
+
+_EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings", "embeddings")
+_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
+_MAX_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
+_LAYER_NORM_EPS = 1e-5  # of nobody's interest: no draft takes such a norm
+_HEADS = ("lm_head", "embed_out", "language_model.lm_head", "model.lm_head")
+
+_TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def read_target(folder: Path) -> TargetSpec:
+    """Return what config.json, generation_config.json and the safetensors headers say; TargetError otherwise."""
+    config = TargetConfig(folder)
+    described = config.described  # first of all: a type that is not known is the plainest of reasons
+    tensors = stored_tensors(folder)
+    spec = _describe(config, described, tensors)
+    _check_shapes(spec, tensors)
+    _check_padding(config, spec.vocab_size)
+    return spec
+
+
+def read_target_tensors(target: TargetSpec) -> TargetTensors:
+    """Return the frozen tensors on the CPU, memory-mapped where nothing has to be computed.
+
+    Raises TargetError if one is gone.
+    """
+    embedding_VH = _load_tensor(target, target.embedding_name)
+    norm_H = _load_tensor(target, target.norm_name)
+    if target.norm == "rms_plus_one":
+        norm_H = 1 + norm_H.float()  # float32: 1 + w does not fit into bf16's 8 bits
+    return TargetTensors(
+        embedding_VH=embedding_VH,
+        head_VH=embedding_VH if target.tied else _load_tensor(target, target.head_name),
+        norm_H=norm_H,
+        others=_StoredTensors(target),
+    )
+
+
+def check_target_tensors(target: TargetSpec, names: Sequence[str]) -> None:
+    """Raise TargetError for a name that no tensor of the target's folder has."""
+    stored = stored_tensors(target.folder) if names else {}
+    if missing := [name for name in names if name not in stored]:
+        raise TargetError(
+            f"target {target.folder} has no tensor {', '.join(missing)}, which the draft reads; use a target that has"
+        )
+
+
+class _StoredTensors(Mapping[str, "Tensor"]):
+    """The tensors of a target's folder, memory-mapped; a name that it does not hold is a TargetError."""
+
+    def __init__(self, target: TargetSpec) -> None:
+        self._target = target
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _load_tensor(self._target, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(stored_tensors(self._target.folder))
+
+    def __len__(self) -> int:
+        return len(stored_tensors(self._target.folder))
+
+
+def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str, StoredTensor]) -> TargetSpec:
+    folder = config.file.parent
+    embedding = _embedding_name(folder, tensors)
+    norm = _norm_name(folder, tensors, embedding)
+    head, head_bias = _head_names(config, tensors, embedding)
+    hidden_size = config.integer("hidden_size", "n_embd", "d_model")
+    heads = config.integer("num_attention_heads", "n_head", "n_heads")
+    max_positions = config.integer(*_MAX_POSITIONS)
+    return TargetSpec(
+        folder=folder,
+        architecture=config.architecture,
+        model_type=config.model_type,
+        digest=_target_digest(folder),
+        num_layers=config.integer("num_hidden_layers", "n_layer", "n_layers"),
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden_size),
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", "num_kv_heads", default=heads),
+        head_dim=config.integer("head_dim", default=max(1, hidden_size // heads)),
+        vocab_size=config.integer("vocab_size"),
+        max_positions=max_positions,
+        dtype=_torch_dtype(tensors[embedding], embedding),
+        embedding_name=embedding,
+        head_name=head,
+        norm_name=norm,
+        head_bias_name=head_bias,
+        norm=described.norm,
+        norm_eps=config.positive(
+            described.eps, default=_LAYER_NORM_EPS if described.norm == "layer" else None
+        ),
+        hidden_act=config.word("hidden_activation", "hidden_act", "activation_function", default="silu"),
+        attention_bias=_attention_bias(config, tensors, embedding),
+        embedding_scale=described.embedding_scale(config),
+        logit_scale=described.logit_scale(config),
+        logit_softcap=described.logit_softcap(config),
+        rope=target_rope(config, max_positions),
+        eos_token_ids=_eos_token_ids(config),
+    )
+
+
+def _load_tensor(target: TargetSpec, name: str) -> Tensor:
+    from safetensors import safe_open
+
+    stored = stored_tensors(target.folder).get(name)
+    if stored is None:
+        raise TargetError(
+            f"{target.folder} no longer holds {name}; the target was changed while it was in use"
+        )
+    with (
+        foreign_errors(TargetError, f"{stored.file} cannot be read"),
+        safe_open(stored.file, framework="pt", device="cpu") as file,
+    ):
+        return file.get_tensor(name)
+
+
+def _embedding_name(folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
+    """Return the one embedding outside the layer stack (a layer's number is a part of its tensors' names)."""
+    found = [name for name in tensors if _leaf(name) in _EMBEDDINGS and not _in_stack(name)]
+    if len(found) == 1:
+        return found[0]
+    problem = f"several token embeddings ({', '.join(sorted(found))})" if found else "no token embedding"
+    raise TargetError(f"{folder} holds {problem}; looked for {_tried('…', _EMBEDDINGS)}")
+
+
+def _norm_name(folder: Path, tensors: Mapping[str, StoredTensor], embedding: str) -> str:
+    prefix = embedding.removesuffix(f"{_leaf(embedding)}.weight")
+    for leaf in _NORMS:
+        if f"{prefix}{leaf}.weight" in tensors:
+            return f"{prefix}{leaf}.weight"
+    raise TargetError(f"{folder} holds no final norm; looked for {_tried(prefix, _NORMS)}")
+
+
+def _head_names(
+    config: TargetConfig, tensors: Mapping[str, StoredTensor], embedding: str
+) -> tuple[str, str | None]:
+    """Return (head, its bias). A stored head is the head, also where the config ties: then the two are equal."""
+    unties = config.unties
+    for stem in _HEADS:
+        if f"{stem}.weight" in tensors:
+            return f"{stem}.weight", f"{stem}.bias" if f"{stem}.bias" in tensors else None
+    # A quantised head has other names (lm_head.qweight, …); it must not be taken for an absent, tied one.
+    partial = sorted(name for name in tensors if name.startswith(tuple(f"{stem}." for stem in _HEADS)))
+    if partial or unties:
+        found = f", only {partial[0]}" if partial else " and config.json sets tie_word_embeddings to false"
+        raise TargetError(f"{config.file.parent} holds no head{found}; looked for {_tried('', _HEADS)}")
+    return embedding, None
+
+
+def _check_shapes(target: TargetSpec, tensors: Mapping[str, StoredTensor]) -> None:
+    wide = (target.vocab_size, target.hidden_size)
+    expected = {target.embedding_name: wide, target.head_name: wide, target.norm_name: (target.hidden_size,)}
+    for name, shape in expected.items():
+        stored = tensors[name].shape
+        if stored != shape:
+            raise TargetError(
+                f"{target.folder}: {name} has shape {list(stored)}, config.json says {list(shape)} "
+                f"(vocab_size {target.vocab_size}, hidden_size {target.hidden_size})"
+            )
+        _torch_dtype(tensors[name], name)
+
+
+def _check_padding(config: TargetConfig, vocab_size: int) -> None:
+    """Raise TargetError for a padding row that does not exist, which no engine makes; -1 is the last row."""
+    value: object = config.get("pad_token_id")
+    if value is not None and not (type(value) is int and -vocab_size <= value < vocab_size):
+        raise config.error(("pad_token_id",), value, f"a token id below vocab_size={vocab_size}")
+
+
+def _torch_dtype(stored: StoredTensor, name: str) -> str:
+    if stored.dtype not in _TORCH_DTYPES:
+        raise TargetError(
+            f"{stored.file}: {name} is stored as {stored.dtype}, expected one of {', '.join(_TORCH_DTYPES)}; "
+            f"use a target whose embedding and head are not quantised"
+        )
+    return _TORCH_DTYPES[stored.dtype]
+
+
+def _attention_bias(config: TargetConfig, tensors: Mapping[str, StoredTensor], embedding: str) -> bool:
+    """Return whether attention has biases; Qwen2 has them without a key that says so."""
+    layers = embedding.removesuffix(f"{_leaf(embedding)}.weight") + "layers."
+    stored = any(name.startswith(layers) and name.endswith("q_proj.bias") for name in tensors)
+    return stored or config.flag("attention_bias")
+
+
+def _eos_token_ids(config: TargetConfig) -> tuple[int, ...]:
+    """Return where generation stops: generation_config.json decides where it names any."""
+    file = config.file.parent / "generation_config.json"
+    stored = read_json_object(file, TargetError).get("eos_token_id") if file.exists() else None
+    own = config.token_ids("eos_token_id", config.get("eos_token_id"))
+    return own if stored is None else config.token_ids(f"eos_token_id of {file.name}", stored)
+
+
+def _target_digest(folder: Path) -> str:
+    """Return TargetSpec.digest."""
+    digest = hashlib.sha256(read_bytes(folder / "config.json", TargetError))
+    for file in weight_files(folder):
+        digest.update(file.name.encode())
+        digest.update(read_header(file))
+        for block in sampled_blocks(file):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _leaf(name: str) -> str:
+    """Return ``wte`` of ``transformer.wte.weight``; empty for anything but a weight."""
+    parts = name.split(".")
+    return parts[-2] if len(parts) > 1 and parts[-1] == "weight" else ""
+
+
+def _in_stack(name: str) -> bool:
+    return any(part.isdigit() for part in name.split("."))
+
+
+def _tried(prefix: str, leaves: tuple[str, ...]) -> str:
+    return ", ".join(f"{prefix}{leaf}.weight" for leaf in leaves)

@@ -1,0 +1,157 @@
+"""The model types that can be targets, and how transformers' model code treats embedding, head and positions of each.
+
+Every entry's reading was compared with the model code itself: tests/integration/test_target_types.py builds each
+as a small random model and compares logits, embeddings, states and rotary frequencies. A type without an entry is
+refused, for its head would be guessed. docs/targets.md shows this table. It is core's knowledge of targets; no
+plugin owns a model type.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from spec_core.target import NormKind
+    from spec_kit.targets.target_config import TargetConfig
+
+    Scale = Callable[["TargetConfig"], float]
+    Cap = Callable[["TargetConfig"], float | None]
+
+
+def _one(config: TargetConfig) -> float:
+    return 1.0
+
+
+def _none(config: TargetConfig) -> None:
+    return None
+
+
+def _root_of_hidden_size(config: TargetConfig) -> float:
+    return math.sqrt(config.integer("hidden_size"))
+
+
+def _afmoe(config: TargetConfig) -> float:
+    return _root_of_hidden_size(config) if config.flag("mup_enabled") else 1.0
+
+
+def _factor(key: str, default: float = 1.0) -> Scale:
+    return lambda config: config.number(key, default=default)
+
+
+def _divisor(key: str) -> Scale:
+    return lambda config: 1.0 / config.positive(key, default=1.0)
+
+
+def _minicpm(config: TargetConfig) -> float:
+    """Return dim_model_base / hidden_size, the states' scale before the head; null is the hidden size."""
+    hidden_size = config.integer("hidden_size")
+    null = config.is_null("dim_model_base")
+    return (hidden_size if null else config.integer("dim_model_base", default=256)) / hidden_size
+
+
+def _cap(default: float | None = None) -> Cap:
+    """Read ``final_logit_softcapping``, whose null means no cap and whose absence means ``default``."""
+    key = "final_logit_softcapping"
+
+    def cap(config: TargetConfig) -> float | None:
+        absent_or_null = default is None or config.is_null(key)
+        return None if absent_or_null and config.get(key) is None else config.positive(key, default=default)
+
+    return cap
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetType:
+    """The treatment of embedding, final norm, logits and positions by the model code of one type.
+
+    ``theta`` and ``partial`` stand for what a config.json leaves out.
+    """
+
+    norm: NormKind = "rms"
+    eps: str = "rms_norm_eps"
+    """The key of config.json that holds the final norm's epsilon."""
+    embedding_scale: Scale = _one
+    logit_scale: Scale = _one
+    logit_softcap: Cap = _none
+    theta: float | None = 10_000.0
+    """None: positions are not rotary."""
+    partial: float | None = None
+    """Share of a head's channels that turn; None: all."""
+    needs_rope: bool = False
+    """Whether config.json must hold rope_parameters (or rope_scaling) and rope_theta: the type's own default is no
+    plain rotation by ``theta``."""
+
+
+def _all(names: str, **described: Any) -> dict[str, TargetType]:
+    return dict.fromkeys(names.split(), TargetType(**described))
+
+
+_GRANITE: dict[str, Scale] = {
+    "embedding_scale": _factor("embedding_multiplier"),
+    "logit_scale": _divisor("logits_scaling"),
+}
+_GEMMA: dict[str, Any] = {"norm": "rms_plus_one", "embedding_scale": _root_of_hidden_size}
+_LAYER: dict[str, Any] = {"norm": "layer", "theta": None}
+
+TARGET_TYPES: Mapping[str, TargetType] = {
+    **_all("llama qwen2 qwen2_moe qwen3 qwen3_moe mistral ministral olmo2 olmoe phi3 seed_oss"),
+    **_all("deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa exaone4 exaone_moe youtu"),
+    **_all("hunyuan_v1_dense hunyuan_v1_moe arcee aria_text axk1 axk2 diffllama doge dots1"),
+    **_all("internlm3 iquestcoder jetmoe kolibri1"),
+    **_all("olmo_hybrid zamba2 flint"),
+    **_all("glm glm4 glm4_moe bamba", partial=0.5),
+    **_all("jamba", theta=None),
+    **_all("helium", theta=100_000.0),
+    **_all("gpt_oss apertus cwm laguna mellum mimo_v2_flash ministral3", needs_rope=True),
+    **_all("llama4_text ernie4_5 ernie4_5_moe flex_olmo olmo3 bitnet", theta=500_000.0),
+    **_all("mixtral minimax solar_open", theta=1_000_000.0),
+    **_all("smollm3", theta=2_000_000.0),
+    **_all("minimax_m2", theta=5_000_000.0),
+    **_all("hy_v3", theta=11_158_840.0),
+    **_all("lfm2 lfm2_moe", eps="norm_eps", theta=1_000_000.0),
+    **_all("lfm3", eps="norm_eps", needs_rope=True),
+    **_all("minimax_m3_vl_text", norm="rms_plus_one", theta=5_000_000.0),
+    **_all("qwen3_next qwen3_5_text qwen3_5_moe_text", norm="rms_plus_one", partial=0.25),
+    **_all("gemma", **_GEMMA),
+    **_all("gemma2 vaultgemma", **_GEMMA, logit_softcap=_cap(30.0)),
+    **_all("gemma3_text", **_GEMMA, logit_softcap=_cap(), theta=1_000_000.0),
+    **_all(
+        "gemma4_text gemma4_unified_text",
+        embedding_scale=_root_of_hidden_size,
+        logit_softcap=_cap(),
+        needs_rope=True,
+    ),
+    **_all("granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared", **_GRANITE),
+    **_all(
+        "hyperclovax",
+        embedding_scale=_factor("embedding_multiplier"),
+        logit_scale=_factor("logits_scaling"),
+    ),
+    **_all(
+        "falcon_h1",
+        embedding_scale=_factor("embedding_multiplier"),
+        logit_scale=_factor("lm_head_multiplier"),
+    ),
+    **_all("minicpm3", embedding_scale=_factor("scale_emb", 12.0), logit_scale=_minicpm),
+    **_all("afmoe", embedding_scale=_afmoe),
+    **_all("cohere2_moe", logit_scale=_factor("logit_scale", 0.0625)),
+    # Layer norms: these can be run and can answer prompts, but no draft takes their head.
+    **_all("gpt2 gpt_neox gptj opt phi falcon bloom mpt stablelm starcoder2 nemotron phimoe", **_LAYER),
+    **_all("persimmon jais2 gpt_bigcode", **_LAYER),
+    **_all("cohere cohere2", **_LAYER, logit_scale=_factor("logit_scale", 0.0625)),
+}
+
+WRAPPERS: Mapping[str, str] = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "got_ocr2": "qwen2",
+    "llama4": "llama4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+"""Types that hold a text model under ``text_config``, with the one type of it that was checked."""

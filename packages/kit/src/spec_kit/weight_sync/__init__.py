@@ -1,0 +1,53 @@
+"""Library for engines and trainers: fresh draft weights while the engine serves (docs/libraries/weight_sync.md)."""
+
+from typing import TYPE_CHECKING
+
+from spec_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from spec_kit.weight_sync.buckets import BucketPlan, bucket_size
+    from spec_kit.weight_sync.current_device import beside, queued_before
+    from spec_kit.weight_sync.delivery import ReplicaOutcome
+    from spec_kit.weight_sync.digest import tensor_digest, tensors_digest
+    from spec_kit.weight_sync.draft_slot import DraftLayout, DraftSlot
+    from spec_kit.weight_sync.exchanged_slot import ExchangedSlot
+    from spec_kit.weight_sync.installed import open_weight_transports
+    from spec_kit.weight_sync.publisher import Publisher, PublishReport
+    from spec_kit.weight_sync.receiver import UpdateReceiver
+    from spec_kit.weight_sync.replicas import ReceiverReplica, combined
+    from spec_kit.weight_sync.tensor_exchange import Exchange
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        buckets="BucketPlan bucket_size",
+        current_device="beside queued_before",
+        delivery="ReplicaOutcome",
+        digest="tensor_digest tensors_digest",
+        draft_slot="DraftLayout DraftSlot",
+        exchanged_slot="ExchangedSlot",
+        installed="open_weight_transports",
+        publisher="PublishReport Publisher",
+        receiver="UpdateReceiver",
+        replicas="ReceiverReplica combined",
+        tensor_exchange="Exchange",
+    )
+
+__all__ = [
+    "BucketPlan",
+    "DraftLayout",
+    "DraftSlot",
+    "Exchange",
+    "ExchangedSlot",
+    "PublishReport",
+    "Publisher",
+    "ReceiverReplica",
+    "ReplicaOutcome",
+    "UpdateReceiver",
+    "beside",
+    "bucket_size",
+    "combined",
+    "open_weight_transports",
+    "queued_before",
+    "tensor_digest",
+    "tensors_digest",
+]

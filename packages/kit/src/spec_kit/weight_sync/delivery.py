@@ -1,0 +1,265 @@
+"""Delivery: one push to one replica, from the publisher's side."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Self
+
+from spec_core.draft_replica import UpdateOrder
+from spec_core.errors import DeadlineExceeded, EngineError, RunError
+from spec_core.foreign import cause
+from spec_core.resource import Resource
+from spec_kit.weight_sync.current_device import beside
+from spec_kit.weight_sync.messages import Confirm, Endpoint, Loaded, Offer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+    from concurrent.futures import Future
+
+    import torch
+    from torch import Tensor
+
+    from spec_core.draft_replica import DraftReplica, ServingStatus, UpdateId
+    from spec_core.weight_manifest import Manifest
+    from spec_core.weight_transport import WeightSender
+    from spec_kit.weight_sync.publisher_link import ExpectedRanks, PublisherLink, RankEnd
+    from spec_kit.weight_sync.transport_choice import TransportChoice
+
+Outcome = Literal["committed", "aborted", "reverted", "quarantined"]
+
+_ANSWER_S = 1.0
+"""How long the reason of a rank's failure is waited for, once the transport has shown that there is one."""
+_UNDO_S = 10.0
+"""Least time for taking an update back, also where its own is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaOutcome:
+    """How one replica came out of a push."""
+
+    state: Outcome
+    """``aborted``: it serves what it served before. ``quarantined``: it may not, and does not count until it was
+    pushed to anew."""
+    transport: str = ""
+    """Weight transport that was used; empty where it did not come to that."""
+    not_taken: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why each other transport was not used, by name."""
+    reason: str = ""
+    """Why the update was not committed there."""
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Time of each part: ``prepare``, ``send``, ``load``, ``commit`` and ``confirm``; of these the slowest rank has
+    taken ``receive`` (into the spare copy, while it was sent), ``digest`` (of that), ``swap`` and ``digest_live``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """One version of the draft. Nobody changes its tensors."""
+
+    manifest: Manifest
+    weights: Mapping[str, Tensor]
+
+
+class Delivery(Resource):
+    """Takes one update through its phases at one replica; ``state`` is how far it has come.
+
+    A phase that fails leaves its reason and does not raise: the other replicas go on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        replica: DraftReplica,
+        link: PublisherLink,
+        choice: TransportChoice,
+        device: torch.device,
+    ) -> None:
+        """Push to ``replica``, called ``name``, by one of the transports of ``choice``."""
+        self.name, self.replica = name, replica
+        self.state: Literal["pending", "received"] | Outcome = "pending"
+        self.reason = self.transport = ""
+        self.has_failed = False
+        """Whether the replica itself is at fault: what it serves has to be asked."""
+        self.seconds: dict[str, float] = {}
+        self.not_taken: Mapping[str, str] = {}
+        self._link, self._choice, self._device = link, choice, device
+        self._digests: list[str] = []
+        self._expected: ExpectedRanks | None = None
+        self._sender: WeightSender | None = None
+        self._cancelled = False
+
+    def begin(self, update: UpdateId, payload: Payload, deadline: float) -> Self:
+        """Take on a push that must be over by ``deadline``; its ranks may connect until ``close``."""
+        self.update, self.payload, self._deadline = update, payload, deadline
+        self._expected = self._link.expect(update, self.name, self.replica.num_ranks)
+        if self._cancelled:
+            self._expected.cancel()
+        return self
+
+    def transfer(self) -> None:
+        """Bring the update to all ranks; afterwards its state is ``received``, or ``aborted`` with a reason."""
+        try:
+            with beside(self._device):
+                with self._timed("prepare"):
+                    ends = self._prepare()
+                self._send(ends)
+            self.state = "received"
+        except Exception as error:  # noqa: BLE001 (a transport or a replica may raise anything)
+            self.has_failed = True
+            self._close_sender()
+            self.abort(cause(error))
+
+    def commit(self) -> None:
+        """Make the replica serve what it has received; afterwards ``committed``, or ``quarantined`` with a reason."""
+        try:
+            with self._timed("commit"):
+                status = settled(self.replica.commit(self.update), self._deadline, f"replica {self.name!r}")
+            if (status.state, status.digest) != ("committed", self.payload.manifest.digest):
+                raise EngineError(f"its state is {status.state} ({status.reason or 'no reason given'})")
+            with self._timed("confirm"):
+                self._confirm()
+            self.state = "committed"
+        except Exception as error:  # noqa: BLE001 (a replica may raise anything)
+            self.has_failed = True
+            self.state, self.reason = "quarantined", cause(error)
+
+    def revert(self, reason: str) -> None:
+        """Undo a commit, or what may be one; afterwards ``reverted``, or ``quarantined`` where that failed."""
+        deadline = max(self._deadline, time.monotonic() + _UNDO_S)
+        try:
+            status = settled(self.replica.revert(self.update), deadline, f"replica {self.name!r}")
+            if status.state != "reverted":
+                raise EngineError(f"its state is {status.state} ({status.reason or 'no reason given'})")
+            self.state, self.reason = "reverted", reason
+        except Exception as error:  # noqa: BLE001 (a replica may raise anything)
+            self.has_failed = True
+            self.state, self.reason = "quarantined", self.reason or cause(error)
+
+    def abort(self, reason: str) -> None:
+        """Give up an update that is not committed; the replica serves on what it served."""
+        self.state, self.reason = "aborted", reason
+        with contextlib.suppress(Exception):  # it gives up by itself when the connection ends
+            status = settled(self.replica.abort(self.update), time.monotonic() + _ANSWER_S, self.name)
+            if status.update is not None and status.update.fence > self.update.fence:
+                self.reason = (
+                    f"a trainer with fence {status.update.fence} publishes here; the one with fence "
+                    f"{self.update.fence} is over"
+                )
+
+    def cancel(self) -> None:
+        """Make a phase under way end soon; any thread may call it."""
+        self._cancelled = True
+        if self._expected is not None and self.state == "pending":
+            self._expected.cancel()
+        self._close_sender()
+
+    def close(self) -> None:
+        """End the connections to the ranks."""
+        self._close_sender()
+        if self._expected is not None:
+            self._expected.close()
+
+    def outcome(self) -> ReplicaOutcome:
+        """Return how it ended."""
+        assert self.state not in ("pending", "received")
+        return ReplicaOutcome(
+            state=self.state,
+            transport=self.transport,
+            not_taken=self.not_taken,
+            reason=self.reason,
+            seconds=dict(self.seconds),
+        )
+
+    def _prepare(self) -> list[RankEnd]:
+        """Return the connections of all ranks, each of which has begun to receive."""
+        assert self._expected is not None
+        order = UpdateOrder(
+            update=self.update,
+            replica=self.name,
+            address=self._link.address,
+            token=self._expected.token,
+            seconds=max(1e-3, self._deadline - time.monotonic()),
+        )
+        settled(self.replica.prepare(order), self._deadline, f"replica {self.name!r}")
+        try:
+            return self._expected.wait(self._deadline)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{error}{self._own_reason()}") from error
+
+    def _own_reason(self) -> str:
+        """Return in parentheses why the replica has given up by itself, such as an address that it cannot reach."""
+        with contextlib.suppress(Exception):  # it may not answer either
+            status = settled(self.replica.status(), time.monotonic() + _ANSWER_S, self.name)
+            if status.update == self.update and status.state == "aborted":
+                return f" ({status.reason})"
+        return ""
+
+    def _send(self, ends: Sequence[RankEnd]) -> None:
+        manifest = self.payload.manifest
+        self.transport, transport, self.not_taken = self._choice.towards(self.name, ends)
+        for end in ends:
+            offer = Offer(
+                manifest=manifest, transport=self.transport, bucket_bytes=transport.config.bucket_bytes
+            )
+            end.post(offer, self._deadline)
+        addresses = [end.expect(Endpoint, self._deadline).address for end in ends]
+        weights, device = self.payload.weights, self._device
+        self._sender = transport.sender(manifest, weights, addresses, device, self.name)
+        try:
+            with self._timed("send"):
+                for end, address in zip(ends, self._sender.open(self._deadline), strict=True):
+                    end.post(Endpoint(address=address), self._deadline)
+                self._sender.send(self._deadline)
+        except RunError:
+            self._raise_reason_of(ends)
+            raise
+        with self._timed("load"):
+            self._digests = [self._digest_from(end) for end in ends]
+
+    def _close_sender(self) -> None:
+        if (sender := self._sender) is not None:
+            sender.close()
+
+    def _raise_reason_of(self, ends: Sequence[RankEnd]) -> None:
+        """Raise the error of a rank that has said why it failed."""
+        deadline = time.monotonic() + _ANSWER_S
+        for end in ends:
+            with contextlib.suppress(DeadlineExceeded):
+                end.expect(Loaded, deadline)
+
+    def _confirm(self) -> None:
+        """Raise EngineError where a rank's live copy is not what its spare one was."""
+        assert self._expected is not None
+        ends = self._expected.wait(self._deadline)
+        for end in ends:
+            end.post(Confirm(), self._deadline)
+        for end, digest in zip(ends, self._digests, strict=True):
+            if (live := self._digest_from(end)) != digest:
+                raise EngineError(f"rank {end.rank} serves digest {live} after the commit, expected {digest}")
+
+    def _digest_from(self, end: RankEnd) -> str:
+        """Return the digest that a rank reports next, and note its times."""
+        loaded = end.expect(Loaded, self._deadline)
+        for part, seconds in loaded.seconds.items():
+            self.seconds[part] = max(seconds, self.seconds.get(part, 0.0))
+        return loaded.digest
+
+    @contextlib.contextmanager
+    def _timed(self, part: str) -> Generator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[part] = time.monotonic() - started
+
+
+def settled(future: Future[ServingStatus], deadline: float, who: str) -> ServingStatus:
+    """Return the result of a replica's call. Raise DeadlineExceeded where it does not come in time."""
+    try:
+        return future.result(max(0.0, deadline - time.monotonic()))
+    except FutureTimeoutError as error:
+        if future.done():  # the error is its own, or it has come just now
+            return future.result()
+        raise DeadlineExceeded(f"{who} did not answer before the deadline of the update") from error

@@ -1,0 +1,75 @@
+"""The weight transports that are installed and can run here."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ConfigError, PluginError, UsageError
+from spec_core.foreign import foreign_errors
+from spec_core.plugins import find, installed, load_available
+from spec_core.weight_transport import WeightTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spec_core.backend import Backend
+    from spec_core.config import WeightTransportConfig
+
+logger = logging.getLogger(__name__)
+
+
+def open_weight_transports(
+    backend: Backend,
+    names: Sequence[str] | None = None,
+    options: Mapping[str, object] | None = None,
+    configs: Mapping[str, WeightTransportConfig] | None = None,
+) -> dict[str, WeightTransport]:
+    """Return the weight transports of these names for this process's device, in order.
+
+    Without names it is every installed one that can run here; one that cannot is named in the log, with its reason.
+    Each takes those of ``options`` that its ``Config`` has, but for those that ``configs`` has set for it by its
+    name. Digests use the backend's kernel from now on. Raise UsageError for a transport of ``names`` or ``configs``
+    that cannot be used, for one of ``configs`` that ``names`` leaves out, and for an option that no transport has.
+    """
+    from spec_kit.weight_sync.digest import use_digest_kernels
+
+    use_digest_kernels(backend)
+    configs, options = configs or {}, options or {}
+    wanted = names or sorted({record.name for record in installed(WeightTransport)})
+    if unused := sorted(set(configs) - set(wanted)):
+        raise ConfigError(
+            f"weight transport {unused[0]!r} has options, but only {', '.join(wanted)} may be used; remove its "
+            "options, or name it too"
+        )
+    transports: dict[str, WeightTransport] = {}
+    for name in wanted:
+        try:
+            transports[name] = _open(name, backend, options, configs.get(name))
+        except UsageError as error:
+            if names or name in configs:
+                raise
+            logger.info("%s", error)
+    for key in options:
+        if not any(key in transport.Config.model_fields for transport in transports.values()):
+            raise ConfigError(
+                f"no weight transport among {', '.join(transports) or 'none'} has the option {key}; remove it, or "
+                "choose one that has it"
+            )
+    return transports
+
+
+def _open(
+    name: str, backend: Backend, options: Mapping[str, object], config: WeightTransportConfig | None
+) -> WeightTransport:
+    """Return the transport of that name. Raise UsageError where it cannot be used, whatever its plugin raises."""
+    plugin = load_available(WeightTransport, name)
+    values = {key: value for key, value in options.items() if key in plugin.Config.model_fields}
+    if config is not None:
+        values |= {key: getattr(config, key) for key in config.model_fields_set}
+    with foreign_errors(ConfigError, f"options of weight transport {name!r}"):
+        config = plugin.Config.model_validate(values)
+    with foreign_errors(
+        PluginError, f"weight transport {name!r} ({find(WeightTransport, name).owner}) fails"
+    ):
+        return plugin(config, backend)

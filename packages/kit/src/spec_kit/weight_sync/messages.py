@@ -1,0 +1,147 @@
+"""The messages of one update between the publisher and a rank, and a connection that carries them.
+
+::
+
+    rank                                             publisher
+    Greeting: token, place for each transport  ->
+                                               <-    Offer: manifest, transport, size of buckets
+    Endpoint: address of the rank's end        ->
+                                               <-    Endpoint: address of the sender's end
+    ...  the transport moves the tensors  ...
+    Loaded: digest of the spare copy           ->
+    ...  all replicas; commit goes to the engine  ...
+                                               <-    Confirm
+    Loaded: digest of the live copy            ->
+
+Either end may send UpdateFailed instead, or close the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import pydantic
+
+from spec_core.draft_replica import UpdateId
+from spec_core.errors import EngineError
+from spec_core.weight_manifest import Manifest
+from spec_core.wire_record import WireRecord
+from spec_core.wording import one_line
+from spec_processes.sockets.addresses import parse_address
+from spec_processes.sockets.framed_socket import FramedSocket, peer_errors
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+MAX_PACKET_BYTES = 16 << 20
+"""Largest message: a manifest of some 80,000 tensors."""
+_CONNECT_S = 10.0
+"""Longest wait for a connection, which cannot be ended from another thread."""
+
+_Seconds = Annotated[float, pydantic.Field(ge=0, le=1e6)]
+
+
+class Greeting(WireRecord):
+    """The first message of a rank's connection."""
+
+    kind: Literal["greeting"] = "greeting"
+    token: Annotated[str, pydantic.Field(repr=False)]
+    update: UpdateId
+    replica: str
+    rank: int
+    places: Mapping[str, str]
+    """Name of a weight transport -> where this rank is (``WeightTransport.place``)."""
+    unplaced: Mapping[str, str] = {}
+    """Name of a weight transport that raised in place of that -> its error."""
+
+
+class Offer(WireRecord):
+    """The update that is to be received, and how."""
+
+    kind: Literal["offer"] = "offer"
+    manifest: Manifest
+    transport: str
+    bucket_bytes: Annotated[int, pydantic.Field(ge=4096)]
+    """The sender's; both ends lay the tensors out by it."""
+
+
+class Endpoint(WireRecord):
+    """Address of one end of the transport."""
+
+    kind: Literal["endpoint"] = "endpoint"
+    address: str
+
+
+class Loaded(WireRecord):
+    """Digest of a copy of the draft, as the engine holds it."""
+
+    kind: Literal["loaded"] = "loaded"
+    digest: Annotated[str, pydantic.Field(max_length=128)]
+    seconds: Annotated[
+        Mapping[str, Annotated[float, pydantic.Field(ge=0, le=1e6)]], pydantic.Field(max_length=16)
+    ] = {}
+    """Time that this rank has taken for each of its parts since the message before."""
+
+
+class Confirm(WireRecord):
+    """The update was committed: what is the digest of the live copy?"""
+
+    kind: Literal["confirm"] = "confirm"
+
+
+class UpdateFailed(WireRecord):
+    """The end of an update that cannot go on."""
+
+    kind: Literal["failed"] = "failed"
+    reason: Annotated[str, pydantic.AfterValidator(one_line)]
+
+
+M = TypeVar("M", Greeting, Offer, Endpoint, Loaded, Confirm)
+
+
+class UpdateChannel(FramedSocket):
+    """One rank's connection to the publisher."""
+
+    def __init__(self, end: socket.socket, peer: str) -> None:
+        """Own ``end``; ``peer`` names the other one in errors."""
+        super().__init__(end, MAX_PACKET_BYTES)
+        self._peer = peer
+
+    @classmethod
+    def connect(cls, address: str, deadline: float) -> UpdateChannel:
+        """Return a connection to the publisher at ``address``.
+
+        Raise PeerLost where nobody listens there, DeadlineExceeded where nobody answers.
+        """
+        peer = f"the publisher at {address}"
+        with _errors_of(peer):
+            left_s = max(1e-3, min(_CONNECT_S, deadline - time.monotonic()))
+            end = socket.create_connection(parse_address(address), left_s)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return cls(end, peer)
+
+    def post(self, message: WireRecord, deadline: float) -> None:
+        """Send a message."""
+        with _errors_of(self._peer):
+            self.send(message.encode(), deadline)
+
+    def expect(self, kind: type[M], deadline: float) -> M:
+        """Return the next message, which must be of that kind. Raise EngineError where the other end has failed."""
+        with _errors_of(self._peer):
+            packet = self.receive(deadline)
+        if b'"kind":"failed"' in packet[:32]:
+            raise EngineError(f"{self._peer}: {UpdateFailed.decode(packet).reason}")
+        return kind.decode(packet)
+
+    def fail(self, reason: str) -> None:
+        """Say why the update ends, if the other end still listens."""
+        with contextlib.suppress(OSError):
+            self.send(UpdateFailed(reason=reason).encode(), time.monotonic() + 1.0)
+
+
+def _errors_of(peer: str) -> AbstractContextManager[None]:
+    return peer_errors(f"{peer} did not answer in time", f"{peer} has gone")

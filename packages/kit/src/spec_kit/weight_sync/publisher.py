@@ -1,0 +1,385 @@
+"""Publisher: pushes fresh weights of one draft to any number of replicas, in two phases.
+
+All replicas first receive a version into their spare copies; only when enough of them have it, by the policy, is it
+committed anywhere. A replica at which something failed is quarantined until it is known to serve the newest version:
+it is asked, and pushed to if need be, after this push and after each that follows, where nobody waits for it. So the
+replicas that count serve the same version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from spec_core.draft_replica import LARGEST_VERSION, ServingStatus, UpdateId
+from spec_core.errors import ConfigError, EngineError, RunError
+from spec_core.foreign import cause
+from spec_core.resource import Resource
+from spec_core.weight_manifest import Manifest
+from spec_kit.weight_sync.current_device import beside, queued_before
+from spec_kit.weight_sync.delivery import Delivery, Payload, ReplicaOutcome, settled
+from spec_kit.weight_sync.digest import tensor_entries
+from spec_kit.weight_sync.fence import fence_after, own_bits
+from spec_kit.weight_sync.finite import FiniteCheck
+from spec_kit.weight_sync.publisher_link import PublisherLink
+from spec_kit.weight_sync.push import Push
+from spec_kit.weight_sync.replicas import newest_version
+from spec_kit.weight_sync.transport_choice import TransportChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Mapping
+
+    from torch import Tensor
+
+    from spec_core.draft_replica import DraftReplica
+    from spec_core.weight_transport import WeightTransport
+    from spec_kit.weight_sync.push import Policy
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_REPAIR_S = 30.0
+"""Longest time for bringing one replica back to what the others serve."""
+_STATUS_S = 2.0
+"""Longest wait for a replica to say what it serves, before it is repaired."""
+_SETTLED = ("idle", "committed", "aborted", "reverted")
+"""States in which a late commit is refused, and what is served is whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishReport:
+    """How a push came out."""
+
+    version: int
+    digest: str
+    """``Manifest.digest`` of the version."""
+    committed: bool
+    """Whether the replicas that count serve it now; else they serve what they served before."""
+    num_bytes: int
+    replicas: Mapping[str, ReplicaOutcome]
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Time of each part: ``manifest``, ``transfer``, ``commit`` (or ``abort``, ``revert``) and ``total``."""
+
+
+@dataclass(kw_only=True)
+class _Member:
+    """A replica in the publisher's books."""
+
+    replica: DraftReplica
+    fence: int
+    """The publisher's, as that replica knows it."""
+    counts: bool = True
+    """Whether it is known to serve the newest committed version."""
+    update: UpdateId | None = None
+    """The push by which it serves that."""
+
+
+_LEFT_OUT = ReplicaOutcome(
+    state="quarantined", reason="an earlier update failed there; it gets the newest version after this push"
+)
+
+
+class Publisher(Resource):
+    """The trainer's end of one update group, on threads of its own: only ``serving`` and ``next_version`` wait."""
+
+    def __init__(
+        self,
+        transports: Mapping[str, WeightTransport],
+        target: str,
+        *,
+        group: str = "default",
+        fence: int | None = None,
+        device: torch.device | None = None,
+        address: str = "127.0.0.1:0",
+        fastest_first: bool = False,
+    ) -> None:
+        """Publish drafts for the target with the digest ``target``, by the first transport that reaches a replica.
+
+        With ``fastest_first`` it is the one whose ``medium`` towards the replica is fastest, of equals the first.
+        Ranks connect to ``address``. A replica that has seen a higher ``fence`` refuses this publisher; by default it
+        is one more than that of any replica when it is added, so the publisher that was started last wins
+        (``spec_kit.weight_sync.fence``). Buckets are made on ``device``. ``close`` closes the transports.
+        """
+        self.group, self.fence = group, fence
+        self._asks_for_fences, self._own_bits = fence is None, own_bits()
+        self._target, self._transports = target, transports
+        self._device = torch.device("cpu") if device is None else device
+        self._choice = TransportChoice(transports, self._device, fastest_first=fastest_first)
+        self._members: dict[str, _Member] = {}
+        self._newest: Payload | None = None
+        self._previous: Payload | None = None
+        self._number = 0
+        self._last_version = -1
+        self._lock = threading.Lock()
+        """Guards the two below; everything above belongs to the thread of the jobs."""
+        self._under_way: list[Delivery] = []
+        self._closed = False
+        self._link = PublisherLink(address)
+        self._jobs = ThreadPoolExecutor(1, thread_name_prefix="weight-publisher")
+        self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="weight-publisher-callbacks")
+
+    @property
+    def committed(self) -> int | None:
+        """The newest committed version."""
+        newest = self._newest
+        return None if newest is None else newest.manifest.version
+
+    def add(
+        self, name: str, replica: DraftReplica, timeout_s: float = _REPAIR_S
+    ) -> Future[ReplicaOutcome | None]:
+        """Push to a replica from now on, and take it over from whoever did so before.
+
+        It first gets the newest committed version; None where there is none.
+        """
+        return self._submit(lambda: self._add(name, replica, timeout_s))
+
+    def remove(self, name: str) -> Future[None]:
+        """Push to a replica no more."""
+        return self._submit(lambda: self._remove(name))
+
+    def publish(
+        self,
+        version: int,
+        weights: Mapping[str, Tensor],
+        *,
+        policy: Policy = "all",
+        timeout_s: float = 60.0,
+    ) -> Future[PublishReport]:
+        """Push exported tensors as ``version``, which must be higher than the last one.
+
+        Where a tensor holds NaN or infinity nothing is sent, and the report says so for each replica. One that has
+        had another draft under that version refuses it (``next_version``).
+
+        The tensors are given away: nobody may change them any more, but for what is queued on the current stream of
+        their device. ``timeout_s`` is for the whole push, from when its turn has come. The future ends with a report,
+        also where nothing was committed; its callbacks run one after the other on a thread of their own, while the
+        next push goes on.
+        """
+        devices = {tensor.device for tensor in weights.values() if not tensor.is_cpu}
+        made = [queued_before(device) for device in devices]
+
+        def publish() -> PublishReport:
+            for event in made:
+                event.synchronize()
+            return self._publish(version, weights, policy, timeout_s)
+
+        return self._submit(publish, then=self._repair)
+
+    def revert(self, timeout_s: float = 60.0) -> Future[Mapping[str, ReplicaOutcome]]:
+        """Undo the newest commit on every replica; one that cannot swap back gets the version before anew, if any."""
+        return self._submit(lambda: self._revert(timeout_s), then=self._repair)
+
+    def serving(self, timeout_s: float = 10.0) -> dict[str, ServingStatus]:
+        """Return what each replica says of itself; one that does not answer in time counts as quarantined."""
+        deadline = time.monotonic() + timeout_s
+        asked = {name: member.replica.status() for name, member in list(self._members.items())}
+        return {name: _answer(name, future, deadline) for name, future in asked.items()}
+
+    def next_version(self, timeout_s: float = 10.0) -> int:
+        """Return a version that names no other draft: one more than the highest that a replica reports to have had.
+
+        It waits for its turn, and for the answers. Raise EngineError where no higher version is left.
+        """
+        newest = self._submit(lambda: newest_version(self.serving(timeout_s).values())).result()
+        if newest >= LARGEST_VERSION:
+            raise EngineError(f"a replica has had version {newest}, the largest; start its server anew")
+        return 1 + newest
+
+    def close(self) -> None:
+        """Give up what is under way, and end; replicas serve on what they serve."""
+        with self._lock:
+            self._closed = True
+            for delivery in self._under_way:
+                delivery.cancel()
+        self._jobs.shutdown(wait=True, cancel_futures=True)
+        self._callbacks.shutdown(wait=True)
+        self._link.close()
+        for transport in self._transports.values():
+            transport.close()
+
+    def _submit(self, job: Callable[[], R], then: Callable[[], None] | None = None) -> Future[R]:
+        """Run a job in its turn, and ``then`` after its result was given out."""
+        result: Future[R] = Future()
+
+        def run() -> None:
+            try:
+                with beside(self._device):
+                    value = job()
+            except BaseException as error:  # noqa: BLE001 (the top of a thread: the caller gets every error)
+                self._callbacks.submit(result.set_exception, error)
+                return
+            self._callbacks.submit(result.set_result, value)
+            if then is not None:
+                then()
+
+        self._jobs.submit(run).add_done_callback(lambda done: done.cancelled() and result.cancel())
+        return result
+
+    def _add(self, name: str, replica: DraftReplica, timeout_s: float) -> ReplicaOutcome | None:
+        if name in self._members:
+            raise ConfigError(f"replica {name!r} is known already; remove it first")
+        self._members[name] = member = _Member(
+            replica=replica, fence=self._fence_for(name, replica, timeout_s)
+        )
+        if self._newest is None:
+            return None
+        member.counts = False
+        return self._push(self._newest, [name], "best_effort", timeout_s).deliveries[name].outcome()
+
+    def _fence_for(self, name: str, replica: DraftReplica, timeout_s: float) -> int:
+        """Return a fence that a replica has not seen; one that does not answer shows that when it is pushed to."""
+        if not self._asks_for_fences and self.fence is not None:
+            return self.fence
+        last = _answer(name, replica.status(), time.monotonic() + timeout_s).update
+        return max(self.fence or 0, fence_after(0 if last is None else last.fence, self._own_bits))
+
+    def _level_fences(self) -> int:
+        """Return this publisher's fence; all replicas that are there at its first push get the same.
+
+        So of two publishers that push to the same replicas one is the later one at all of them.
+        """
+        if self.fence is None:
+            fences = [member.fence for member in self._members.values()]
+            self.fence = max(fences, default=fence_after(0, self._own_bits))
+            for member in self._members.values():
+                member.fence = self.fence
+        return self.fence
+
+    def _remove(self, name: str) -> None:
+        self._members.pop(name, None)
+        for transport in self._transports.values():
+            transport.forget(name)
+
+    def _publish(
+        self, version: int, weights: Mapping[str, Tensor], policy: Policy, timeout_s: float
+    ) -> PublishReport:
+        if version <= self._last_version:
+            raise ConfigError(
+                f"version {version} is not higher than {self._last_version}, the last that was published"
+            )
+        self._last_version = version
+        started = time.monotonic()
+        finite = FiniteCheck()
+        manifest = self._describe(version, finite.watch(weights.items()))
+        payload = Payload(manifest=manifest, weights=weights)
+        problem = finite.problem()
+        described_s = time.monotonic() - started
+        counted = [name for name, member in self._members.items() if member.counts and not problem]
+        push = self._push(payload, counted, policy, timeout_s - described_s)
+        committed = push.committed and not problem and bool(counted or not self._members)
+        if committed:
+            self._previous, self._newest = self._newest, payload
+        outcomes = {name: delivery.outcome() for name, delivery in push.deliveries.items()}
+        left_out = ReplicaOutcome(state="aborted", reason=problem) if problem else _LEFT_OUT
+        return PublishReport(
+            version=version,
+            digest=payload.manifest.digest,
+            committed=committed,
+            num_bytes=payload.manifest.num_bytes,
+            replicas={name: outcomes.get(name, left_out) for name in self._members},
+            seconds={"manifest": described_s, **push.seconds, "total": time.monotonic() - started},
+        )
+
+    def _describe(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Manifest:
+        return Manifest(
+            group=self.group,
+            version=version,
+            parent=self.committed,
+            fence=self._level_fences(),
+            target=self._target,
+            tensors=tuple(tensor_entries(tensors)),
+        )
+
+    def _push(self, payload: Payload, names: Iterable[str], policy: Policy, timeout_s: float) -> Push:
+        """Push to the replicas of these names, and note what they serve now."""
+        self._number += 1
+        members = {name: self._members[name] for name in names}
+        updates = {
+            name: UpdateId(group=self.group, fence=member.fence, number=self._number)
+            for name, member in members.items()
+        }
+        push = Push(
+            {
+                name: Delivery(name, member.replica, self._link, self._choice, self._device)
+                for name, member in members.items()
+            },
+            policy,
+        )
+        with self._known(push):
+            push.run(updates, payload, time.monotonic() + timeout_s)
+        for name, member in members.items():
+            delivery = push.deliveries[name]
+            if push.committed and delivery.state == "committed":
+                member.counts, member.update = True, updates[name]
+            elif push.committed or delivery.has_failed:
+                member.counts = False
+        return push
+
+    @contextlib.contextmanager
+    def _known(self, push: Push) -> Generator[None]:
+        """Let ``close`` end the push from another thread."""
+        with self._lock:
+            if self._closed:
+                raise RunError("the publisher is closed")
+            self._under_way = list(push.deliveries.values())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way = []
+
+    def _revert(self, timeout_s: float) -> dict[str, ReplicaOutcome]:
+        if self._newest is None:
+            raise ConfigError("no version is committed, so none can be reverted")
+        self._newest, self._previous = self._previous, None
+        deadline = time.monotonic() + timeout_s
+        asked = {
+            name: member.replica.revert(member.update)
+            for name, member in self._members.items()
+            if member.update is not None
+        }
+        outcomes: dict[str, ReplicaOutcome] = {}
+        for name, member in self._members.items():
+            status = _answer(name, asked[name], deadline) if name in asked else ServingStatus()
+            member.update = None
+            member.counts = status.state == "reverted" and self._serves_newest(status)
+            outcomes[name] = ReplicaOutcome(
+                state="reverted" if member.counts else "quarantined", reason=status.reason
+            )
+        return outcomes
+
+    def _serves_newest(self, status: ServingStatus) -> bool:
+        """Return whether a replica serves the newest committed version, so that it counts.
+
+        Where there is none, whatever a replica was started with or another publisher has left there will do.
+        """
+        if self._newest is None:
+            return True
+        return status.state in _SETTLED and status.digest == self._newest.manifest.digest
+
+    def _repair(self) -> None:
+        """Bring the replicas that do not count to the newest committed version, each for itself."""
+        for name, member in list(self._members.items()):
+            if member.counts:
+                continue
+            with contextlib.suppress(Exception):  # it has gone, or this publisher is closed
+                status = settled(member.replica.status(), time.monotonic() + _STATUS_S, name)
+                member.counts = self._serves_newest(status)
+                if self._newest is not None and not member.counts:
+                    self._push(self._newest, [name], "best_effort", _REPAIR_S)
+
+
+def _answer(name: str, future: Future[ServingStatus], deadline: float) -> ServingStatus:
+    """Return a replica's status; one that cannot say it counts as quarantined."""
+    try:
+        return settled(future, deadline, f"replica {name!r}")
+    except Exception as error:  # noqa: BLE001 (a replica may raise anything)
+        return ServingStatus(state="quarantined", reason=cause(error))

@@ -1,0 +1,380 @@
+"""UpdateReceiver: one rank's part in updates of the draft that its engine serves.
+
+Everything but ``DraftSlot.swap`` happens on a thread of the update's own, so the engine goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from spec_core.draft_replica import ServingStatus
+from spec_core.errors import EngineError, PeerLost, ProtocolError
+from spec_core.foreign import cause
+from spec_core.resource import Resource
+from spec_kit.weight_sync.current_device import beside
+from spec_kit.weight_sync.digest import TensorDigests, dtype_name
+from spec_kit.weight_sync.finite import FiniteCheck
+from spec_kit.weight_sync.messages import Confirm, Endpoint, Greeting, Loaded, Offer, UpdateChannel
+from spec_kit.weight_sync.short_turns import short_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+
+    from torch import Tensor
+
+    from spec_core.draft_replica import ServingState, UpdateId, UpdateOrder
+    from spec_core.weight_manifest import Manifest
+    from spec_core.weight_transport import WeightReceiver, WeightTransport
+    from spec_kit.weight_sync.draft_slot import DraftSlot
+
+logger = logging.getLogger(__name__)
+
+_KEPT_VERSIONS = 10_000
+"""Versions whose digests are known for as long: some MB."""
+
+
+class UpdateReceiver(Resource):
+    """Takes part in the updates of one group, for one rank; any thread may call it.
+
+    An engine calls ``commit`` and ``revert`` between two of its steps. Each call returns the status after it, and
+    raises EngineError where ``spec_core.draft_replica`` says that it is refused.
+    """
+
+    def __init__(
+        self,
+        slot: DraftSlot,
+        transports: Mapping[str, WeightTransport],
+        *,
+        group: str = "default",
+        rank: int = 0,
+    ) -> None:
+        """Update what ``slot`` holds; ``transports``, which it closes, are those of this process, by name."""
+        self.slot, self.transports, self.group, self.rank = slot, transports, group, rank
+        self._lock = threading.RLock()
+        self._status = ServingStatus()
+        self._transfer: _Transfer | None = None
+        """The last one: it may still be ending."""
+        self._replaced: ServingStatus | None = None
+        """Status before the last commit, while the spare copy still holds what was served then, and that is whole."""
+        self._damage = ""
+        """Why it was quarantined, until an update is committed whole, or undone (U8)."""
+        self._digests: dict[int, str] = {}
+        """Digest of each version that was committed, the last ones (U10)."""
+        self._closed = False
+
+    def prepare(self, order: UpdateOrder) -> ServingStatus:
+        """Begin to receive an update; the one before, if it is not committed, is forgotten (U2, U6)."""
+        with self._lock:
+            if self._is(order.update, "prepared") or self._is(order.update, "received"):
+                return self._status
+            self._check(order.update)
+            before, self._transfer = self._transfer, _Transfer(self, order, self._transfer)
+            if before is not None:
+                before.cancel()
+            self._replaced = None
+            self._set("prepared", update=order.update)
+            self._transfer.start()
+            return self._status
+
+    def commit(self, update: UpdateId) -> ServingStatus:
+        """Serve what was received (U3)."""
+        with self._lock:
+            if self._is(update, "committed"):
+                return self._status
+            if not self._is(update, "received"):
+                raise EngineError(f"update {update.number} cannot be committed: {self._account(update)}")
+            assert self._transfer is not None
+            served = self._transfer.manifest
+            replaced = self._status
+            try:
+                with self._transfer.timed("swap"):
+                    self.slot.swap()
+            except Exception as error:
+                self._quarantine(f"the swap failed: {cause(error)}")
+                raise EngineError(f"update {update.number}: {self._status.reason}") from error
+            self._replaced = None if self._damage else replaced
+            self._damage = ""
+            self._bind(served)
+            newest = max(self._digests)
+            self._set("committed", version=served.version, digest=served.digest, newest=newest)
+            return self._status
+
+    def revert(self, update: UpdateId) -> ServingStatus:
+        """Serve again what was served before the commit of ``update`` (U5)."""
+        with self._lock:
+            if self._is(update, "reverted"):
+                return self._status
+            replaced = self._replaced
+            if replaced is None or update != self._status.update:
+                raise EngineError(f"update {update.number} cannot be reverted: {self._account(update)}")
+            self._replaced = None
+            try:
+                self.slot.swap()
+            except Exception as error:
+                self._quarantine(f"the swap back failed: {cause(error)}")
+                raise EngineError(f"update {update.number}: {self._status.reason}") from error
+            self._damage = ""
+            self._set("reverted", version=replaced.version, digest=replaced.digest)
+            return self._status
+
+    def abort(self, update: UpdateId) -> ServingStatus:
+        """Forget an update that is not committed (U5)."""
+        with self._lock:
+            self.give_up(update, "the publisher gave it up")
+            return self._status
+
+    def status(self) -> ServingStatus:
+        """Return what this rank serves."""
+        return self._status
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Generator[ServingStatus]:
+        """Yield what is served; commits and reverts wait until the block ends."""
+        with self._lock:
+            yield self._status
+
+    def forget(self) -> None:
+        """Note that nothing that was pushed is served any more; then the draft's memory may be given up.
+
+        An update under way ends first: its thread writes into that memory.
+        """
+        with self._lock:
+            transfer, self._replaced, self._damage = self._transfer, None, ""
+            self._set("idle", version=None, digest="")
+        if transfer is not None:
+            transfer.cancel()
+            transfer.join()
+
+    def close(self) -> None:
+        """End an update under way, and what the transports keep for later ones; what is served stays."""
+        with self._lock:
+            self._closed, self._replaced = True, None
+            transfer = self._transfer
+            if transfer is not None:
+                self.give_up(transfer.order.update, "the engine closes")
+        if transfer is not None:
+            transfer.cancel()  # also where the update is committed, and its publisher is silent
+            transfer.join()
+        for transport in self.transports.values():
+            transport.close()
+
+    def has_received(self, update: UpdateId) -> None:
+        """Note that the spare copy holds the whole update; called by its thread."""
+        with self._lock:
+            if not self._is(update, "prepared"):
+                raise PeerLost(self._account(update))
+            self._set("received")
+
+    def check_version(self, manifest: Manifest) -> None:
+        """Raise EngineError for a version that was committed with another digest (U10)."""
+        known = self._digests.get(manifest.version, manifest.digest)
+        if known != manifest.digest:
+            raise EngineError(
+                f"version {manifest.version} is another draft here, of digest {known}, and versions up to "
+                f"{self._status.newest} are taken; push this one, of digest {manifest.digest}, under a higher version"
+            )
+
+    def give_up(self, update: UpdateId, reason: str) -> None:
+        """Abort an update, unless it is committed or another one has taken its place."""
+        with self._lock:
+            if self._is(update, "prepared") or self._is(update, "received"):
+                assert self._transfer is not None
+                self._transfer.cancel()
+                if self._damage:
+                    reason = f"{self._damage}; then: {reason}"
+                self._set("quarantined" if self._damage else "aborted", reason=reason)
+
+    def quarantine(self, update: UpdateId, reason: str) -> None:
+        """Note that what is served is not what was committed, where it was this update."""
+        with self._lock:
+            if self._is(update, "committed"):
+                self._quarantine(reason)
+
+    def _bind(self, manifest: Manifest) -> None:
+        """Note which draft a version names from now on."""
+        self._digests[manifest.version] = manifest.digest
+        if len(self._digests) > _KEPT_VERSIONS:
+            self._digests.pop(min(self._digests))
+
+    def _quarantine(self, reason: str) -> None:
+        self._damage = reason
+        self._set("quarantined", reason=reason)
+
+    def _check(self, update: UpdateId) -> None:
+        last = self._status.update
+        if self._closed:
+            raise EngineError("the engine closes")
+        if update.group != self.group:
+            raise EngineError(f"update group {update.group!r} is not this one, {self.group!r}")
+        if last is not None and update.fence < last.fence:
+            raise EngineError(
+                f"a trainer with fence {last.fence} publishes here; the one with fence {update.fence} is over"
+            )
+        if last is not None and update.precedence <= last.precedence:
+            raise EngineError(f"update {update.number} is not newer than update {last.number}")
+
+    def _is(self, update: UpdateId, state: ServingState) -> bool:
+        return self._status.update == update and self._status.state == state
+
+    def _account(self, update: UpdateId) -> str:
+        """Return where an update stands, for messages; the reasons of another one are none of its own."""
+        last, reason = self._status.update, self._status.reason
+        if last is None:
+            return "none was begun"
+        if last != update:
+            later = "a later trainer's" if last.fence > update.fence else "another"
+            return f"{later} update has taken its place"
+        return f"it is {self._status.state} ({reason})" if reason else f"it is {self._status.state}"
+
+    def _set(self, state: ServingState, *, reason: str = "", **changes: object) -> None:
+        self._status = self._status.model_copy(update={"state": state, "reason": reason, **changes})
+
+
+class _Transfer:
+    """The thread that receives one update."""
+
+    def __init__(self, owner: UpdateReceiver, order: UpdateOrder, before: _Transfer | None) -> None:
+        self.order = order
+        self._owner, self._before = owner, before
+        self._deadline = time.monotonic() + order.seconds
+        self._cancelled = threading.Event()
+        self._open: list[UpdateChannel | WeightReceiver] = []
+        self._seconds: dict[str, float] = {}
+        self._thread = threading.Thread(
+            target=self._run, name=f"draft update {order.update.number}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def cancel(self) -> None:
+        """Make the thread end soon; any thread may call it."""
+        self._cancelled.set()
+        for resource in list(self._open):
+            resource.shutdown() if isinstance(resource, UpdateChannel) else resource.close()
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Generator[None]:
+        """Note the time of a part, for the next message to the publisher."""
+        started = time.monotonic()
+        yield
+        self._seconds[part] = time.monotonic() - started
+
+    def _times(self) -> dict[str, float]:
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    def _run(self) -> None:
+        update = self.order.update
+        try:
+            if self._before is not None:  # it may still write into the spare copy
+                self._before.join()
+                self._before = None
+            with (
+                contextlib.closing(UpdateChannel.connect(self.order.address, self._deadline)) as channel,
+                beside(self._owner.slot.device),
+                short_turns(),
+            ):
+                self._receive(channel)
+        except Exception as error:  # noqa: BLE001 (the top of a thread: an engine's loader may raise anything)
+            logger.info("update %d of group %s ended: %s", update.number, update.group, cause(error))
+            self._owner.give_up(update, cause(error))
+
+    def _receive(self, channel: UpdateChannel) -> None:
+        # Also where the update was given up meanwhile: the publisher waits for it, and then sees the end.
+        channel.post(self._greeting(), self._deadline)
+        self._register(channel)
+        with contextlib.ExitStack() as ends:  # closed after the publisher has the digest: that may take time
+            try:
+                digest = self._load(channel, ends)
+            except Exception as error:
+                channel.fail(cause(error))
+                raise
+            self._owner.has_received(self.order.update)
+            channel.post(Loaded(digest=digest, seconds=self._times()), self._deadline)
+        channel.expect(Confirm, self._deadline)  # or the end of the connection: nothing is confirmed then
+        with self.timed("digest_live"):
+            live = self._owner.slot.digest("live")
+        if live != digest:
+            self._owner.quarantine(self.order.update, f"the live copy has digest {live}, expected {digest}")
+        channel.post(Loaded(digest=live, seconds=self._times()), self._deadline)
+
+    def _load(self, channel: UpdateChannel, ends: contextlib.ExitStack) -> str:
+        """Receive the update into the spare copy, and return the digest of that; ``ends`` gets what to close."""
+        slot = self._owner.slot
+        offer = channel.expect(Offer, self._deadline)
+        self.manifest = offer.manifest
+        slot.layout().check(self.manifest)
+        self._owner.check_version(self.manifest)
+        transport = self._owner.transports[offer.transport]
+        receiver = ends.enter_context(transport.receiver(self.manifest, slot.device, offer.bucket_bytes))
+        self._register(receiver)
+        channel.post(Endpoint(address=receiver.address), self._deadline)
+        sender = channel.expect(Endpoint, self._deadline).address
+        arriving = self._checked(receiver.receive(sender, self._deadline))
+        with self.timed("receive"):
+            slot.load(arriving)
+            if (left := next(arriving, None)) is not None:
+                raise EngineError(f"the engine did not load {left[0]}")
+        with self.timed("digest"):
+            return slot.digest("spare")
+
+    def _greeting(self) -> Greeting:
+        owner, order = self._owner, self.order
+        places: dict[str, str] = {}
+        unplaced: dict[str, str] = {}
+        for name, transport in owner.transports.items():
+            try:
+                places[name] = transport.place(owner.slot.device)
+            except Exception as error:  # noqa: BLE001 (the publisher waits for this rank, and may take another)
+                unplaced[name] = cause(error)
+        return Greeting(
+            token=order.token,
+            update=order.update,
+            replica=order.replica,
+            rank=owner.rank,
+            places=places,
+            unplaced=unplaced,
+        )
+
+    def _checked(self, weights: Iterator[tuple[str, Tensor]]) -> Generator[tuple[str, Tensor]]:
+        """Pass on what arrives, every tensor of the manifest once; its bytes are checked after the last one.
+
+        So a device is waited for twice. What a damaged tensor has left in the spare copy is never swapped in.
+        """
+        missing = {entry.name: entry for entry in self.manifest.tensors}
+        digests, finite = TensorDigests(), FiniteCheck()
+        for name, tensor in finite.watch(weights):
+            if self._cancelled.is_set():
+                raise PeerLost("the update was given up")
+            if (expected := missing.pop(name, None)) is None:
+                raise ProtocolError(f"{name} has arrived twice, or is none of the update")
+            dtype, shape = dtype_name(tensor), tuple(tensor.shape)
+            if (dtype, shape) != (expected.dtype, expected.shape):
+                raise ProtocolError(
+                    f"{name} has arrived as {dtype} {list(shape)}, expected {expected.dtype} {list(expected.shape)}"
+                )
+            digests.add([(name, tensor)])
+            yield name, tensor
+        if missing:
+            raise ProtocolError(f"{', '.join(sorted(missing))} did not arrive")
+        expected_digests = {entry.name: entry.digest for entry in self.manifest.tensors}
+        for name, digest in ((entry.name, entry.digest) for entry in digests.entries()):
+            if digest != expected_digests[name]:
+                raise ProtocolError(
+                    f"{name} has arrived with digest {digest}, expected {expected_digests[name]}"
+                )
+        if problem := finite.problem():
+            raise EngineError(problem)
+
+    def _register(self, resource: UpdateChannel | WeightReceiver) -> None:
+        self._open.append(resource)
+        if self._cancelled.is_set():
+            self.cancel()

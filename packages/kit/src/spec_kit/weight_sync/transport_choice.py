@@ -1,0 +1,66 @@
+"""TransportChoice: by which weight transport an update goes to the ranks of a replica."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from spec_core.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from spec_core.weight_transport import WeightMedium, WeightTransport
+    from spec_kit.weight_sync.publisher_link import RankEnd
+
+
+class ChosenTransport(NamedTuple):
+    """The transport of one update."""
+
+    name: str
+    transport: WeightTransport
+    not_taken: Mapping[str, str]
+    """Why each of the others was not."""
+
+
+class TransportChoice:
+    """The transports of a publisher, in the order of preference, or the fastest first."""
+
+    def __init__(
+        self, transports: Mapping[str, WeightTransport], device: torch.device, *, fastest_first: bool
+    ) -> None:
+        """Choose among ``transports`` for senders on ``device``: the first that reaches a replica, or the fastest."""
+        self._transports, self._device, self._fastest_first = transports, device, fastest_first
+
+    def towards(self, replica: str, ends: Sequence[RankEnd]) -> ChosenTransport:
+        """Return a transport that reaches every rank of ``replica``. Raise EngineError where none does."""
+        obstacles: dict[str, str] = {}
+        media: dict[str, WeightMedium] = {}
+        for name, transport in self._transports.items():
+            found = [self._obstacle(name, transport, end) for end in ends]
+            if any(found):
+                obstacles[name] = next(filter(None, found))
+            else:
+                media[name] = max(transport.medium(end.places[name], self._device) for end in ends)
+        if not media:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in obstacles.items())
+            raise EngineError(
+                f"no weight transport reaches replica {replica!r} ({reasons or 'none is given'})"
+            )
+        taken = min(media, key=lambda name: media[name]) if self._fastest_first else next(iter(media))
+        slower = {name: self._comparison(medium, media[taken]) for name, medium in media.items()}
+        not_taken = {name: reason for name, reason in (obstacles | slower).items() if name != taken}
+        return ChosenTransport(taken, self._transports[taken], not_taken)
+
+    def _comparison(self, medium: WeightMedium, taken: WeightMedium) -> str:
+        if not self._fastest_first or medium == taken:
+            return "named later"
+        return f"{medium}, slower than {taken}"
+
+    def _obstacle(self, name: str, transport: WeightTransport, end: RankEnd) -> str:
+        if name in end.unplaced:
+            return f"rank {end.rank} cannot use it: {end.unplaced[name]}"
+        if name not in end.places:
+            return f"rank {end.rank} does not have it"
+        return transport.obstacle(end.places[name], self._device)

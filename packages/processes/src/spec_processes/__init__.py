@@ -1,0 +1,41 @@
+"""Processes of one host, for launchers and for engines whose program needs a process of its own.
+
+``spawn`` starts a Python module in a process group of its own and returns this end of a ControlChannel to it;
+``channel_to_parent`` takes up the other end there. The kernel ends the process when the thread that started it ends.
+A Reaper ends whatever the process has started in turn, even where this process dies of ``kill -9``. A launcher starts
+WORKER_MODULE in each worker and hands its ChannelWorker to a WorkerInbox.
+"""
+
+from spec_processes.channel_listener import ChannelListener, connect_channel, connect_output
+from spec_processes.collector import collect_rarely
+from spec_processes.control import BEATS_PER_TIMEOUT, ControlChannel
+from spec_processes.reaper import Reaper, end_group, ending
+from spec_processes.safe_path import SAFE_PATH, leave_out_working_directory
+from spec_processes.spawn import channel_to_parent, die_with_parent, spawn, spawn_on
+from spec_processes.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
+from spec_processes.visible_devices import child_devices
+from spec_processes.worker_inbox import WORKER_MODULE, ChannelWorker, WorkerInbox
+
+__all__ = [
+    "BEATS_PER_TIMEOUT",
+    "SAFE_PATH",
+    "WORKER_MODULE",
+    "ChannelListener",
+    "ChannelWorker",
+    "ControlChannel",
+    "Reaper",
+    "WorkerInbox",
+    "channel_to_parent",
+    "child_devices",
+    "collect_rarely",
+    "connect_channel",
+    "connect_output",
+    "die_with_parent",
+    "end_group",
+    "ending",
+    "hide_broken_extensions",
+    "leave_out_working_directory",
+    "restart_where_torch_would_fail",
+    "spawn",
+    "spawn_on",
+]

@@ -1,0 +1,115 @@
+"""ChannelListener: the port at which workers on other hosts reach their launcher.
+
+The first packet of a connection has the listener's token, the worker's name and what the connection is for: its
+control channel, or its output where its host does not see the folder of the logs. Who does not know the token is
+refused (``AcceptLimiter`` bounds what that costs). What follows travels in clear: loopback, or a private network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import secrets
+import socket
+import threading
+from pathlib import Path
+
+from spec_processes.sockets.addresses import bind, format_address, parse_address
+from spec_processes.sockets.framed_socket import LENGTH, detect_dead_host
+from spec_processes.sockets.peer_admission import AcceptLimiter, same_token
+
+log = logging.getLogger(__name__)
+
+_CONTROL, _OUTPUT = "control", "output"
+_OUTPUT_S = 5.0
+"""Longest wait for the last output of a worker that has ended, in seconds."""
+_CHUNK_BYTES = 1 << 16
+_PLACES = 512
+"""Most connections that have not said who they are: workers of a large run connect all at once."""
+
+
+class ChannelListener:
+    """Accepts the connections of workers."""
+
+    def __init__(self, host: str, logs: Path | None = None) -> None:
+        """Listen on a free port of one interface. What comes as a worker's output is appended to its log."""
+        listener = bind(host, 0)
+        self.address = format_address(host, listener.getsockname()[1])
+        self.token = secrets.token_hex(16)
+        self._limiter = AcceptLimiter(listener, places=_PLACES)
+        self._arrived: queue.SimpleQueue[tuple[str, socket.socket]] = queue.SimpleQueue()
+        self._logs = logs
+        self._outputs: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._accept, name="workers", daemon=True)
+        self._thread.start()
+
+    def accept(self, timeout_s: float) -> tuple[str, socket.socket] | None:
+        """Return name and connection of the next worker, for a ControlChannel; None if there is none in time."""
+        try:
+            return self._arrived.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Listen no more, and write the last output of workers; connections that ``accept`` has returned stay."""
+        self._limiter.close()
+        self._thread.join()
+        for thread in self._outputs:
+            thread.join(_OUTPUT_S)
+        while (left := self.accept(0.0)) is not None:
+            left[1].close()
+
+    def _accept(self) -> None:
+        for connection, packet in self._limiter.first_packets():
+            try:
+                token, name, use = json.loads(packet)
+            except (ValueError, TypeError):
+                token = name = use = None
+            if same_token(token, self.token):
+                detect_dead_host(connection)
+                self._admit(str(name), str(use), connection)
+            else:
+                log.debug("refused a connection that does not know the token")
+                connection.close()
+
+    def _admit(self, name: str, use: str, connection: socket.socket) -> None:
+        if use == _CONTROL:
+            self._arrived.put((name, connection))
+        elif use == _OUTPUT and self._logs is not None:
+            log_file = self._logs / f"{Path(name).name}.log"
+            thread = threading.Thread(
+                target=_append, args=(connection, log_file), name=f"log {name}", daemon=True
+            )
+            self._outputs.append(thread)
+            thread.start()
+        else:
+            log.debug("refused a connection of %s: nothing here takes its %r", name, use)
+            connection.close()
+
+
+def _append(output: socket.socket, file: Path) -> None:
+    """Append what comes to a file, until the other end is closed."""
+    with output, file.open("ab", buffering=0) as stream, contextlib.suppress(OSError):
+        while data := output.recv(_CHUNK_BYTES):
+            stream.write(data)
+
+
+def connect_output(address: str, token: str, name: str, timeout_s: float) -> socket.socket:
+    """Return a connection to a ChannelListener to which a process may write its output. Raise OSError."""
+    return _connect(address, [token, name, _OUTPUT], timeout_s)
+
+
+def connect_channel(address: str, token: str, name: str, timeout_s: float) -> socket.socket:
+    """Return a blocking connection to a ChannelListener, for ``spawn_on``. Raise OSError."""
+    return _connect(address, [token, name, _CONTROL], timeout_s)
+
+
+def _connect(address: str, first: list[str], timeout_s: float) -> socket.socket:
+    end = socket.create_connection(parse_address(address), timeout_s)
+    packet = json.dumps(first).encode()
+    end.sendall(LENGTH.pack(len(packet)) + packet)
+    detect_dead_host(end)
+    end.settimeout(None)
+    return end

@@ -1,0 +1,86 @@
+"""ControlChannel: JSON messages between two processes of one host, over a socket that only these two hold.
+
+When either process dies the kernel closes its end, and the other one receives the end of the stream. Messages never
+carry tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
+from spec_processes.sockets.framed_socket import FramedSocket, peer_errors
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator
+
+    from spec_core.launcher import Message
+
+BEATS_PER_TIMEOUT = 8
+"""Heartbeats within the silence after which a process counts as lost."""
+_MAX_BYTES = 1 << 30
+_CLOSED = "the control channel is closed"
+
+
+class ControlChannel:
+    """One end of a channel. Any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
+        """Own ``end``. ``send_timeout_s``: longest wait in seconds for the other process to read, or None."""
+        self._socket = FramedSocket(end, _MAX_BYTES)
+        self._closed = threading.Event()
+        self._send_timeout_s = send_timeout_s
+        self.wait: Callable[[float | None], None] | None = None
+        """Called in place of waiting for the other process to read, at most so many seconds."""
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message. Raise PeerLost if the other process is gone, DeadlineExceeded if it does not read."""
+        limit_s = self._send_timeout_s
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        packet = json.dumps({"kind": kind, **fields}).encode()
+        with peer_errors(f"the control channel was not read within {limit_s} s", _CLOSED):
+            self._socket.send(packet, deadline, wait=self.wait)
+
+    def keep_alive(self, peer_s: float) -> None:
+        """Begin to send heartbeats, which a stopped process does not send.
+
+        Call it before anything heavy is imported, so that a slow start is no silence.
+        """
+        pause_s = peer_s / BEATS_PER_TIMEOUT
+        threading.Thread(target=self._beat, args=(pause_s,), name="heartbeat", daemon=True).start()
+
+    def messages(self) -> Iterator[Message]:
+        """Wait for each message and yield it, until the other process has closed its end or died."""
+        while True:
+            try:
+                packet = self._socket.receive()
+            except (OSError, ProtocolError):
+                return
+            yield json.loads(packet)
+
+    def arrived(self) -> list[Message]:
+        """Return the messages that are there, without waiting. Raise PeerLost at their end."""
+        try:
+            return [json.loads(packet.decode()) for packet in self._socket.arrived()]
+        except (OSError, ProtocolError) as error:
+            raise PeerLost(f"{_CLOSED}: {error}") from error
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for, for ``selectors``."""
+        return self._socket.end.fileno()
+
+    def close(self) -> None:
+        """Close this end, which also ends ``messages`` in another thread."""
+        self._closed.set()
+        self._socket.shutdown()
+        self._socket.close()
+
+    def _beat(self, pause_s: float) -> None:
+        with suppress(PeerLost, DeadlineExceeded):
+            while not self._closed.wait(pause_s):
+                self.send("alive")

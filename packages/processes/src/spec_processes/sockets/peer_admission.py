@@ -1,0 +1,137 @@
+"""Admission of peers that have not authenticated yet: what they may cost, and how a token is compared.
+
+A listener of TCP can be reached by everybody, one of a Unix socket by every process of this user. Until a connection
+has sent its first packet, it gets so many bytes, one deadline for all of them, and one of so many places. When all
+places are taken, a new connection replaces the one that has waited longest: connections that send nothing keep no
+peer out that sends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import selectors
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spec_processes.sockets import local_socket
+from spec_processes.sockets.framed_socket import LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+FIRST_PACKET_S = 10.0
+"""Longest time from a connection to the end of its first packet, in seconds."""
+MAX_FIRST_PACKET_BYTES = 8192
+"""Largest first packet."""
+MAX_PENDING = 64
+"""Largest number of connections that have not sent their first packet, unless a listener allows more."""
+
+
+def same_token(claimed: object, token: str) -> bool:
+    """Return whether a peer has sent the token, in constant time, whatever else it has sent."""
+    return hmac.compare_digest(str(claimed).encode(errors="replace"), token.encode())
+
+
+@dataclass(eq=False)
+class _Pending:
+    socket: socket.socket
+    deadline: float
+    received: bytearray = field(default_factory=bytearray)
+
+
+class AcceptLimiter:
+    """Accept the connections of its listeners and yield each once its first packet (``FramedSocket``) is there.
+
+    It owns the listeners. One thread iterates.
+    """
+
+    def __init__(self, *listeners: socket.socket, places: int | None = None) -> None:
+        """Own the listeners; nothing is accepted before ``first_packets``.
+
+        ``places``: most connections that have not sent their first packet; by default MAX_PENDING.
+        """
+        self._listeners, self._places = listeners, places
+        self._pending: dict[socket.socket, _Pending] = {}  # in the order in which they connected
+        self._closed = False
+        self._selector: selectors.BaseSelector
+        for listener in listeners:
+            listener.setblocking(False)
+
+    def first_packets(self) -> Generator[tuple[socket.socket, bytes]]:
+        """Yield each connection, blocking, with its first packet, until the limiter is closed.
+
+        The caller closes the connection.
+        """
+        self._selector = selectors.DefaultSelector()
+        try:
+            for listener in self._listeners:
+                self._selector.register(listener, selectors.EVENT_READ)
+            while not self._closed:
+                for key, _ in self._selector.select(self._close_late(time.monotonic())):
+                    if key.fileobj in self._listeners:
+                        self._accept(key.fileobj)
+                    elif (pending := self._pending.get(key.data)) and (packet := self._read(pending)):
+                        yield self._remove(pending), packet
+        except OSError:  # of a listener: it was shut down
+            return
+        finally:
+            for pending in list(self._pending.values()):
+                self._remove(pending).close()
+            self._selector.close()
+            for listener in self._listeners:
+                listener.close()
+
+    def close(self) -> None:
+        """End the iteration; any thread may call it."""
+        self._closed = True
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes it
+
+    def _accept(self, listener: object) -> None:
+        assert isinstance(listener, socket.socket)
+        if (connection := local_socket.accept(listener)) is None:
+            return
+        if len(self._pending) == (self._places or MAX_PENDING):
+            self._remove(next(iter(self._pending.values()))).close()
+        connection.setblocking(False)
+        self._pending[connection] = _Pending(connection, time.monotonic() + FIRST_PACKET_S)
+        self._selector.register(connection, selectors.EVENT_READ, connection)
+
+    def _read(self, pending: _Pending) -> bytes:
+        """Return the packet, once it is whole; nothing of what follows it is read."""
+        head = LENGTH.size
+        size = head
+        if len(pending.received) >= head:
+            size += LENGTH.unpack_from(pending.received)[0]
+        try:
+            fits = size <= head + MAX_FIRST_PACKET_BYTES
+            part = pending.socket.recv(size - len(pending.received)) if fits else b""
+        except BlockingIOError:
+            return b""
+        except OSError:
+            part = b""
+        pending.received += part
+        if not part:
+            self._remove(pending).close()
+        elif len(pending.received) == size > head:
+            return bytes(pending.received[head:])
+        return b""
+
+    def _close_late(self, now: float) -> float | None:
+        """Close connections whose time is over; return the seconds until the next one's is."""
+        for pending in list(self._pending.values()):
+            if pending.deadline > now:
+                return pending.deadline - now
+            self._remove(pending).close()
+        return None
+
+    def _remove(self, pending: _Pending) -> socket.socket:
+        del self._pending[pending.socket]
+        self._selector.unregister(pending.socket)
+        with contextlib.suppress(OSError):
+            pending.socket.setblocking(True)
+        return pending.socket

@@ -1,0 +1,58 @@
+"""RendezvousStore: a store for torch's groups of members on several hosts, kept by the server of their rendezvous."""
+
+# torch.distributed declares no __all__, so its classes count as private names of another module.
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from torch.distributed import Store
+
+from spec_core.errors import DeadlineExceeded
+from spec_processes.sockets.rendezvous_server import StoreRequest
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable
+
+_POLL_S = 0.01
+"""Between two looks for a key that another member has still to set, in seconds."""
+
+
+class RendezvousStore(Store):
+    """Has what torch's groups ask of a store, no more: no key is ever removed. Any thread may call."""
+
+    def __init__(self, ask: Callable[[StoreRequest], str | None], timeout_s: float) -> None:
+        """``ask`` sends a request to the server and returns its answer. ``timeout_s``: longest wait for a key."""
+        super().__init__()
+        self._ask = ask
+        self._timeout_s = timeout_s
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a key."""
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        self._ask(StoreRequest(act="set", key=key, value=text))
+
+    def get(self, key: str) -> bytes:
+        """Wait for a key and return its value. Raise DeadlineExceeded."""
+        self.wait([key])
+        return (self._ask(StoreRequest(act="get", key=key)) or "").encode("latin-1")
+
+    def add(self, key: str, value: int) -> int:
+        """Add to the number that a key has, 0 at first; return the sum."""
+        return int(self._ask(StoreRequest(act="add", key=key, value=str(value))) or 0)
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are set."""
+        return all(self._ask(StoreRequest(act="get", key=key)) is not None for key in keys)
+
+    def wait(self, keys: list[str], timeout: dt.timedelta | None = None) -> None:
+        """Return when all keys are set. Raise DeadlineExceeded."""
+        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        deadline = time.monotonic() + limit_s
+        while not self.check(keys):
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"no member of the group has set {keys} within {limit_s} s")
+            time.sleep(_POLL_S)

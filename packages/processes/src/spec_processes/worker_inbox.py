@@ -1,0 +1,194 @@
+"""WorkerInbox: what a launcher receives from workers with control channels, and how silence counts as their end.
+
+The thread in which the run receives waits for all channels at once and reads them: thousands of workers need no
+thread, and no state needs a lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import select
+import selectors
+import time
+from abc import abstractmethod
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spec_core.errors import DeadlineExceeded, PeerLost
+from spec_core.launcher import LOOPBACK, WorkerEnded, WorkerHandle, WorkerMessage
+
+if TYPE_CHECKING:
+    from spec_core.launcher import Message, WorkerSpec
+    from spec_processes.control import ControlChannel
+
+WORKER_MODULE = "spec_processes.worker_main"
+"""Program of a worker for ``spawn``; its first word is the worker's name."""
+_CONFIRM_S = 1.0
+"""Time that a silent worker gets before it counts as lost: this process may itself have been stopped (Ctrl-Z)."""
+
+
+@dataclass(eq=False)
+class ChannelWorker(WorkerHandle):
+    """A worker that runs WORKER_MODULE, and this end of its control channel."""
+
+    name: str
+    channel: ControlChannel
+    received_s: float = field(default_factory=time.monotonic)
+    """Monotonic time of its last message or heartbeat."""
+    watched: bool = False
+
+    def begin(self, spec: WorkerSpec, peer_s: float, address: str = LOOPBACK, reap: bool = False) -> None:
+        """Send what the worker is to do.
+
+        ``address`` is its ``RunLink.address``. ``reap`` has a process of its own end whatever it leaves behind, for
+        launchers whose own Reaper is on another host.
+        """
+        start = {
+            "entry": spec.entry,
+            "order": dict(spec.order),
+            "peer_s": peer_s,
+            "address": address,
+            "reap": reap,
+        }
+        self.send(start)
+
+    def send(self, message: Message) -> None:
+        """Send a message; do nothing if the worker has ended (L5)."""
+        try:
+            self.channel.send("message", message=message)
+        except PeerLost:
+            pass  # its end is in the inbox
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{self.name}: {error}") from error
+
+    def watch(self) -> None:
+        """Count silence as the worker's end from now on (L4)."""
+        self.watched = True
+
+    @abstractmethod
+    def ending(self) -> WorkerEnded:
+        """Return how the worker has ended; called once, after its channel was closed."""
+
+    def has_exited(self) -> bool:
+        """Return whether its process has ended though something still holds its channel open."""
+        return False
+
+
+class WorkerInbox:
+    """Messages and endings of workers, in the order in which they arrive."""
+
+    def __init__(self, peer_s: float) -> None:
+        """``peer_s``: seconds of silence after which a watched worker counts as lost (L4)."""
+        self._peer_s = peer_s
+        self._arrived: deque[WorkerMessage | WorkerEnded | ChannelWorker | None] = deque()
+        """Events that ``receive`` has not returned: a worker for the end of its channel, None for ``wake``."""
+        self._selector: selectors.EpollSelector | None = None
+        """Selector of the channels that have not ended; None where nothing is read."""
+        self._waker: int | None = None
+        self._next_check_s = time.monotonic() + peer_s
+
+    def add(self, worker: ChannelWorker) -> None:
+        """Begin to read the worker's channel."""
+        worker.channel.wait = functools.partial(self._read_meanwhile, worker.channel)
+        self._opened().register(worker.channel, selectors.EVENT_READ, worker)
+
+    def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
+        """Return what comes next from any worker (L3)."""
+        while not self._arrived:
+            self._read(min(deadline_s, self._next_check_s))
+            if time.monotonic() >= self._next_check_s:
+                self._end_silent_workers()
+            elif not self._arrived and time.monotonic() >= deadline_s:
+                return None
+        event = self._arrived.popleft()
+        return event.ending() if isinstance(event, ChannelWorker) else event
+
+    def forget(self, worker: ChannelWorker) -> None:
+        """Receive nothing more of a worker, whose channel the launcher closes then (L11)."""
+        with suppress(KeyError):  # its end was read
+            self._opened().unregister(worker.channel)
+        for _ in range(len(self._arrived)):  # ``wake`` may add to it meanwhile
+            event = self._arrived.popleft()
+            if not _is_of(event, worker):
+                self._arrived.append(event)
+
+    def wake(self) -> None:
+        """Make ``receive`` return None."""
+        self._arrived.append(None)
+        if (waker := self._waker) is not None:
+            os.eventfd_write(waker, 1)
+
+    def close(self) -> None:
+        """Forget the workers, whose channels the launcher has closed."""
+        if self._selector is not None and self._waker is not None:
+            self._selector.close()
+            waker, self._selector, self._waker = self._waker, None, None
+            os.close(waker)
+
+    def _opened(self) -> selectors.EpollSelector:
+        if self._selector is None:
+            self._waker = os.eventfd(0)
+            self._selector = selectors.EpollSelector()
+            self._selector.register(self._waker, selectors.EVENT_READ)
+        return self._selector
+
+    def _read(self, deadline_s: float) -> None:
+        """Wait until something is there, and read it."""
+        for key, _ in self._opened().select(max(0.0, deadline_s - time.monotonic())):
+            if key.data is None:
+                os.eventfd_read(key.fd)
+            else:
+                self._read_channel(key.data)
+
+    def _read_meanwhile(self, channel: ControlChannel, limit_s: float | None) -> None:
+        """Wait until a channel has room or something is there, and read that: its worker may wait to be read."""
+        waiting = select.poll()
+        waiting.register(channel, select.POLLOUT)
+        waiting.register(self._opened(), select.POLLIN)
+        waiting.poll(None if limit_s is None else 1e3 * limit_s)
+        self._read(time.monotonic())
+
+    def _read_channel(self, worker: ChannelWorker) -> None:
+        worker.received_s = time.monotonic()
+        try:
+            for envelope in worker.channel.arrived():
+                if envelope["kind"] == "message":  # not a heartbeat
+                    self._arrived.append(WorkerMessage(worker, envelope["message"]))
+        except PeerLost:
+            self._opened().unregister(worker.channel)
+            self._arrived.append(worker)
+
+    def _end_silent_workers(self) -> None:
+        """End what has been silent for ``peer_s``, and find out when to look again."""
+        if self._silent_workers():
+            deadline_s = time.monotonic() + _CONFIRM_S
+            while time.monotonic() < deadline_s:
+                self._read(deadline_s)
+        for worker in self._silent_workers():
+            self._opened().unregister(worker.channel)
+            self._arrived.append(self._silence(worker))
+        oldest_s = min((worker.received_s for worker in self._watched()), default=math.inf)
+        self._next_check_s = min(oldest_s, time.monotonic()) + self._peer_s
+
+    def _silent_workers(self) -> list[ChannelWorker]:
+        limit_s = time.monotonic() - self._peer_s
+        return [worker for worker in self._watched() if worker.received_s <= limit_s]
+
+    def _watched(self) -> list[ChannelWorker]:
+        workers = (key.data for key in self._opened().get_map().values())
+        return [worker for worker in workers if worker is not None and worker.watched]
+
+    def _silence(self, worker: ChannelWorker) -> WorkerEnded:
+        if worker.has_exited():
+            return worker.ending()
+        silence = f"has been silent for timeouts.peer_s={self._peer_s} s"
+        return WorkerEnded(worker, silence, killed=True)
+
+
+def _is_of(event: WorkerMessage | WorkerEnded | ChannelWorker | None, worker: ChannelWorker) -> bool:
+    """Return whether an event of the inbox is a worker's."""
+    return event is worker or (isinstance(event, WorkerMessage | WorkerEnded) and event.worker is worker)

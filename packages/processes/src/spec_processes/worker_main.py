@@ -1,0 +1,64 @@
+"""Main program of a worker with a control channel: ``python -m spec_processes.worker_main NAME FD PARENT``.
+
+NAME only shows in the list of processes. The first message on the control channel is a WorkerStart.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import sys
+from typing import TYPE_CHECKING
+
+from spec_core.errors import PeerLost
+from spec_core.launcher import RunLink
+from spec_processes.reaper import Reaper
+from spec_processes.spawn import channel_to_parent
+
+if TYPE_CHECKING:
+    from spec_core.launcher import Message, WorkerMain
+    from spec_processes.control import ControlChannel
+
+
+class ChannelLink(RunLink):
+    """A worker's connection to its run, over the control channel to its launcher."""
+
+    def __init__(self, channel: ControlChannel, address: str) -> None:
+        """Keep the channel to the launcher's process, and the address of this worker."""
+        self.address = address
+        self._channel = channel
+        self._messages = channel.messages()
+        self._ended = False
+
+    def send(self, message: Message) -> None:
+        """Send a message to the run (L6)."""
+        if self._ended:  # over TCP a packet to nobody is no error yet
+            raise PeerLost("the run has ended")
+        self._channel.send("message", message=message)
+
+    def receive(self) -> Message | None:
+        """Return the next message of the run; None at its end (L6)."""
+        envelope = next(self._messages, None)
+        if envelope is None:
+            self._ended = True
+            return None
+        return envelope["message"]
+
+
+def main() -> None:
+    """Call the entry that the first message names."""
+    channel = channel_to_parent(*sys.argv[2:])
+    if (first := next(channel.messages(), None)) is None:
+        sys.exit(1)
+    start: Message = first["message"]
+    channel.keep_alive(start["peer_s"])  # before the entry imports anything heavy
+    if start["reap"]:
+        reaper = Reaper()
+        reaper.add(os.getpid())
+        reaper.keep_until_exit()
+    entry: WorkerMain = pkgutil.resolve_name(start["entry"])
+    entry(ChannelLink(channel, start["address"]), start["order"])
+
+
+if __name__ == "__main__":
+    main()

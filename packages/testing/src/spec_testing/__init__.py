@@ -1,0 +1,88 @@
+"""Conformance suites: the numbered contracts of the interfaces as tests that any implementation can subclass.
+
+A suite is imported when it is first asked for: the workers of LauncherSuite do without torch.
+"""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_kit.lazy import lazy_names
+
+# Before the suites are imported, so that their plain asserts explain themselves in a third party's test run too.
+pytest.register_assert_rewrite(
+    "spec_testing.answer_checks",
+    "spec_testing.backend_suite",
+    "spec_testing.conformance",
+    "spec_testing.draft_replica_suite",
+    "spec_testing.draft_suite",
+    "spec_testing.draft_workbench",
+    "spec_testing.engine_suite",
+    "spec_testing.kernels",
+    "spec_testing.launcher_suite",
+    "spec_testing.process_group_suite",
+    "spec_testing.strategy_suite",
+    "spec_testing.toy_training",
+    "spec_testing.tracker_suite",
+    "spec_testing.transport_endings",
+    "spec_testing.transport_parts",
+    "spec_testing.transport_stage",
+    "spec_testing.transport_suite",
+    "spec_testing.weight_faults",
+    "spec_testing.weight_stage",
+    "spec_testing.weight_transport_suite",
+)
+
+if TYPE_CHECKING:
+    from spec_testing.answer_checks import ReferenceTarget
+    from spec_testing.backend_suite import BackendSuite
+    from spec_testing.draft_replica_suite import DraftReplicaSuite
+    from spec_testing.draft_suite import DraftSuite
+    from spec_testing.drawn_draft import draw_draft
+    from spec_testing.engine_suite import EngineSuite
+    from spec_testing.kernels import assert_kernel_agrees
+    from spec_testing.launcher_suite import LauncherSuite
+    from spec_testing.process_group_suite import ProcessGroupSuite
+    from spec_testing.reference import reference_backend
+    from spec_testing.strategy_suite import StrategySuite
+    from spec_testing.tracker_suite import TrackerSuite
+    from spec_testing.transport_suite import TransportSuite
+    from spec_testing.weight_stage import BUCKET_BYTES
+    from spec_testing.weight_transport_suite import WeightTransportSuite
+
+__all__ = [
+    "BUCKET_BYTES",
+    "BackendSuite",
+    "DraftReplicaSuite",
+    "DraftSuite",
+    "EngineSuite",
+    "LauncherSuite",
+    "ProcessGroupSuite",
+    "ReferenceTarget",
+    "StrategySuite",
+    "TrackerSuite",
+    "TransportSuite",
+    "WeightTransportSuite",
+    "assert_kernel_agrees",
+    "draw_draft",
+    "reference_backend",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    answer_checks="ReferenceTarget",
+    backend_suite="BackendSuite",
+    draft_replica_suite="DraftReplicaSuite",
+    draft_suite="DraftSuite",
+    drawn_draft="draw_draft",
+    engine_suite="EngineSuite",
+    kernels="assert_kernel_agrees",
+    launcher_suite="LauncherSuite",
+    process_group_suite="ProcessGroupSuite",
+    reference="reference_backend",
+    strategy_suite="StrategySuite",
+    tracker_suite="TrackerSuite",
+    transport_suite="TransportSuite",
+    weight_stage="BUCKET_BYTES",
+    weight_transport_suite="WeightTransportSuite",
+)

@@ -1,0 +1,306 @@
+"""BackendSuite: the contract of spec_core.backend (B1–B11) as tests.
+
+::
+
+    class TestMyBackend(BackendSuite):
+        @pytest.fixture
+        def backend(self) -> type[Backend]:
+            return MyBackend
+
+B2 and B3 hold on every machine; what needs the hardware is skipped, with the probe's reason, where ``probe`` says
+that it is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+import pytest
+import torch
+
+from spec_core import plugins
+from spec_core.backend import Backend, Placement
+from spec_core.config import BackendConfig
+from spec_core.draft import Draft
+from spec_core.errors import ConfigError
+from spec_core.records import Availability, Capabilities, FeatureSample, FeatureSchema
+from spec_kit.weight_sync.digest import DigestKernels
+from spec_processes.sockets.rendezvous import TcpRendezvous
+from spec_testing.conformance import ConformanceSuite, run_python
+from spec_testing.kernels import assert_kernel_agrees, drawing
+from spec_testing.limits import patient
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from spec_core.transport import Transport
+
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+PROBE_LIMIT_S = patient(5.0)
+TIMEOUT_S = patient(20.0)
+
+_ASK = """
+import importlib, json, time
+plugin = getattr(importlib.import_module({module!r}), {name!r})
+start = time.monotonic()
+availability = plugin.probe()
+plugin.capabilities()
+seconds = time.monotonic() - start
+print(json.dumps({{"ok": availability.ok, "reason": availability.reason, "seconds": seconds}}))
+"""
+
+_EXCEED_LIMIT = """
+import importlib, torch
+plugin = getattr(importlib.import_module({module!r}), {name!r})
+backend = plugin(plugin.Config(name=plugin.name))
+device = backend.device(0)
+total = torch.get_device_module(device).mem_get_info(device)[1]
+backend.limit_memory(0.05)
+torch.empty(total // 50, dtype=torch.uint8, device=device)
+try:
+    torch.empty(total // 10, dtype=torch.uint8, device=device)
+except torch.OutOfMemoryError:
+    print("refused")
+"""
+
+
+class BackendSuite(ConformanceSuite):
+    """Tests of a backend; they need the fixture ``backend``, the plugin's class."""
+
+    sdk_modules: ClassVar[tuple[str, ...]] = ()
+    """Python modules of the vendor's SDK; the suite pretends that they are not installed."""
+
+    @pytest.fixture
+    def backend(self) -> type[Backend]:
+        """Return the backend to test."""
+        raise pytest.UsageError("a BackendSuite needs a fixture 'backend' that returns the plugin's class")
+
+    @pytest.fixture
+    def usable(self, backend: type[Backend]) -> Backend:
+        """Return the backend, constructed, on a machine that can run it."""
+        availability = backend.probe()
+        if not availability.ok:
+            pytest.skip(f"backend {backend.name!r} cannot run here: {availability.reason}")
+        return backend(backend.Config(name=backend.name))
+
+    def host_traces(self) -> set[str]:
+        """Return what ``prepare_host`` could have left behind.
+
+        A backend with a daemon or directories of its own adds those.
+        """
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+        processes = children.read_text().split() if children.exists() else []
+        return {f"process {pid}" for pid in processes} | {f"thread {t.name}" for t in threading.enumerate()}
+
+    def test_b1_identity(self, backend: type[Backend]) -> None:
+        """B1: the entry point called ``name`` is this class; API version and Config are the loader's."""
+        assert plugins.load(Backend, backend.name) is backend
+        assert backend.api_version == plugins.API_VERSION
+        assert issubclass(backend.Config, BackendConfig)
+
+    def test_b2_probe_answers(self, backend: type[Backend]) -> None:
+        """B2: probe says yes, or no with a reason; versions are text."""
+        availability = backend.probe()
+        assert isinstance(availability, Availability)
+        assert availability.ok or availability.reason
+        assert all(isinstance(value, str) for value in availability.versions.values())
+
+    def test_b2_b3_ask_without_torch(self, backend: type[Backend]) -> None:
+        """B2, B3: where torch is missing, the module imports, and ``probe`` and ``capabilities`` answer soon."""
+        assert self._ask(backend, blocked=["torch"])["seconds"] < PROBE_LIMIT_S
+
+    def test_b2_missing_sdk_is_a_reason(self, backend: type[Backend]) -> None:
+        """B2: without its SDK the module still imports, and probe says what to install."""
+        if not self.sdk_modules:
+            pytest.skip(f"backend {backend.name!r} declares no sdk_modules")
+        answer = self._ask(backend, blocked=self.sdk_modules)
+        assert answer["ok"] is False
+        assert answer["reason"]
+
+    def test_b3_capabilities(self, backend: type[Backend]) -> None:
+        """B3: capabilities are frozen, the same on every call, and name dtypes of torch."""
+        capabilities = backend.capabilities()
+        assert isinstance(capabilities, Capabilities)
+        assert capabilities == backend.capabilities()
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            capabilities.device_ipc = True  # type: ignore[misc]
+        assert all(isinstance(getattr(torch, dtype), torch.dtype) for dtype in capabilities.dtypes)
+
+    @pytest.mark.parametrize("share", [0.25, 1.0])
+    @pytest.mark.parametrize("role", ["engine", "trainer"])
+    def test_b4_child_env_is_a_pure_function(self, usable: Backend, role: str, share: float) -> None:
+        """B4: two calls give equal mappings of text to text; this process's environment stays as it is."""
+        before = dict(os.environ)
+        env = usable.child_env(role, share, 0)  # type: ignore[arg-type]
+        assert dict(env) == dict(usable.child_env(role, share, 0))  # type: ignore[arg-type]
+        assert all(isinstance(text, str) and "\0" not in text for item in env.items() for text in item)
+        assert dict(os.environ) == before
+
+    @pytest.mark.parametrize("placement", PLACEMENTS)
+    def test_b5_prepare_host_leaves_nothing(self, usable: Backend, placement: Placement) -> None:
+        """B5: all that was started is gone after the block, and after an exception, which passes through."""
+        before = (self.host_traces(), dict(os.environ))
+        with usable.prepare_host(placement):
+            pass
+        assert (self.host_traces(), dict(os.environ)) == before
+        with pytest.raises(KeyError, match="planted"), usable.prepare_host(placement):
+            raise KeyError("planted")
+        assert (self.host_traces(), dict(os.environ)) == before
+
+    def test_b6_device_works(self, usable: Backend) -> None:
+        """B6: ``device(0)`` is a torch.device of ``device_type`` that computes, and has a name."""
+        device = usable.device(0)
+        assert isinstance(device, torch.device)
+        assert device.type == usable.device_type
+        assert (torch.ones(1, device=device) + 1).item() == 2
+        assert usable.device_id(device).isascii()
+        assert usable.device_id(device) == usable.device_id(usable.device(0))
+
+    def test_b6_ray_counts_devices_by_a_name(self, usable: Backend) -> None:
+        """B6: ``ray_resource`` is a word; a backend whose devices are not CPUs does not name them ``CPU``."""
+        assert usable.ray_resource.isidentifier()
+        if usable.device(0) != torch.device("cpu"):
+            assert usable.ray_resource != "CPU"
+
+    def test_b7_limit_is_enforced_or_refused(self, usable: Backend) -> None:
+        """B7: memory beyond the fraction is refused; a backend without limits refuses the call instead."""
+        if not usable.capabilities().memory_limit:
+            with pytest.raises(ConfigError, match=r"0\.5"):
+                usable.limit_memory(0.5)
+            return
+        plugin = type(usable)
+        code = _EXCEED_LIMIT.format(module=plugin.__module__, name=plugin.__qualname__)
+        assert run_python(code).split() == ["refused"]
+
+    def test_b8_process_group_needs_no_default_group(self, usable: Backend) -> None:
+        """B8: collectives work over a rendezvous, and torch's default group stays out of it.
+
+        ProcessGroupSuite says what a group of several processes must do.
+        """
+        device = usable.device(0)
+        with (
+            TcpRendezvous("127.0.0.1:0", 0, 1, "a group of one", TIMEOUT_S).join() as rendezvous,
+            usable.process_group(rendezvous, device) as group,
+        ):
+            value = torch.arange(3.0, device=device)
+            group.all_reduce(value)
+            assert value.tolist() == [0.0, 1.0, 2.0]
+            assert not torch.distributed.is_initialized()
+
+    def test_b8_group_settings_are_one_word(self, usable: Backend) -> None:
+        """B8: settings are the same at every call, and fit into a line that another process gets."""
+        settings = usable.group_settings()
+        assert settings == usable.group_settings()
+        assert settings.isascii()
+        assert not {*settings} & {*"| \n"}
+
+    @pytest.mark.parametrize("placement", PLACEMENTS)
+    def test_b9_transport_delivers_or_is_refused(self, usable: Backend, placement: Placement) -> None:
+        """B9: the placement's transport carries a sample; a placement that cannot be done is a ConfigError."""
+        device = usable.device(0)
+        schema = FeatureSchema(layers=(1, 2), hidden_size=4, dtype="float32")
+        transport = _transport_or_refusal(usable, placement)
+        if isinstance(transport, ConfigError):
+            assert placement in str(transport)
+            return
+        sent = FeatureSample(
+            request_id=7,
+            input_ids=torch.arange(3, device=device),
+            hidden_TNH=torch.randn(schema.shape(3), device=device),
+        )
+        with (
+            transport.listen(schema, 1 << 20) as receiver,
+            transport.connect(receiver.address, schema, TIMEOUT_S) as sender,
+        ):
+            ticket = sender.send(sent, TIMEOUT_S)
+            got = receiver.receive(TIMEOUT_S)
+            assert got.request_id == sent.request_id
+            assert torch.equal(got.hidden_TNH.cpu(), sent.hidden_TNH.cpu())
+            receiver.release(got)
+            ticket.result(TIMEOUT_S)
+
+    @pytest.mark.parametrize("bounds", [[(0, 9)], [(0, 1), (1, 6), (7, 9)], []])
+    def test_b10_attention_equals_dense(self, usable: Backend, bounds: list[tuple[int, int]]) -> None:
+        """B10: output, log-sum-exp and gradients are those of dense attention; rows of no document are 0."""
+        forward, backward = (usable.kernel(f"causal_attention{part}") for part in ("", "_backward"))
+        if forward is None or backward is None:
+            pytest.skip(f"backend {usable.name!r} has no causal_attention: drafts use dense attention there")
+        device = usable.device(0)
+        generator = torch.Generator().manual_seed(0)
+        # 9 tokens, 4 query heads over 2 key heads of width 32: the smallest width that every kernel takes.
+        q, k, v, grad = (torch.randn(9, heads, 32, generator=generator) for heads in (4, 2, 2, 4))
+        wide = (q.double().requires_grad_(), k.double().requires_grad_(), v.double().requires_grad_())
+        out, lse = _dense_attention(*wide, bounds)
+        expected = torch.autograd.grad(out, wide, grad.double(), allow_unused=True, materialize_grads=True)
+        q, k, v, grad = (tensor.to(device) for tensor in (q, k, v, grad))
+        got_out, got_lse = forward(q, k, v, bounds)
+        got = backward(grad, (q, k, v, got_out, got_lse), bounds)
+        rows = [row for start, stop in bounds for row in range(start, stop)]
+        for actual, reference in zip((got_out, *got), (out, *expected), strict=True):
+            torch.testing.assert_close(actual.cpu().double(), reference, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got_lse.cpu().double()[rows], lse[rows], rtol=1e-4, atol=1e-5)
+
+    def test_b10_kernels_agree_with_plain_torch(self, usable: Backend) -> None:
+        """B10: every kernel of an installed draft or of digests has the values and gradients of its plain version."""
+        compared: list[str] = []
+        draw = drawing(usable.device(0))
+        of_drafts = [draft.kernels() for _, draft in plugins.load_each(Draft) if isinstance(draft, type)]
+        for kernels in (*of_drafts, DigestKernels):
+            examples = kernels.examples(draw)
+            for name, plain in vars(kernels()).items():
+                kernel = usable.kernel(name)
+                if kernel is None or plain is None:
+                    continue
+                if assert_kernel_agrees(kernel, plain, examples[name]):
+                    compared.append(name)
+        if not compared:
+            pytest.skip(
+                f"backend {usable.name!r} has no kernel with a plain version that an installed draft or digests use"
+            )
+
+    def test_b10_knows_no_kernel_of_an_unknown_name(self, usable: Backend) -> None:
+        """B10: None for a name that the backend does nothing faster for."""
+        assert usable.kernel("no kernel has this name") is None
+
+    def test_b11_torch_is_left_alone_where_the_backend_works(self, backend: type[Backend]) -> None:
+        """B11: nothing is wanted where this backend can run; two calls give equal mappings of text to text."""
+        env = backend.import_env()
+        assert env == backend.import_env()
+        assert all(isinstance(text, str) for item in env.items() for text in item)
+        if backend.probe().ok:
+            assert not env
+
+    def _ask(self, backend: type[Backend], blocked: Sequence[str]) -> dict[str, Any]:
+        code = _ASK.format(module=backend.__module__, name=backend.__qualname__)
+        return json.loads(run_python(code, blocked))
+
+
+def _transport_or_refusal(backend: Backend, placement: Placement) -> Transport | ConfigError:
+    try:
+        return backend.transport(placement)
+    except ConfigError as refusal:
+        return refusal
+
+
+def _dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """Return out [T, heads, head_dim] and log-sum-exp [T, heads] by an explicit mask; rows of no document are 0."""
+    document_T = torch.zeros(len(q), dtype=torch.int64)
+    for index, (start, stop) in enumerate(bounds, start=1):
+        document_T[start:stop] = index
+    seen_TT = torch.ones(len(q), len(q)).tril().bool() & (document_T[:, None] == document_T)
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    score_hTT = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+    score_hTT = score_hTT.masked_fill(~seen_TT, float("-inf"))
+    real_T11 = (document_T > 0)[:, None, None]
+    out = torch.einsum("hqk,khd->qhd", score_hTT.softmax(-1), v).where(real_T11, 0)
+    return out, score_hTT.logsumexp(-1).T

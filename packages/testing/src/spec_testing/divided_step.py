@@ -1,0 +1,123 @@
+"""A step of a draft on two ranks that divide it, and what one rank makes of the same step: DraftSuite's D13."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+
+from spec_core import plugins
+from spec_core.errors import ConfigError, PluginError
+from spec_core.strategy import OptimizerConfig, Strategy
+from spec_testing.draft_workbench import Workbench, build
+from spec_testing.limits import patient
+from spec_testing.processes import run_ranks
+from spec_testing.toy_target import toy_batch, toy_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.config import StrategyConfig
+    from spec_core.draft import Draft
+    from spec_core.records import DraftBatch, StepOutput
+    from spec_testing.processes import Rank
+
+LIMIT_S = patient(240.0)
+"""Minutes more than a rank takes, most of it to import what its strategy builds on."""
+RANKS = 2
+LARGE = 1e6
+"""Epsilon and learning rate: the first step of AdamW, as that of plain descent, is then along the gradient."""
+SIZES: dict[str, Any] = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+"""Sizes of the toy target that two ranks can divide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DividedStep:
+    """A draft, and a strategy that divides it; ``others`` are further tensors of the target."""
+
+    draft: type[Draft]
+    options: dict[str, object]
+    others: Mapping[str, Tensor]
+    strategy: type[Strategy]
+    folder: Path
+
+    def bench(self) -> Workbench:
+        """Return the draft, built on a target that two ranks can divide, with lively weights."""
+        instance = self.draft(self.draft.Config.model_validate({"name": self.draft.name, **self.options}))
+        return build(instance, toy_target(self.folder, **SIZES), others=self.others).enlivened()
+
+    def configs(self, bench: Workbench) -> list[StrategyConfig]:
+        """Return sections ``strategy`` that divide the draft: its layers, and, where it can, its tokens too."""
+        hints = bench.draft.shard_hints(bench.target)
+        accepted: list[StrategyConfig] = []
+        for options in ({}, {"sequence_parallel": True}):
+            if not options.keys() <= self.strategy.Config.model_fields.keys():
+                continue
+            section = {"name": self.strategy.name, "tensor_parallel": RANKS, **options}
+            config = self.strategy.Config.model_validate(section)
+            try:
+                self.strategy.check(config, bench.target, hints)
+            except ConfigError:
+                continue
+            accepted.append(config)
+        return accepted
+
+    def results(self) -> Iterator[tuple[StepOutput, dict[str, Tensor]]]:
+        """Yield each rank's output and gradients of one step, for each way to divide the draft."""
+        for results in run_ranks(_step_divided, RANKS, self, timeout_s=LIMIT_S):
+            for output, gradients in results:
+                yield output, load(gradients)
+
+
+def divided_steps(
+    draft: type[Draft], options: dict[str, object], others: Mapping[str, Tensor], folder: Path
+) -> list[DividedStep]:
+    """Return the ways to divide the draft by strategies with ``tensor_parallel``; skip the test without any."""
+    loaded = [plugin for _, plugin in plugins.load_each(Strategy) if not isinstance(plugin, PluginError)]
+    cases = [
+        DividedStep(draft=draft, options=options, others=others, strategy=plugin, folder=folder)
+        for plugin in loaded
+        if "tensor_parallel" in plugin.Config.model_fields and plugin.probe().ok
+    ]
+    if not any(case.configs(case.bench()) for case in cases):
+        pytest.skip("no strategy that can run here divides such a draft over two ranks")
+    return cases
+
+
+def batches_of(bench: Workbench) -> tuple[list[DraftBatch], Tensor]:
+    """Return two micro-batches, of which the second is empty, and their denominators."""
+    samples = bench.samples()
+    batches = [toy_batch(samples, bench.schema), toy_batch([], bench.schema, width=3)]
+    return batches, bench.denominators(samples)
+
+
+def _step_divided(me: Rank, case: DividedStep) -> list[tuple[StepOutput, bytes]]:
+    """Return the output and the gradients, as safetensors, of one step for each way to divide the draft."""
+    group = f"file://{case.folder}/group-{case.strategy.name}"
+    dist.init_process_group("gloo", init_method=group, rank=me.rank, world_size=me.world_size)
+    results = [_step(case, config) for config in case.configs(case.bench())]
+    dist.destroy_process_group()
+    return results
+
+
+def _step(case: DividedStep, config: StrategyConfig) -> tuple[StepOutput, bytes]:
+    bench = case.bench()
+    batches, denominators = batches_of(bench)
+    optimizer = OptimizerConfig(eps=LARGE, clip=LARGE)
+    with case.strategy(config, optimizer, torch.device("cpu")) as strategy:
+        strategy.attach(bench.module, bench.draft.shard_hints(bench.target))
+        ops = strategy.vocabulary_ops(bench.target, bench.tensors)
+        before = {name: value.clone() for name, value in strategy.full_weights().items()}  # they may be live
+        done = strategy.step(batches, denominators, ops, LARGE)
+        after = strategy.full_weights()
+    moved = {name: before[name] - value for name, value in after.items() if value.is_floating_point()}
+    # How long the step is, is the optimizer's; how long the gradient is, the strategy has said.
+    scale = done.grad_norm.cpu() / torch.stack([value.norm() for value in moved.values()]).norm()
+    return done.output, save({name: (scale * value).contiguous() for name, value in moved.items()})

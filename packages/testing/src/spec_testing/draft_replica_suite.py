@@ -1,0 +1,304 @@
+"""DraftReplicaSuite: E10 of spec_core.engine and the contract of spec_core.draft_replica (U1–U10) as tests.
+
+::
+
+    class TestMyEngineIsUpdated(DraftReplicaSuite):
+        @pytest.fixture
+        def new_engine(self, target) -> Callable[[EngineContext], Engine]: ...
+
+        @pytest.fixture
+        def export(self, target, tmp_path) -> Callable[[int], Path]: ...
+
+        @pytest.fixture
+        def target_state(self) -> Callable[[Engine], str]: ...
+
+The engine and the weight transports run as they are installed.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from safetensors.torch import load_file
+
+from spec_core.draft_replica import UpdateOrder
+from spec_core.engine import EngineContext
+from spec_core.errors import EngineError
+from spec_core.records import AcceptanceCounters, SamplingParams
+from spec_kit.weight_sync.installed import open_weight_transports
+from spec_kit.weight_sync.publisher import Publisher
+from spec_testing.conformance import ConformanceSuite
+from spec_testing.limits import patient
+from spec_testing.reference import reference_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.draft_replica import DraftReplica
+    from spec_core.engine import Engine
+
+    NewEngine = Callable[[EngineContext], Engine]
+    Export = Callable[[int], Path]
+    Drafted = Callable[[Engine], object]
+
+LIMIT_S = patient(120.0)
+NUM_PUSHES = 4
+SAMPLING = SamplingParams(max_new_tokens=16, num_draft_tokens=3, stop_at_eos=False)
+PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8], [1, 6, 1, 8, 0, 3])
+
+
+class DraftReplicaSuite(ConformanceSuite):
+    """Check an engine by the fixtures ``new_engine``, ``export`` and ``target_state``. It computes in float32."""
+
+    @pytest.fixture
+    def new_engine(self) -> NewEngine:
+        """A function that creates the engine for a context."""
+        raise pytest.UsageError("a DraftReplicaSuite needs a fixture 'new_engine': EngineContext -> Engine")
+
+    @pytest.fixture
+    def export(self) -> Export:
+        """A function that returns the folder of a version of the draft; versions differ in their weights alone."""
+        raise pytest.UsageError("a DraftReplicaSuite needs a fixture 'export': version -> folder")
+
+    @pytest.fixture
+    def target_state(self) -> Callable[[Engine], str]:
+        """A function that returns a digest of every tensor of the target, as the engine holds it."""
+        raise pytest.UsageError("a DraftReplicaSuite needs a fixture 'target_state': Engine -> digest")
+
+    @pytest.fixture
+    def drafted(self) -> Drafted:
+        """A function that returns what an engine drafts, in any form; by default what is accepted of its guesses."""
+        return _counted
+
+    @pytest.fixture
+    def fail_next_swap(self) -> Callable[[Engine], None]:
+        """A function that makes the engine's next exchange of the copies raise RuntimeError; skip without one."""
+        pytest.skip("no fail_next_swap fixture: what a failed commit leaves is not tested")
+
+    @pytest.fixture
+    def engine(self, new_engine: NewEngine, export: Export) -> Iterator[Engine]:
+        """Return the engine under test, which serves version 0."""
+        with new_engine(EngineContext(backend=reference_backend())) as engine:
+            engine.load_draft(export(0))
+            yield engine
+
+    @pytest.fixture
+    def replica(self, engine: Engine) -> DraftReplica:
+        """Return the engine as a publisher sees it."""
+        return engine.draft_replica()
+
+    @pytest.fixture
+    def publisher(self, engine: Engine, replica: DraftReplica) -> Iterator[Publisher]:
+        """Return a publisher that pushes to the engine."""
+        transports = open_weight_transports(reference_backend())
+        with Publisher(transports, engine.target.digest, fence=5) as publisher:
+            publisher.add("engine", replica).result(LIMIT_S)
+            yield publisher
+
+    @pytest.fixture
+    def fresh(self, new_engine: NewEngine, export: Export, drafted: Drafted) -> Callable[[int], object]:
+        """Return what an engine drafts that was started with a version from its folder."""
+
+        def drafted_afresh(version: int) -> object:
+            with new_engine(EngineContext(backend=reference_backend())) as engine:
+                engine.load_draft(export(version))
+                return drafted(engine)
+
+        return drafted_afresh
+
+    def test_e10_without_a_draft_there_is_nothing_to_update(self, new_engine: NewEngine) -> None:
+        """E10: the error is one line."""
+        with new_engine(EngineContext(backend=reference_backend())) as engine:
+            with pytest.raises(EngineError) as caught:
+                engine.draft_replica()
+            assert "\n" not in str(caught.value)
+
+    def test_u3_drafts_equal_those_of_a_fresh_engine_from_the_same_folder(
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        export: Export,
+        drafted: Drafted,
+        fresh: Callable[[int], object],
+    ) -> None:
+        """U3, U9: after each commit it guesses as after a start; acceptance counts anew, answers name the version."""
+        assert _named(engine) == {(None, "")}
+        seen = [drafted(engine)]
+        for version in (1, 2):
+            report = publisher.publish(version, _weights(export(version))).result(LIMIT_S)
+            assert report.committed, report
+            assert engine.acceptance() == AcceptanceCounters()
+            seen.append(drafted(engine))
+            assert _named(engine) == {(version, report.digest)}
+        assert seen == [fresh(version) for version in range(3)]
+        assert seen[0] != seen[1] != seen[2], "versions draft alike: the test shows nothing"
+
+    def test_u2_u4_answers_go_on_and_the_target_stays(
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        export: Export,
+        target_state: Callable[[Engine], str],
+    ) -> None:
+        """U2, U4: pushes while the engine generates change no greedy text, and no byte of the target."""
+        before, expected = target_state(engine), engine.generate(PROMPTS, SAMPLING)
+        with _generating(engine) as answers:
+            for version in range(1, 20 * NUM_PUSHES):
+                assert publisher.publish(version, _weights(export(version))).result(LIMIT_S).committed
+                assert target_state(engine) == before
+                if version >= NUM_PUSHES and len(answers) > 1:
+                    break
+        assert len(answers) > 1
+        assert all(tokens == [answer.token_ids for answer in expected] for tokens in answers)
+
+    def test_u5_revert_serves_the_version_before(
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        export: Export,
+        drafted: Drafted,
+        fresh: Callable[[int], object],
+    ) -> None:
+        """U5, U9: it drafts as before the commit."""
+        for version in (1, 2):
+            publisher.publish(version, _weights(export(version))).result(LIMIT_S)
+        outcomes = publisher.revert().result(LIMIT_S)
+        assert outcomes["engine"].state == "reverted"
+        assert publisher.serving()["engine"].version == 1
+        assert engine.acceptance() == AcceptanceCounters()
+        assert drafted(engine) == fresh(1)
+
+    def test_update_that_does_not_fit_leaves_the_old_version(
+        self, engine: Engine, publisher: Publisher, export: Export, drafted: Drafted
+    ) -> None:
+        """U7: a tensor that is missing, or of another shape, is refused in one line; the next update succeeds."""
+        before = drafted(engine)
+        weights = _weights(export(1))
+        name = max(weights, key=lambda name: weights[name].numel())
+        for version, wrong in enumerate((_without(weights, name), {**weights, name: weights[name][:-1]}), 1):
+            report = publisher.publish(version, wrong).result(LIMIT_S)
+            assert not report.committed
+            assert name in report.replicas["engine"].reason
+            assert "\n" not in report.replicas["engine"].reason
+            assert drafted(engine) == before
+        assert publisher.publish(3, weights).result(LIMIT_S).committed
+
+    def test_u6_older_trainer_is_refused(
+        self, engine: Engine, replica: DraftReplica, publisher: Publisher, export: Export
+    ) -> None:
+        """U1, U6: a lower fence and a number that is not higher end the future with EngineError."""
+        assert publisher.publish(1, _weights(export(1))).result(LIMIT_S).committed
+        status = replica.status().result(LIMIT_S)
+        assert status.update is not None
+        for change in ({"fence": status.update.fence - 1, "number": 99}, {"number": 0}):
+            update = status.update.model_copy(update=change)
+            order = UpdateOrder(
+                update=update, replica="engine", address="127.0.0.1:1", token="token", seconds=LIMIT_S
+            )
+            with pytest.raises(EngineError):
+                replica.prepare(order).result(LIMIT_S)
+        assert replica.status().result(LIMIT_S) == status
+
+    def test_u10_a_version_names_one_draft(
+        self,
+        engine: Engine,
+        replica: DraftReplica,
+        publisher: Publisher,
+        export: Export,
+        drafted: Drafted,
+    ) -> None:
+        """U10: another draft under a version that was committed is refused in one line, also after a revert."""
+        for version in (1, 2):
+            assert publisher.publish(version, _weights(export(version))).result(LIMIT_S).committed
+        publisher.revert().result(LIMIT_S)
+        before = drafted(engine)
+        assert publisher.serving()["engine"].newest == 2
+        with Publisher(open_weight_transports(reference_backend()), engine.target.digest) as later:
+            later.add("engine", replica).result(LIMIT_S)
+            report = later.publish(2, _weights(export(3))).result(LIMIT_S)
+            assert "version 2 is another draft here" in report.replicas["engine"].reason
+            assert drafted(engine) == before
+            assert later.publish(later.next_version(), _weights(export(3))).result(LIMIT_S).committed
+
+    def test_u7_publisher_that_is_not_there_changes_nothing(
+        self, engine: Engine, replica: DraftReplica, publisher: Publisher, export: Export
+    ) -> None:
+        """U7: an order whose publisher cannot be reached is given up; what is received of the next one is served."""
+        assert publisher.publish(1, _weights(export(1))).result(LIMIT_S).committed
+        last = replica.status().result(LIMIT_S).update
+        assert last is not None
+        update = last.model_copy(update={"number": last.number + 1})
+        order = UpdateOrder(
+            update=update, replica="engine", address="127.0.0.1:1", token="token", seconds=LIMIT_S
+        )
+        replica.prepare(order).result(LIMIT_S)
+        with pytest.raises(EngineError):
+            replica.commit(update).result(LIMIT_S)
+        replica.abort(update).result(LIMIT_S)
+        assert replica.status().result(LIMIT_S).version == 1
+        # The publisher's own next update has the number that is taken now, and is refused.
+        assert not publisher.publish(2, _weights(export(2))).result(LIMIT_S).committed
+        assert publisher.publish(3, _weights(export(3))).result(LIMIT_S).committed
+
+    def test_u8_failed_commit_quarantines_until_the_next_update(
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        export: Export,
+        drafted: Drafted,
+        fail_next_swap: Callable[[Engine], None],
+    ) -> None:
+        """U8: the replica is ``quarantined``, drafts with the old version, and takes the next update."""
+        assert publisher.publish(1, _weights(export(1))).result(LIMIT_S).committed
+        before = drafted(engine)
+        fail_next_swap(engine)
+        report = publisher.publish(2, _weights(export(2))).result(LIMIT_S)
+        assert not report.committed
+        assert report.replicas["engine"].state == "quarantined"
+        assert drafted(engine) == before
+        assert publisher.publish(3, _weights(export(3))).result(LIMIT_S).committed
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def _without(weights: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {other: tensor for other, tensor in weights.items() if other != name}
+
+
+def _named(engine: Engine) -> set[tuple[int | None, str]]:
+    return {(answer.draft_version, answer.draft_digest) for answer in engine.generate(PROMPTS, SAMPLING)}
+
+
+def _counted(engine: Engine) -> AcceptanceCounters:
+    """Return what the engine accepts of its draft's guesses for the suite's prompts."""
+    before = engine.acceptance()
+    engine.generate(PROMPTS, SAMPLING)
+    return engine.acceptance() - before
+
+
+@contextmanager
+def _generating(engine: Engine) -> Generator[list[list[tuple[int, ...]]]]:
+    """Generate in a thread meanwhile, whose error is raised; yield the answers, one list of tokens for each call."""
+    answers: list[list[tuple[int, ...]]] = []
+    enough = threading.Event()
+
+    def generate() -> None:
+        while not enough.is_set():
+            answers.append([answer.token_ids for answer in engine.generate(PROMPTS, SAMPLING)])
+
+    with ThreadPoolExecutor(1) as pool:
+        generating = pool.submit(generate)
+        try:
+            yield answers
+        finally:
+            enough.set()
+        generating.result(LIMIT_S)

@@ -1,0 +1,41 @@
+"""Exported drafts with drawn weights, for tests of engines that speculate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core import plugins
+from spec_core.config import DraftConfig
+from spec_core.draft import Draft
+from spec_kit.drafting import write_draft
+from spec_kit.targets import read_target_tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.target import TargetSpec
+
+_STD = 0.5
+"""Standard deviation of the weights: large enough that the draft's guesses depend on them."""
+
+
+def draw_draft(folder: Path, target: TargetSpec, seed: int, algorithm: str = "") -> Path:
+    """Write an export for ``target`` into ``folder``, where there is none yet, and return it.
+
+    ``algorithm`` is an installed draft, by default that of a configuration; seeds differ in the weights alone.
+    """
+    if folder.exists():
+        return folder
+    plugin = plugins.load(Draft, algorithm or DraftConfig().name)
+    draft = plugin(plugin.Config.model_validate({"name": plugin.name}))
+    folder.mkdir()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = draft.build(target, read_target_tensors(target), None)
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=_STD)
+    write_draft(draft, module.state_dict(), target, folder)
+    return folder

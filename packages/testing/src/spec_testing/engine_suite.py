@@ -1,0 +1,346 @@
+"""EngineSuite: the contract of spec_core.engine (E1–E13) as tests, against an independent run of the same target.
+
+::
+
+    from spec_testing import EngineSuite, ReferenceTarget, draw_draft
+
+    class TestMyEngine(EngineSuite):
+        @pytest.fixture
+        def new_engine(self, target) -> Callable[[EngineContext], Engine]:
+            return lambda context: MyEngine.create(MyConfig(name="mine"), target, context)
+
+        @pytest.fixture
+        def reference(self, target) -> ReferenceTarget: ...
+
+        @pytest.fixture
+        def draft_folder(self, target, tmp_path) -> Path:
+            return draw_draft(tmp_path / "draft", target, seed=0)
+
+Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+import torch
+
+from spec_core.engine import EngineContext
+from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
+from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
+from spec_kit.drafting import recognise
+from spec_testing.answer_checks import (
+    assert_follows_distribution,
+    assert_places,
+    assert_times,
+    greedy_answer,
+    token_rows,
+)
+from spec_testing.conformance import ConformanceSuite
+from spec_testing.limits import patient
+from spec_testing.reference import reference_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.backend import Placement
+    from spec_core.engine import Engine
+    from spec_core.records import FeatureSample, Generation
+    from spec_core.transport import FeatureReceiver, Transport
+    from spec_testing.answer_checks import ReferenceTarget
+
+LIMIT_S = patient(120.0)
+WINDOW_BYTES = 1 << 24
+TOLERANCE = 1e-4
+"""Share of the largest value: float32 rounding in batches of other shapes."""
+GREEDY = SamplingParams(max_new_tokens=12, stop_at_eos=False)
+SPECULATING = replace(GREEDY, num_draft_tokens=3)
+
+
+class EngineSuite(ConformanceSuite):
+    """Check an engine by the fixtures ``new_engine``, ``reference`` and, where it speculates, ``draft_folder``.
+
+    The engine computes in float32. An engine with processes of its own sets ``placement`` to ``colocated``.
+    """
+
+    placement: ClassVar[Placement] = "inline"
+    """How features reach the test process."""
+
+    @pytest.fixture
+    def new_engine(self) -> Callable[[EngineContext], Engine]:
+        """A function that creates the engine for a context."""
+        raise pytest.UsageError("an EngineSuite needs a fixture 'new_engine': EngineContext -> Engine")
+
+    @pytest.fixture
+    def reference(self) -> ReferenceTarget:
+        """The same target, run without the engine."""
+        raise pytest.UsageError("an EngineSuite needs a fixture 'reference': a ReferenceTarget")
+
+    @pytest.fixture
+    def draft_folder(self) -> Path:
+        """An exported draft for the engine's target, of any algorithm that the engine loads."""
+        pytest.skip("no draft_folder fixture: this engine is not tested with a draft")
+
+    @pytest.fixture
+    def transport(self) -> Transport:
+        """The transport that the test process listens on."""
+        return reference_backend().transport(self.placement)
+
+    @pytest.fixture
+    def context(self, transport: Transport) -> EngineContext:
+        """The engine's surroundings."""
+        own = transport if self.placement == "inline" else None
+        return EngineContext(backend=reference_backend(), placement=self.placement, transport=own)
+
+    @pytest.fixture
+    def engine(
+        self, new_engine: Callable[[EngineContext], Engine], context: EngineContext
+    ) -> Iterator[Engine]:
+        """Return the engine under test, closed after it."""
+        with new_engine(context) as engine:
+            yield engine
+
+    @pytest.fixture
+    def schema(self, engine: Engine) -> FeatureSchema:
+        """First, middle and last stream that may be asked for."""
+        layers = (0, engine.target.num_layers // 2, engine.target.num_layers)
+        return FeatureSchema(layers=layers, hidden_size=engine.target.hidden_size, dtype="float32")
+
+    @pytest.fixture
+    def receivers(self, transport: Transport, schema: FeatureSchema) -> Iterator[list[FeatureReceiver]]:
+        """Return two receivers, as of two trainer ranks."""
+        with transport.listen(schema, WINDOW_BYTES) as one, transport.listen(schema, WINDOW_BYTES) as other:
+            yield [one, other]
+
+    def test_e1_one_sample_per_request_at_its_destination(
+        self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
+    ) -> None:
+        """E1: each request gives one sample, ids echoed, at each of its destinations, and nothing anywhere else."""
+        requests = _requests(engine, [r.address for r in receivers])
+        engine.capture(requests, schema).result(LIMIT_S)
+        for receiver in receivers:
+            wanted = {r.request_id: r.input_ids for r in requests if receiver.address in r.destinations}
+            got = _drain(receiver, len(wanted))
+            assert {s.request_id: tuple(s.input_ids.tolist()) for s in got} == wanted
+            with pytest.raises(DeadlineExceeded):
+                receiver.receive(0.05)
+
+    def test_e2_states_are_the_targets(
+        self,
+        engine: Engine,
+        schema: FeatureSchema,
+        receivers: list[FeatureReceiver],
+        reference: ReferenceTarget,
+    ) -> None:
+        """E2: layer k enters target layer k, the last one the final norm; batch mates change rounding only."""
+        requests = _requests(engine, [receivers[0].address])
+        engine.capture(requests, schema).result(LIMIT_S)
+        together = {s.request_id: s.hidden_TNH for s in _drain(receivers[0], len(requests))}
+        engine.capture(requests[:1], schema).result(LIMIT_S)
+        (alone,) = _drain(receivers[0], 1)
+        _assert_close(alone.hidden_TNH, together[requests[0].request_id])
+        for request in requests:
+            expected_TNH = reference.hidden(request.input_ids)[:, list(schema.layers)]
+            _assert_close(together[request.request_id], expected_TNH)
+
+    def test_e3_future_is_done_when_all_is_sent(
+        self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
+    ) -> None:
+        """E3: once the future is done, every sample is there without waiting for the engine."""
+        requests = _requests(engine, [receivers[0].address])
+        assert engine.capture(requests, schema).result(LIMIT_S) is None
+        engine.close()
+        assert len(_drain(receivers[0], len(requests))) == len(requests)
+
+    def test_e3_failed_send_ends_in_the_future(
+        self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
+    ) -> None:
+        """E3: a destination that is gone is an error of the future; the engine serves on."""
+        requests = _requests(engine, [receivers[1].address])
+        receivers[1].close()
+        assert isinstance(engine.capture(requests, schema).exception(LIMIT_S), SpecError)
+        engine.capture(_requests(engine, [receivers[0].address]), schema).result(LIMIT_S)
+
+    def test_e3_failed_target_ends_in_the_future(
+        self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
+    ) -> None:
+        """E3: a token that the target does not have is an error of the future; the engine serves on."""
+        impossible = CaptureRequest(
+            request_id=0, input_ids=(engine.target.vocab_size,), destinations=(receivers[0].address,)
+        )
+        assert isinstance(engine.capture([impossible], schema).exception(LIMIT_S), SpecError)
+        engine.capture(_requests(engine, [receivers[0].address]), schema).result(LIMIT_S)
+
+    def test_e4_greedy_is_plain_decoding(self, engine: Engine, reference: ReferenceTarget) -> None:
+        """E4: without a draft each token is the target's arg-max, in the order of the prompts."""
+        prompts = _prompts(engine)
+        for prompt, answer in zip(prompts, engine.generate(prompts, GREEDY), strict=True):
+            assert list(answer.token_ids) == greedy_answer(reference, prompt, GREEDY.max_new_tokens)
+
+    def test_e4_greedy_with_a_draft_is_plain_decoding(
+        self, engine: Engine, reference: ReferenceTarget, draft_folder: Path
+    ) -> None:
+        """E4: with a draft the greedy answers stay the same, token by token."""
+        engine.load_draft(draft_folder)
+        prompts = _prompts(engine)
+        answers = engine.generate(prompts, SPECULATING)
+        assert [list(a.token_ids) for a in answers] == [
+            greedy_answer(reference, prompt, GREEDY.max_new_tokens) for prompt in prompts
+        ]
+
+    def test_e4_samples_follow_the_targets_distribution(
+        self, engine: Engine, reference: ReferenceTarget
+    ) -> None:
+        """E4: sampled answers follow the target's distribution."""
+        assert_follows_distribution(engine, reference, num_draft_tokens=0)
+
+    def test_e4_samples_with_a_draft_follow_the_targets_distribution(
+        self, engine: Engine, reference: ReferenceTarget, draft_folder: Path
+    ) -> None:
+        """E4: they follow it with a draft, too, whatever it proposes."""
+        engine.load_draft(draft_folder)
+        assert_follows_distribution(engine, reference, num_draft_tokens=3)
+
+    def test_e5_refused_draft_changes_nothing(self, engine: Engine, tmp_path: Path) -> None:
+        """E5: a folder that is no draft is an ArtifactError, and the engine answers as before."""
+        prompts = _prompts(engine)
+        before = _tokens(engine.generate(prompts, GREEDY))
+        (tmp_path / "config.json").write_text('{"architectures": ["NotADraft"]}')
+        for folder in (tmp_path, tmp_path / "missing"):
+            with pytest.raises(ArtifactError, match=folder.name):
+                engine.load_draft(folder)
+        assert _tokens(engine.generate(prompts, GREEDY)) == before
+
+    def test_e5_damaged_draft_leaves_the_loaded_one(
+        self, engine: Engine, draft_folder: Path, tmp_path: Path
+    ) -> None:
+        """E5: a damaged folder is refused as a whole; the draft that was loaded, and its counters, stay."""
+        engine.load_draft(draft_folder)
+        engine.generate(_prompts(engine), SPECULATING)
+        before = engine.acceptance()
+        for file in draft_folder.iterdir():
+            (tmp_path / file.name).write_bytes(
+                file.read_bytes()[: -8 if file.suffix == ".safetensors" else None]
+            )
+        with pytest.raises(ArtifactError):
+            engine.load_draft(tmp_path)
+        assert engine.acceptance() == before
+
+    def test_e5_acceptance_counts_from_the_last_load(self, engine: Engine, draft_folder: Path) -> None:
+        """E5, E11, E12, E13: counters agree with each other and with the answers, which have times if they can."""
+        assert engine.acceptance() == AcceptanceCounters()
+        engine.load_draft(draft_folder)
+        answers = engine.generate(_prompts(engine), replace(SPECULATING, with_times=True, concurrency=2))
+        counted = engine.acceptance()
+        assert_times(answers)
+        assert_places(engine, answers, counted)
+        if any(answer.verifications for answer in answers):
+            own = sum((answer.acceptance for answer in answers), AcceptanceCounters())
+            assert (own.rounds, own.accepted) == (counted.rounds, counted.accepted)
+        positions = list(counted.accepted_per_position)
+        assert 0 < counted.rounds < counted.drafted
+        assert counted.accepted == sum(positions) <= counted.drafted
+        assert positions == sorted(positions, reverse=True)
+        assert max(positions) <= counted.rounds
+        engine.load_draft(draft_folder)
+        assert engine.acceptance().rounds == 0
+
+    def test_e5_each_verification_yields_a_token_more_than_it_accepted(
+        self, engine: Engine, draft_folder: Path
+    ) -> None:
+        """E5: rounds and accepted guesses add up to the tokens behind the first, but for a cut at the end."""
+        engine.load_draft(draft_folder)
+        for prompt in _prompts(engine):
+            before = engine.acceptance()
+            (answer,) = engine.generate([prompt], SPECULATING)
+            counted, behind = engine.acceptance() - before, len(answer.token_ids) - 1
+            assert behind <= counted.rounds + counted.accepted <= behind + SPECULATING.num_draft_tokens
+
+    def test_e6_closed_engine_is_not_healthy(self, engine: Engine) -> None:
+        """E6: health says nothing while the engine serves, and raises once it is closed; close is idempotent."""
+        engine.health()
+        engine.close()
+        engine.close()
+        with pytest.raises(EngineError):
+            engine.health()
+
+    def test_e7_without_a_way_to_a_trainer_an_engine_generates(
+        self,
+        engine: Engine,
+        new_engine: Callable[[EngineContext], Engine],
+        context: EngineContext,
+        schema: FeatureSchema,
+    ) -> None:
+        """E7: an engine that is created without a transport and a placement answers alike, and captures nothing."""
+        prompts = _prompts(engine)
+        with new_engine(replace(context, placement=None, transport=None)) as other:
+            assert _tokens(other.generate(prompts, GREEDY)) == _tokens(engine.generate(prompts, GREEDY))
+            with pytest.raises(EngineError):
+                other.start(schema)
+            assert isinstance(other.capture(_requests(other, ["x"]), schema).exception(LIMIT_S), EngineError)
+
+    def test_e8_draft_that_is_accepted_is_loaded(self, engine: Engine, draft_folder: Path) -> None:
+        """E8: what the check from files accepts, the engine then speculates with."""
+        draft = recognise(draft_folder, engine.target)
+        engine.check_draft(engine.config, engine.target, draft, draft_folder, 2)
+        engine.load_draft(draft_folder)
+        engine.generate(_prompts(engine), SPECULATING)
+        assert engine.acceptance().rounds > 0
+
+    def test_e9_started_engine_captures(
+        self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
+    ) -> None:
+        """E9: start makes the engine ready for a schema, also where it is ready already."""
+        engine.start(schema)
+        engine.start(schema)
+        engine.health()
+        requests = _requests(engine, [receivers[0].address])
+        engine.capture(requests, schema).result(LIMIT_S)
+        assert len(_drain(receivers[0], len(requests))) == len(requests)
+
+    def test_e9_start_refuses_what_the_target_does_not_have(
+        self, engine: Engine, schema: FeatureSchema
+    ) -> None:
+        """E9: a layer beyond the target's last one is an error of start; the engine serves on."""
+        beyond = replace(schema, layers=(engine.target.num_layers + 1,))
+        with pytest.raises(EngineError):
+            engine.start(beyond)
+        engine.start(schema)
+        engine.health()
+
+
+def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:
+    """Return samples of many lengths, one token among them, dealt to the destinations; some go to all of them."""
+    dealt = [tuple(destinations), *((destination,) for destination in destinations)] * 6
+    return [
+        CaptureRequest(request_id=100 + index, input_ids=tuple(ids), destinations=dealt[index])
+        for index, ids in enumerate(token_rows(engine, (5, 1, 17, 9, 3, 30)))
+    ]
+
+
+def _prompts(engine: Engine) -> list[list[int]]:
+    return token_rows(engine, (4, 9, 2))
+
+
+def _drain(receiver: FeatureReceiver, count: int) -> list[FeatureSample]:
+    """Return copies of the next samples: a sample that was released may be written over (T4)."""
+    samples: list[FeatureSample] = []
+    for _ in range(count):
+        got = receiver.receive(LIMIT_S)
+        samples.append(replace(got, input_ids=got.input_ids.clone(), hidden_TNH=got.hidden_TNH.clone()))
+        receiver.release(got)
+    return samples
+
+
+def _tokens(answers: Sequence[Generation]) -> list[tuple[int, ...]]:
+    return [answer.token_ids for answer in answers]
+
+
+def _assert_close(got_TNH: Tensor, expected_TNH: Tensor) -> None:
+    scale = float(expected_TNH.abs().max())
+    torch.testing.assert_close(got_TNH.cpu(), expected_TNH.cpu(), rtol=0, atol=TOLERANCE * scale)

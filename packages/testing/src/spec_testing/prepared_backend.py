@@ -1,0 +1,90 @@
+"""PreparedBackend: the reference backend, with a folder that shows which hosts are prepared."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_core.backend import Backend
+from spec_core.config import BackendConfig
+from spec_core.errors import RunError
+from spec_testing.reference import reference_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    import torch
+
+    from spec_core import Rendezvous
+    from spec_core.backend import Placement, Role
+    from spec_core.process_group import ProcessGroup
+    from spec_core.records import Availability, Capabilities
+    from spec_core.transport import Transport
+
+
+class PreparedConfig(BackendConfig):
+    """Options of the backend."""
+
+    notes: Path
+    """Folder with a file for each process that is inside ``prepare_host``; the file ``died`` makes the check fail."""
+
+
+class PreparedBackend(Backend):
+    """Computes as the reference does; a launcher can construct it from its class and configuration on any host."""
+
+    name: ClassVar[str] = "prepared"
+    api_version: ClassVar[int] = 2
+    Config: ClassVar[type[BackendConfig]] = PreparedConfig
+    dist_backend: ClassVar[str] = "gloo"
+
+    config: PreparedConfig
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Return what the reference says (B2)."""
+        return reference_backend().probe()
+
+    @classmethod
+    def capabilities(cls) -> Capabilities:
+        """Return those of the reference (B3)."""
+        return reference_backend().capabilities()
+
+    def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
+        """Return the reference's, and the placement that the host is prepared for (B4)."""
+        return {
+            **reference_backend().child_env(role, share, local_rank, num_devices),
+            "PREPARED": self._prepared,
+        }
+
+    _prepared: str = ""
+
+    @contextmanager
+    def prepare_host(self, placement: Placement) -> Generator[None]:
+        """Keep a file for as long as the host is prepared (B5)."""
+        note = self.config.notes / f"prepared-{os.getpid()}"
+        note.touch()
+        self._prepared = placement
+        try:
+            yield
+        finally:
+            self._prepared = ""
+            note.unlink()
+
+    def check_host(self) -> None:
+        """Fail once there is a file ``died`` (B5)."""
+        if (self.config.notes / "died").exists():
+            raise RunError("what the host needs has died, as the suite asked for")
+
+    def device(self, local_rank: int) -> torch.device:
+        """Return the reference's (B6)."""
+        return reference_backend().device(local_rank)
+
+    def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
+        """Return the reference's (B8)."""
+        return reference_backend().process_group(rendezvous, device)
+
+    def transport(self, placement: Placement) -> Transport:
+        """Return the reference's (B9)."""
+        return reference_backend().transport(placement)

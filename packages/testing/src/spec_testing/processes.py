@@ -1,0 +1,299 @@
+"""Runs a function as N ranks, each in a process of its own, with a hard time limit and faults at named points.
+
+::
+
+    def member(me: Rank, build: Callable[[int], Thing]) -> int: ...
+
+    results = run_ranks(member, 2, build)
+    outcomes = watch_ranks(member, 2, build, faults={(1, "before send"): Fault.KILL})
+
+Functions and classes reach the children by name, so they are defined at the top level of a module; a test module
+that no import statement would find works too. Nothing outlives the call: what still runs when it ends is killed,
+and so is everything when the test process itself dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import faulthandler
+import importlib
+import importlib.util
+import io
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from spec_testing.limits import patient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from multiprocessing.context import ForkServerProcess
+    from types import ModuleType
+
+_PRELOADED = "torch", "torch.distributed.tensor", "torch._dynamo"
+"""Modules that ranks import sooner or later; the last one comes with an optimizer. None of them touches a device."""
+LIMIT_S = patient(120.0)
+"""Longest time of a test's ranks, also on a busy machine: only one that hangs takes it."""
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent dies."""
+
+
+class Fault(enum.Enum):
+    """The fault that a rank suffers when it reaches a point."""
+
+    KILL = signal.SIGKILL
+    STOP = signal.SIGSTOP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a rank ended: with a value, with an error, or not at all (killed or stopped by a fault)."""
+
+    rank: int
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+
+
+class Rank:
+    """A rank as its function sees it: its number, and its connection to the test."""
+
+    def __init__(self, rank: int, world_size: int, line: Connection) -> None:
+        """Keep this rank's number and its line to the test."""
+        self.rank, self.world_size = rank, world_size
+        self._line = line
+        self._published: deque[Any] = deque()
+
+    def reach(self, point: str) -> None:
+        """Pass a named point; a fault that the test has planned for it happens here."""
+        self._line.send(("reach", point))
+        while (message := self._line.recv())[0] != "go":
+            self._published.append(message[1])
+
+    def publish(self, value: Any) -> None:
+        """Send a value to every other rank's ``receive``."""
+        self._line.send(("publish", value))
+
+    def receive(self) -> Any:
+        """Return the next value that another rank has published."""
+        return self._published.popleft() if self._published else self._line.recv()[1]
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = LIMIT_S,
+    in_process: bool = False,
+) -> list[Any]:
+    """Return what ``function(rank, *args)`` returned, by rank; the first rank's error fails the test, with its trace.
+
+    ``in_process`` runs the ranks as threads of the test's process, for implementations that live in one.
+    """
+    crew = (
+        _Threads(function, args, world_size)
+        if in_process
+        else _Processes((function, args), world_size, timeout_s)
+    )
+    with crew:
+        outcomes = crew.outcomes({}, timeout_s)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise AssertionError(f"rank {outcome.rank} failed:\n{outcome.trace}") from outcome.error
+    return [outcome.value for outcome in outcomes]
+
+
+def watch_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = LIMIT_S,
+    faults: Mapping[tuple[int, str], Fault] | None = None,
+) -> list[Outcome]:
+    """How every rank ended. Fails when a rank without a fault dies or still runs after ``timeout_s``."""
+    with _Processes((function, args), world_size, timeout_s) as crew:
+        return crew.outcomes(dict(faults or {}), timeout_s)
+
+
+class _Crew:
+    """The ranks of one call, seen through the lines to them."""
+
+    def __init__(self) -> None:
+        self._lines: list[Connection] = []
+        self._points: dict[int, str] = {}
+
+    def outcomes(self, faults: dict[tuple[int, str], Fault], timeout_s: float) -> list[Outcome]:
+        deadline = time.monotonic() + timeout_s
+        ended: dict[int, Outcome] = {}
+        while pending := set(range(len(self._lines))) - set(ended):
+            ready = wait([self._lines[rank] for rank in pending], max(0, deadline - time.monotonic()))
+            if not ready:
+                where = {rank: self._points.get(rank, "start") for rank in sorted(pending)}
+                failed = "".join(
+                    f"\nrank {rank} had failed:\n{end.trace}" for rank, end in ended.items() if end.trace
+                )
+                raise AssertionError(
+                    f"after {timeout_s} s these ranks still ran, seen last at: {where}{failed}"
+                )
+            for rank in pending:
+                if self._lines[rank] in ready and (outcome := self._attend(rank, faults)):
+                    ended[rank] = outcome
+        return [ended[rank] for rank in sorted(ended)]
+
+    def _attend(self, rank: int, faults: dict[tuple[int, str], Fault]) -> Outcome | None:
+        try:
+            kind, value = self._lines[rank].recv()
+        except EOFError:
+            point = self._points.get(rank, "start")
+            raise AssertionError(f"rank {rank} died after {point!r}, {self._last_words(rank)}") from None
+        if kind == "publish":
+            self._spread(rank, value)
+        elif kind == "reach":
+            return self._reached(rank, value, faults.get((rank, value)))
+        return value if kind == "ended" else None
+
+    def _spread(self, rank: int, value: Any) -> None:
+        for other, line in enumerate(self._lines):
+            if other != rank:
+                with contextlib.suppress(OSError):
+                    line.send(("value", value))
+
+    def _reached(self, rank: int, point: str, fault: Fault | None) -> Outcome | None:
+        self._points[rank] = point
+        if fault is None:
+            self._lines[rank].send(("go", None))
+            return None
+        self._signal(rank, fault)
+        return Outcome(rank=rank)
+
+    def _signal(self, rank: int, fault: Fault) -> None:
+        raise ValueError("ranks that share the test's process cannot be killed or stopped one by one")
+
+    def _last_words(self, rank: int) -> str:
+        return "its line was cut"
+
+    def __enter__(self) -> _Crew:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for line in self._lines:
+            line.close()
+
+
+class _Processes(_Crew):
+    def __init__(self, work: Any, world_size: int, timeout_s: float) -> None:
+        super().__init__()
+        # Forked from a server that has only imported: as clean as a new process, and 20 times as fast.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*_PRELOADED, __name__])
+        self._processes: list[ForkServerProcess] = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            task = (rank, world_size, theirs, _dumps(work), timeout_s)
+            process = context.Process(target=_run_process, args=task, daemon=True)
+            process.start()
+            theirs.close()
+            self._lines.append(ours)
+            self._processes.append(process)
+
+    def _signal(self, rank: int, fault: Fault) -> None:
+        pid = self._processes[rank].pid
+        assert pid is not None
+        os.kill(pid, fault.value)
+
+    def _last_words(self, rank: int) -> str:
+        self._processes[rank].join(5)
+        return f"exit code {self._processes[rank].exitcode}"
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+            process.close()
+        super().__exit__(*exc)
+
+
+class _Threads(_Crew):
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], world_size: int) -> None:
+        super().__init__()
+        for rank in range(world_size):
+            ours, theirs = multiprocessing.Pipe()
+            self._lines.append(ours)
+            task = (Rank(rank, world_size, theirs), theirs, function, args)
+            threading.Thread(target=_run_function, args=task, daemon=True).start()
+
+
+def _run_process(rank: int, world_size: int, line: Connection, work: bytes, timeout_s: float) -> None:
+    """Top of a child process."""
+    import torch
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    faulthandler.dump_traceback_later(max(1.0, timeout_s - 1), file=2)
+    torch.set_num_threads(1)
+    _run_function(Rank(rank, world_size, line), line, _call_packed, (work,))
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _call_packed(me: Rank, work: bytes) -> Any:
+    function, args = pickle.loads(work)
+    return function(me, *args)
+
+
+def _run_function(me: Rank, line: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        outcome = Outcome(rank=me.rank, value=function(me, *args))
+    except BaseException as error:  # noqa: BLE001 (the top of a rank: the test gets every error, as it is)
+        outcome = Outcome(rank=me.rank, error=error.with_traceback(None), trace=traceback.format_exc())
+    with contextlib.suppress(OSError):  # the test has given up on this rank
+        line.send_bytes(_dumps(("ended", outcome)))
+    line.close()
+
+
+class _Pickler(pickle.Pickler):
+    """Names functions and classes by their file too: pytest imports test modules that no child could find."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, FunctionType | type) or obj.__module__ == __name__:
+            return NotImplemented
+        path = getattr(sys.modules[obj.__module__], "__file__", None)
+        return NotImplemented if path is None else (_find, (path, obj.__module__, obj.__qualname__))
+
+
+def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def _find(path: str, module: str, name: str) -> Any:
+    found: Any = _load(path, module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _load(path: str, name: str) -> ModuleType:
+    with contextlib.suppress(ImportError):
+        module = importlib.import_module(name)
+        if getattr(module, "__file__", None) == path:
+            return module
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,36 @@
+"""Count the resources of a process that ``close`` must release."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+from spec_testing.limits import patient
+
+QUIET_S, PATIENCE_S = 0.25, patient(5.0)
+
+
+class Resources(NamedTuple):
+    """How many resources a process holds."""
+
+    descriptors: int
+    threads: int
+    shared_mappings: int
+
+
+def settled_resources() -> Resources:
+    """Return the counts of this process once they are stable: the kernel takes time to end a thread."""
+    last, since = _count(), time.monotonic()
+    deadline = since + PATIENCE_S
+    while time.monotonic() - since < QUIET_S and time.monotonic() < deadline:
+        time.sleep(QUIET_S / 10)
+        if (now := _count()) != last:
+            last, since = now, time.monotonic()
+    return last
+
+
+def _count() -> Resources:
+    with open("/proc/self/maps") as maps:
+        shared = sum(line.split()[1].endswith("s") for line in maps)
+    return Resources(len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), shared)

@@ -1,0 +1,214 @@
+"""StrategySuite: the contract of spec_core.strategy (S1-S11) as tests, with a toy module and real processes.
+
+::
+
+    class TestMyStrategy(StrategySuite):
+        @pytest.fixture
+        def strategy(self) -> type[Strategy]:
+            return MyStrategy
+
+A strategy whose optimizer is not AdamW overrides ``reference_optimizer``, too. Everything runs in processes of its
+own, so that the test process keeps no group. The reference is a plain float64 loop (``toy_training``).
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from spec_core.config import StrategyConfig
+from spec_core.records import ShardHints
+from spec_kit.sharding import SafetensorsFolder
+from spec_testing.conformance import ConformanceSuite, import_without_torch, sources
+from spec_testing.reference import reference_backend
+from spec_testing.toy_target import toy_target
+from spec_testing.toy_training import (
+    OPTIMIZER,
+    TOLERANCE,
+    Plan,
+    ToyDraft,
+    adamw,
+    assert_close,
+    assert_gathered,
+    compare_vocabulary_ops,
+    evaluate_then_step,
+    load_into_another_module,
+    on_ranks,
+    reference,
+    train_all,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from spec_core.backend import Backend
+    from spec_core.strategy import OptimizerConfig, Strategy
+
+_FAR_BELOW_BFLOAT16 = torch.finfo(torch.bfloat16).eps / 64
+"""Limit for what the test of S2 changes in a weight near 1: some learning rates, whichever the optimizer."""
+_COLLECTIVES = {
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "broadcast",
+    "broadcast_object_list", "barrier", "gather_object", "reduce_scatter", "reduce_scatter_tensor",
+}  # fmt: skip
+
+
+class StrategySuite(ConformanceSuite):
+    """Needs the fixture ``strategy``: the plugin's class."""
+
+    backend: ClassVar[type[Backend] | None] = None
+    """Backend whose devices and ``dist_backend`` the suite uses; by default the reference backend."""
+    options: ClassVar[dict[str, object]] = {}
+    """Values of section ``strategy`` that the suite runs with; by default the strategy's own defaults."""
+
+    @pytest.fixture
+    def strategy(self) -> type[Strategy]:
+        """Return the strategy's class; a suite's subclass overrides this."""
+        raise pytest.UsageError("a StrategySuite needs a fixture 'strategy' that returns the plugin's class")
+
+    def reference_optimizer(
+        self, module: nn.Module, settings: OptimizerConfig, lr: float
+    ) -> torch.optim.Optimizer:
+        """Return the optimizer of the plain loop, for float64 weights: by default torch's AdamW.
+
+        ``settings`` are those that the strategy gets as ``self.optimizer``; their weight decay is 0.
+        """
+        return adamw(module, settings, lr)
+
+    @pytest.fixture
+    def plan(self, strategy: type[Strategy], tmp_path: Path) -> Plan:
+        """Return what each rank of a test trains."""
+        return Plan(strategy, self.backend or type(reference_backend()), tmp_path, options=self.options)
+
+    def test_imports_without_torch(self, strategy: type[Strategy]) -> None:
+        """The entry-point module imports without torch, and Config derives from StrategyConfig."""
+        import_without_torch(strategy)
+        assert issubclass(strategy.Config, StrategyConfig)
+
+    def test_s11_what_changes_speed_only_are_options(self, strategy: type[Strategy]) -> None:
+        """S11: the names are those of options."""
+        assert strategy.Config.speed_only <= strategy.Config.model_fields.keys() - {"name"}
+
+    def test_s1_equals_a_plain_loop(self, plan: Plan) -> None:
+        """S1: forward and backward once per micro-batch, summed gradients, clipped by their norm, the optimizer."""
+        clipped = replace(plan, micro_batches=2)
+        free = replace(clipped, optimizer={**OPTIMIZER, "clip": 1e6})
+        expected = [reference(plan, self.reference_optimizer) for plan in (clipped, free)]
+        assert min(expected[0].grad_norms) > OPTIMIZER["clip"]
+        (reports,) = train_all(1, clipped, free)
+        for report, wanted in zip(reports, expected, strict=True):
+            assert_close(report, wanted)
+
+    def test_s2_masters_are_float32(self, plan: Plan) -> None:
+        """S2, S9: computing in bfloat16, updates far below its resolution still add up; weights are float32."""
+        bf16 = replace(plan, optimizer={**OPTIMIZER, "clip": 1e6, "dtype": "bfloat16"}, lr=1e-6)
+        ((report,),) = train_all(1, bf16)
+        assert report.metrics[0]["itemsize"] == torch.bfloat16.itemsize
+        weights = load(report.weights)
+        for name, start in ToyDraft(plan.seed).named_parameters():
+            assert weights[name].dtype == torch.float32
+            assert 0 < (weights[name] - start).abs().max() < _FAR_BELOW_BFLOAT16
+        assert_gathered(report)
+
+    def test_s3_outputs_are_equal_on_every_rank(self, plan: Plan) -> None:
+        """S3, S9: loss, sums, counts and the gradient norm are those of the whole step, the same on all ranks.
+
+        So are the weights, gathered one by one in one order.
+        """
+        (first,), (second,) = train_all(2, replace(plan, micro_batches=2))
+        assert first == second
+        assert_gathered(first)
+
+    @pytest.mark.parametrize("world_size", [1, 2])
+    def test_s4_cut_and_ranks_change_rounding_only(self, plan: Plan, world_size: int) -> None:
+        """S4: any number of ranks and micro-batches, empty ones among them, trains the same weights."""
+        expected = reference(plan, self.reference_optimizer)
+        for reports in train_all(world_size, *(replace(plan, micro_batches=cuts) for cuts in (1, 3, 5))):
+            for report in reports:
+                assert_close(report, expected)
+
+    @pytest.mark.parametrize("world_size", [1, 2])
+    def test_s5_resumes_to_the_bit(self, plan: Plan, world_size: int) -> None:
+        """S5: loaded into a fresh strategy with other weights, the next step gives the same bits.
+
+        Buffers and each process's generator come along.
+        """
+        saved = plan.folder / "saved"
+        saving = replace(plan, save_to=saved)
+        for went_on, resumed in train_all(
+            world_size, saving, replace(plan, steps=1, seed=5, resume_from=saved)
+        ):
+            assert resumed.losses[-1] == went_on.losses[-1]
+            assert resumed.weights == went_on.weights
+            assert resumed.drawn == went_on.drawn
+            assert load(resumed.weights).keys() == ToyDraft(0).state_dict().keys()
+
+    def test_s5_loads_at_another_world_size(self, plan: Plan) -> None:
+        """S5: what two ranks saved, one loads: the same bits before the next step, the same step after it."""
+        saved = plan.folder / "saved"
+        ((went_on,), _) = train_all(2, replace(plan, save_to=saved))
+        ((resumed,),) = train_all(1, replace(plan, steps=1, seed=5, resume_from=saved))
+        assert resumed.loaded == went_on.loaded
+        assert_close(resumed, went_on)
+
+    def test_s5_another_module_is_refused(self, plan: Plan) -> None:
+        """S5: a state that lacks tensors of the module, or has others, ends in ArtifactError."""
+        assert on_ranks(load_into_another_module, 1, [replace(plan, save_to=plan.folder / "saved")]) == [
+            [True]
+        ]
+
+    def test_s7_data_parallel_is_a_pure_function(self, plan: Plan) -> None:
+        """S7: every data-parallel rank has a process, and the size is the same for all."""
+        for world_size in (2, 4):
+            places = [
+                plan.strategy.data_parallel(plan.config, rank, world_size) for rank in range(world_size)
+            ]
+            assert {place.rank for place in places} == set(range(places[0].size))
+            assert {place.size for place in places} == {places[0].size}
+
+    def test_s8_weights_are_read_without_a_group(self, plan: Plan) -> None:
+        """S8: one process reads the full weights that two processes saved."""
+        saved = plan.folder / "saved"
+        ((report,), _) = train_all(2, replace(plan, save_to=saved))
+        read = plan.strategy.read_weights(SafetensorsFolder(saved))
+        expected = load(report.loaded)
+        assert read.keys() == expected.keys()
+        assert all(torch.equal(read[name], value) for name, value in expected.items())
+
+    def test_s6_names_the_group_of_every_collective(self, strategy: type[Strategy]) -> None:
+        """S6: in the plugin's source no collective leaves its group out."""
+        calls = [f"{file.name}:{line}" for file, tree in sources(strategy) for line in _ungrouped(tree)]
+        assert not calls, f"collectives without a group in {', '.join(calls)}"
+
+    def test_s10_accepts_what_it_trains(self, plan: Plan, tmp_path: Path) -> None:
+        """S10: ``check`` needs no group, and accepts the target and the draft that every test here trains."""
+        plan.strategy.check(plan.config, toy_target(tmp_path), ShardHints(blocks=("block",)))
+
+    def test_evaluate_changes_nothing(self, plan: Plan) -> None:
+        """``evaluate`` gives the output of the step that would follow, and trains nothing."""
+        for ((evaluated, stepped, unchanged),) in on_ranks(evaluate_then_step, 2, [plan]):
+            assert evaluated == pytest.approx(stepped, rel=TOLERANCE)
+            assert unchanged
+
+    def test_vocabulary_ops_are_the_targets(self, plan: Plan) -> None:
+        """O1–O3: embedding rows as stored, teacher logits of final norm and head, without a gradient."""
+        assert on_ranks(compare_vocabulary_ops, 1, [plan]) == [[True]]
+
+
+def _ungrouped(tree: ast.Module) -> list[int]:
+    """Return the lines that call a collective of torch.distributed without a group."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _COLLECTIVES
+        and ast.unparse(node.func.value) in {"dist", "torch.distributed"}
+        and not {keyword.arg for keyword in node.keywords} & {"group", "process_group"}
+    ]

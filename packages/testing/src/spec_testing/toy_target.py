@@ -1,0 +1,155 @@
+"""A random target that exists in memory only, and features as its engine would capture them.
+
+Shapes: T tokens, N captured layers, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core.records import DraftBatch, Span, Supervision
+from spec_core.target import TargetSpec, TargetTensors
+from spec_kit.drafting.target_ops import TargetOps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Generator, Tensor
+
+    from spec_core.records import FeatureSchema
+
+VOCAB, HIDDEN = 97, 64
+PAD_FEATURE = 0.0
+
+
+@dataclass(frozen=True)
+class ToySample:
+    """One document with its features."""
+
+    sample_id: int
+    input_ids: Tensor
+    """int64 [T]"""
+    hidden_TNH: Tensor
+    loss_mask: Tensor
+    """bool [T]"""
+    guess_place: Tensor | None = None
+    """int64 [T], as in Supervision."""
+
+    @property
+    def supervision(self) -> Supervision:
+        """The part of the sample that denominators depend on."""
+        return Supervision(
+            sample_id=self.sample_id, epoch=0, loss_mask=self.loss_mask, guess_place=self.guess_place
+        )
+
+
+def toy_target(folder: Path, **changes: object) -> TargetSpec:
+    """Return a target: 8 layers, width 64, two heads of 32 over one key head, 97 tokens, untied head, float32."""
+    fields: dict[str, object] = {
+        "folder": folder,
+        "architecture": "LlamaForCausalLM",
+        "model_type": "llama",
+        "digest": "0" * 64,
+        "num_layers": 8,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "head_dim": 32,
+        "vocab_size": VOCAB,
+        "max_positions": 512,
+        "dtype": "float32",
+        "embedding_name": "model.embed_tokens.weight",
+        "head_name": "lm_head.weight",
+        "norm_name": "model.norm.weight",
+        "rope": {"rope_type": "default", "rope_theta": 10000.0},
+        "eos_token_ids": (1,),
+    }
+    return TargetSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def toy_tensors(target: TargetSpec) -> TargetTensors:
+    """Return random rows; the head's all have the same length, so that each is its own largest logit."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (target.vocab_size, target.hidden_size)
+    head_VH = torch.nn.functional.normalize(torch.randn(shape, generator=generator), dim=-1)
+    return TargetTensors(
+        embedding_VH=torch.randn(shape, generator=generator),
+        head_VH=2 * head_VH,
+        norm_H=1 + 0.1 * torch.rand(target.hidden_size, generator=generator),
+    )
+
+
+def toy_ops(target: TargetSpec, tensors: TargetTensors) -> TargetOps:
+    """Return the target's ops on the CPU in float32."""
+    return TargetOps(target, tensors, torch.device("cpu"), torch.float32)
+
+
+def toy_tokens(length: int, generator: Generator) -> Tensor:
+    """Return token ids [T] of which each follows from the one before: something that a draft can learn."""
+    tokens = [int(torch.randint(VOCAB, (1,), generator=generator))]
+    while len(tokens) < length:
+        tokens.append((3 * tokens[-1] + 5) % VOCAB)
+    return torch.tensor(tokens[:length])
+
+
+def toy_features(
+    next_ids: Tensor, schema: FeatureSchema, target: TargetSpec, tensors: TargetTensors, generator: Generator
+) -> Tensor:
+    """Return [T, N, H]: random states, but the input of the final norm, where captured, says ``next_ids`` [T]."""
+    hidden_TNH = torch.randn(schema.shape(len(next_ids)), generator=generator)
+    for index, layer in enumerate(schema.layers):
+        if layer == target.num_layers:
+            # Final norm and head turn this state into a distribution whose arg-max is the next token.
+            hidden_TNH[:, index] = tensors.head_VH[next_ids] / tensors.norm_H
+    return hidden_TNH
+
+
+def toy_samples(
+    schema: FeatureSchema, target: TargetSpec, tensors: TargetTensors, lengths: Sequence[int]
+) -> list[ToySample]:
+    """Return documents of these lengths; three tokens of four are supervised, every fifth document has none."""
+    generator = torch.Generator().manual_seed(2)
+    samples: list[ToySample] = []
+    for sample_id, length in enumerate(lengths):
+        tokens = toy_tokens(length + 1, generator)
+        mask = torch.rand(length, generator=generator) < (0.75 if sample_id % 5 != 4 else 0)
+        hidden_TNH = toy_features(tokens[1:], schema, target, tensors, generator)
+        samples.append(ToySample(sample_id, tokens[:-1], hidden_TNH, mask))
+    return samples
+
+
+def toy_batch(samples: Sequence[ToySample], schema: FeatureSchema, width: int = 0) -> DraftBatch:
+    """Lay the documents one after the other, each padded to ``width`` tokens where it is shorter.
+
+    Without samples the batch is ``width`` tokens of padding and no span.
+    """
+    rooms = [max(width, len(sample.input_ids)) for sample in samples]
+    total = sum(rooms) if samples else width
+    input_ids_T = torch.zeros(total, dtype=torch.int64)
+    hidden_TNH = torch.full(schema.shape(total), PAD_FEATURE)
+    loss_mask_T = torch.zeros(total, dtype=torch.bool)
+    place_T = torch.zeros(total, dtype=torch.int64)
+    spans: list[Span] = []
+    start = 0
+    for sample, room in zip(samples, rooms, strict=True):
+        stop = start + len(sample.input_ids)
+        input_ids_T[start:stop] = sample.input_ids
+        hidden_TNH[start:stop] = sample.hidden_TNH
+        loss_mask_T[start:stop] = sample.loss_mask
+        if sample.guess_place is not None:
+            place_T[start:stop] = sample.guess_place
+        spans.append(Span(sample_id=sample.sample_id, epoch=0, start=start, stop=stop))
+        start += room
+    guessed = any(sample.guess_place is not None for sample in samples)
+    return DraftBatch(
+        input_ids_T=input_ids_T,
+        hidden_TNH=hidden_TNH,
+        loss_mask_T=loss_mask_T,
+        spans=tuple(spans),
+        guess_place_T=place_T if guessed else None,
+    )

@@ -1,0 +1,305 @@
+"""StrategySuite's workbench: a toy module, trained by a strategy in real processes, and by a plain loop.
+
+The reference is a float64 loop over the whole global batch on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+from torch.nn import functional as F
+
+from spec_core.errors import ArtifactError
+from spec_core.records import FeatureSchema, ShardHints, StepOutput
+from spec_core.strategy import OptimizerConfig, Strategy
+from spec_kit.sharding import SafetensorsFolder
+from spec_testing.limits import patient
+from spec_testing.processes import run_ranks
+from spec_testing.toy_target import ToySample, toy_batch, toy_target, toy_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.backend import Backend
+    from spec_core.config import StrategyConfig
+    from spec_core.ops import VocabularyOps
+    from spec_core.records import DraftBatch
+    from spec_testing.processes import Rank
+
+LIMIT_S = patient(90.0)
+SCHEMA = FeatureSchema(layers=(1,), hidden_size=8, dtype="float32")
+LENGTHS = (6, 1, 9, 4, 3, 8)
+OPTIMIZER = {"eps": 1e-4, "clip": 0.05}
+"""A large eps: next to a zero gradient AdamW would turn rounding into whole steps. A small clip: it acts. What else
+a section ``train`` has is at its default."""
+LR = 0.01
+TOLERANCE = 2e-5
+
+BuildOptimizer = Callable[[nn.Module, OptimizerConfig, float], torch.optim.Optimizer]
+"""Returns the optimizer of a plain loop, for a module, section ``train`` and a learning rate."""
+
+
+class ToyDraft(nn.Module):
+    """Predicts from a token's features whether its id is odd: two layers, one buffer, shares of a squared error."""
+
+    def __init__(self, seed: int) -> None:
+        """Draw the weights from ``seed``."""
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.block = nn.Linear(SCHEMA.hidden_size, 5)
+        self.out = nn.Linear(5, 1)
+        self.register_buffer("mapping", torch.randint(9, (4,), generator=generator))
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps | None) -> StepOutput:
+        """Return the batch's share of the loss."""
+        dtype = self.out.weight.dtype  # the root's: a block of its own is gathered inside its forward only
+        guess_T = self.out(torch.tanh(self.block(batch.hidden_TNH[:, 0].to(dtype)))).squeeze(-1)
+        # Float64 from here on where the parameters are: the reference loop runs in it.
+        error_T = (guess_T.to(torch.promote_types(dtype, torch.float32)) - batch.input_ids_T % 2) ** 2
+        mask_T = batch.loss_mask_T.to(error_T.device)
+        error = (error_T * mask_T).sum()
+        count = mask_T.sum()
+        return StepOutput(
+            loss=error / denominators[0].to(error.device, error.dtype).clamp(min=1),
+            sums={"error": error.detach(), "itemsize": count * dtype.itemsize},
+            counts={"error": count, "itemsize": count},
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The training that one rank does; ``micro_batches`` says how its part of the global batch is cut."""
+
+    strategy: type[Strategy]
+    backend: type[Backend]
+    folder: Path
+    steps: int = 4
+    micro_batches: int = 1
+    seed: int = 0
+    lr: float = LR
+    optimizer: dict[str, object] = field(default_factory=lambda: dict(OPTIMIZER))
+    options: dict[str, object] = field(default_factory=dict[str, object])
+    """Values of section ``strategy``."""
+    resume_from: Path | None = None
+    save_to: Path | None = None
+    """A checkpoint written after ``steps``; one more step follows."""
+
+    @property
+    def config(self) -> StrategyConfig:
+        """The section ``strategy``."""
+        return self.strategy.Config.model_validate({"name": self.strategy.name, **self.options})
+
+
+@dataclass
+class Report:
+    """Everything that one rank saw while it trained."""
+
+    losses: list[float] = field(default_factory=list[float])
+    metrics: list[dict[str, float | list[float]]] = field(
+        default_factory=list[dict[str, float | list[float]]]
+    )
+    grad_norms: list[float] = field(default_factory=list[float])
+    loaded: bytes = b""
+    drawn: list[float] = field(default_factory=list[float])
+    """Random numbers drawn right after the state was saved or loaded."""
+    weights: bytes = b""
+    """Safetensors: a tensor of a rank that has ended could not be read."""
+    gathered: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
+    """The same one by one, in the order in which the rank has gathered them."""
+
+
+def train_all(world_size: int, *plans: Plan) -> list[list[Report]]:
+    """Train each plan on every rank; return the reports as [rank][plan]."""
+    return on_ranks(train_toy, world_size, plans)
+
+
+def on_ranks(act: Callable[[Strategy, Plan], Any], world_size: int, plans: Sequence[Plan]) -> list[list[Any]]:
+    """Call ``act`` with a strategy and each plan in a process for each rank; return [rank][plan]."""
+    return run_ranks(_rank, world_size, act, plans, f"group-{uuid4().hex}", timeout_s=LIMIT_S)
+
+
+def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan], group: str) -> list[Any]:
+    """Act on plan after plan in one rank's process, each with a strategy of its own, in torch's default group."""
+    plugin = plans[0].backend
+    backend = plugin(plugin.Config(name=plugin.name))
+    device = backend.device(me.rank)
+    torch.distributed.init_process_group(
+        backend.dist_backend, f"file://{plans[0].folder / group}", rank=me.rank, world_size=me.world_size
+    )
+    results: list[Any] = []
+    for plan in plans:
+        optimizer = OptimizerConfig.model_validate(plan.optimizer)
+        with plan.strategy(plan.config, optimizer, device) as strategy:
+            strategy.attach(ToyDraft(plan.seed), ShardHints(blocks=("block",)))
+            results.append(act(strategy, plan))
+        strategy.close()  # once more: idempotent
+    torch.distributed.destroy_process_group()
+    return results
+
+
+def train_toy(strategy: Strategy, plan: Plan) -> Report:
+    """Train a plan from start to end; return what this rank saw."""
+    report = Report()
+    if plan.resume_from is not None:
+        strategy.load(SafetensorsFolder(plan.resume_from))
+        report.loaded = save(strategy.full_weights())
+        report.drawn = torch.rand(3).tolist()
+    for _ in range(plan.steps):
+        _step(strategy, plan, report)
+    if plan.save_to is not None:
+        plan.save_to.mkdir(exist_ok=True)
+        torch.manual_seed(torch.distributed.get_rank())
+        strategy.save(SafetensorsFolder(plan.save_to))
+        report.drawn = torch.rand(3).tolist()
+        report.loaded = save(strategy.full_weights())
+        _step(strategy, plan, report)
+    report.weights = save(strategy.full_weights())
+    report.gathered = [(name, _alone(tensor)) for name, tensor in strategy.gather_weights()]
+    return report
+
+
+def _alone(tensor: Tensor) -> bytes:
+    return save({"tensor": tensor.contiguous()})
+
+
+def _step(strategy: Strategy, plan: Plan, report: Report) -> None:
+    batches, denominators = _toy_share(strategy, plan.micro_batches)
+    done = strategy.step(batches, denominators, _ops(strategy, plan), plan.lr)
+    report.losses.append(done.output.loss.item())
+    report.metrics.append(done.output.metrics())
+    report.grad_norms.append(done.grad_norm.item())
+
+
+def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bool]:
+    """Return the loss evaluated, the loss of the step after it, and whether evaluating left the weights alone."""
+    before = save(strategy.full_weights())
+    batches, denominators = _toy_share(strategy, 2)
+    evaluated = strategy.evaluate(batches, denominators, _ops(strategy, plan))
+    after = save(strategy.full_weights())
+    done = strategy.step(batches, denominators, _ops(strategy, plan), plan.lr)
+    return evaluated.loss.item(), done.output.loss.item(), before == after
+
+
+def load_into_another_module(strategy: Strategy, plan: Plan) -> bool:
+    """Return whether a saved state is refused by a module with one more parameter."""
+    assert plan.save_to is not None
+    plan.save_to.mkdir(exist_ok=True)
+    strategy.save(SafetensorsFolder(plan.save_to))
+    optimizer = OptimizerConfig.model_validate(plan.optimizer)
+    module = ToyDraft(plan.seed)
+    module.more = nn.Linear(2, 2)
+    with plan.strategy(plan.config, optimizer, strategy.device) as other:
+        other.attach(module, ShardHints(blocks=("block",)))
+        try:
+            other.load(SafetensorsFolder(plan.save_to))
+        except ArtifactError:
+            return True
+    return False
+
+
+def compare_vocabulary_ops(strategy: Strategy, plan: Plan) -> bool:
+    """Assert that the strategy's vocabulary is the target's; return True."""
+    ops, device = _ops(strategy, plan), strategy.device
+    target = toy_target(plan.folder)
+    tensors = toy_tensors(target)
+    ids = torch.tensor([3, 96, 0], device=device)
+    assert torch.equal(ops.embed(ids).cpu(), tensors.embedding_VH[ids.cpu()])
+    hidden_RH = torch.randn(4, target.hidden_size, generator=torch.Generator().manual_seed(0))
+    normed = F.rms_norm(hidden_RH, (target.hidden_size,), tensors.norm_H, target.norm_eps)
+    first, stop = ops.vocab_range
+    logits = ops.teacher_logits(hidden_RH.to(device).requires_grad_())
+    assert not logits.requires_grad
+    torch.testing.assert_close(logits.cpu(), (normed @ tensors.head_VH.T)[:, first:stop])
+    # One process holds the whole vocabulary: nothing to combine.
+    assert torch.equal(ops.reduce_max(logits[:, 0]), logits[:, 0])
+    assert torch.equal(ops.reduce_sum(logits[:, 0]), logits[:, 0])
+    return True
+
+
+def _ops(strategy: Strategy, plan: Plan) -> VocabularyOps:
+    target = toy_target(plan.folder)
+    return strategy.vocabulary_ops(target, toy_tensors(target))
+
+
+def _samples() -> list[ToySample]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        ToySample(
+            sample_id,
+            torch.randint(50, (length,), generator=generator),
+            torch.randn(SCHEMA.shape(length), generator=generator),
+            torch.rand(length, generator=generator) < 0.8,
+        )
+        for sample_id, length in enumerate(LENGTHS)
+    ]
+
+
+def _toy_share(strategy: Strategy, micro_batches: int) -> tuple[list[DraftBatch], Tensor]:
+    """Return this rank's part of the one global batch: every ``size``-th sample, dealt to ``micro_batches``."""
+    place = strategy.data_parallel(
+        strategy.config, torch.distributed.get_rank(), torch.distributed.get_world_size()
+    )
+    cuts = [_samples()[place.rank :: place.size][index::micro_batches] for index in range(micro_batches)]
+    return [toy_batch(cut, SCHEMA, width=2).to(strategy.device) for cut in cuts], _denominators()
+
+
+def _denominators() -> Tensor:
+    return torch.stack([sample.loss_mask.sum() for sample in _samples()]).sum(0, keepdim=True).double()
+
+
+def adamw(module: nn.Module, settings: OptimizerConfig, lr: float) -> torch.optim.Optimizer:
+    """Return torch's own AdamW, without weight decay."""
+    return torch.optim.AdamW(
+        module.parameters(), lr=lr, betas=settings.betas, eps=settings.eps, weight_decay=0.0
+    )
+
+
+def reference(plan: Plan, build_optimizer: BuildOptimizer) -> Report:
+    """Train the same as a plain loop in float64: one batch, one device, an optimizer of torch's."""
+    module = ToyDraft(plan.seed).double()
+    config = OptimizerConfig.model_validate(plan.optimizer)
+    optimizer = build_optimizer(module, config, plan.lr)
+    batch, denominators = toy_batch(_samples(), SCHEMA), _denominators()
+    report = Report()
+    for _ in range(plan.steps):
+        optimizer.zero_grad()
+        output: StepOutput = module(batch, denominators, None)
+        output.loss.backward()
+        norm = nn.utils.clip_grad_norm_(module.parameters(), config.clip)
+        optimizer.step()
+        report.losses.append(output.loss.item())
+        report.metrics.append(output.metrics())
+        report.grad_norms.append(norm.item())
+    report.weights = save(module.state_dict())
+    return report
+
+
+def assert_close(got: Report, expected: Report) -> None:
+    """Assert that two reports differ by rounding only."""
+    last = len(got.losses)
+    assert got.losses == pytest.approx(expected.losses[-last:], rel=TOLERANCE)
+    assert got.grad_norms == pytest.approx(expected.grad_norms[-last:], rel=TOLERANCE)
+    for mine, theirs in zip(got.metrics, expected.metrics[-last:], strict=True):
+        assert mine["error"] == pytest.approx(theirs["error"], rel=TOLERANCE)
+    weights = load(got.weights)
+    for name, value in load(expected.weights).items():
+        torch.testing.assert_close(weights[name].to(value.dtype), value, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def assert_gathered(report: Report) -> None:
+    """Assert that the tensors gathered one by one are those gathered together, to the bit and each once."""
+    assert len(report.gathered) == len(dict(report.gathered))
+    assert dict(report.gathered) == {name: _alone(tensor) for name, tensor in load(report.weights).items()}

@@ -1,0 +1,107 @@
+"""TrackerSuite: the contract of spec_core.tracker (K1–K8) as tests.
+
+::
+
+    class TestMyTracker(TrackerSuite):
+        @pytest.fixture
+        def tracker(self) -> type[Tracker]:
+            return MyTracker
+
+        def steps_of(self, folder: Path) -> set[int]:
+            return [...]  # of the runs below ``folder``, read from where the service keeps them
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spec_core.records import Availability
+from spec_testing.conformance import ConformanceSuite, import_without_torch
+from spec_testing.limits import patient
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.tracker import Tracker
+
+CLOSE_S = patient(60.0)
+_SCALARS = {"loss": 2.0, "accuracy/0": 0.5}
+
+
+class TrackerSuite(ConformanceSuite):
+    """The contract of a tracker; ``tracker`` is the fixture that it needs."""
+
+    @pytest.fixture
+    def tracker(self) -> type[Tracker]:
+        """Return the plugin's class, for a service that is there."""
+        raise pytest.UsageError("a TrackerSuite needs a fixture 'tracker' that returns the plugin's class")
+
+    @pytest.fixture
+    def value(self) -> Any:
+        """Return a value of the key ``track.NAME``."""
+        return "project"
+
+    @pytest.fixture
+    def failing_value(self) -> Any:
+        """Return a value of the key for which the service fails; by default none is known, and K7 is skipped."""
+        return None
+
+    @abstractmethod
+    def steps_of(self, folder: Path) -> set[int]:
+        """Return the steps that the service has of runs below ``folder``, where ``accuracy/0`` was logged."""
+
+    def test_k1_the_client_is_found_without_an_error(self, tracker: type[Tracker]) -> None:
+        """K1: probe says whether the client is installed."""
+        assert isinstance(tracker.probe(), Availability)
+
+    def test_k2_the_module_needs_no_torch(self, tracker: type[Tracker]) -> None:
+        """K2: the plugin's module imports without torch."""
+        import_without_torch(tracker)
+
+    def test_k3_k4_k5_k6_a_resumed_run_goes_on(
+        self, tracker: type[Tracker], value: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """K3, K4, K5, K6: scalars are kept, a run goes on where it was, and nothing is printed."""
+        first, other = tmp_path / "one" / "run", tmp_path / "other" / "run"
+        kept: list[dict[str, str]] = []
+        for step, folder in ((1, first), (2, first), (1, other)):
+            folder.mkdir(parents=True, exist_ok=True)
+            opened = tracker(value, folder)
+            opened.log(step, _SCALARS)
+            opened.close()
+            opened.close()
+            kept.append({file.name: file.read_text() for file in folder.glob(".*") if file.is_file()})
+        assert kept[0] == kept[1]
+        assert not kept[0] or kept[0] != kept[2]
+        assert self.steps_of(tmp_path) == {1, 2}
+        assert capfd.readouterr().out == ""
+
+    def test_k5_k8_calls_come_from_another_thread(
+        self, tracker: type[Tracker], value: Any, tmp_path: Path
+    ) -> None:
+        """K5, K8: a run calls from one thread that is not the main one, and waits a minute for the end."""
+        folder = tmp_path / "one" / "run"
+        folder.mkdir(parents=True)
+
+        def track() -> None:
+            with tracker(value, folder) as opened:
+                opened.log(1, _SCALARS)
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(track).result(CLOSE_S)
+
+    def test_k7_a_service_that_fails_is_raised(
+        self, tracker: type[Tracker], failing_value: Any, tmp_path: Path
+    ) -> None:
+        """K7: some call raises, so that the run can warn."""
+        if failing_value is None:
+            pytest.skip("no value is known for which the service fails (fixture failing_value)")
+        with (
+            pytest.raises(Exception),  # noqa: B017, PT011 (each service has errors of its own)
+            tracker(failing_value, tmp_path) as opened,
+        ):
+            opened.log(1, _SCALARS)

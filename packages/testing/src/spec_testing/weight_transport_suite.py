@@ -1,0 +1,287 @@
+"""WeightTransportSuite: the contract of spec_core.weight_transport (W1–W8) as tests, alone and in whole updates.
+
+::
+
+    from spec_testing import BUCKET_BYTES, WeightTransportSuite, reference_backend
+
+    def build() -> WeightTransport:
+        return MyTransport(MyConfig(bucket_bytes=BUCKET_BYTES), reference_backend())
+
+    class TestMyTransport(WeightTransportSuite):
+        @pytest.fixture
+        def build(self): return build
+
+``build`` is a function at the top level of a module: it is called in processes of its own.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from spec_core.errors import EngineError, RunError
+from spec_core.weight_manifest import Manifest
+from spec_core.weight_transport import WeightMedium
+from spec_kit.weight_sync.digest import tensor_entry
+from spec_testing.conformance import ConformanceSuite
+from spec_testing.limits import patient
+from spec_testing.processes import Fault, Rank, run_ranks, watch_ranks
+from spec_testing.weight_faults import PUSH_S, fault_in_publisher, fault_in_replica, publish_damaged
+from spec_testing.weight_stage import (
+    BUCKET_BYTES,
+    FENCE,
+    TARGET,
+    WAIT_S,
+    StagedReceiver,
+    WeightStage,
+    odd_weights,
+    replica_of_other_rank,
+    same_bytes,
+    serve_receiver,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from spec_core.weight_transport import WeightTransport
+    from spec_testing.resources import Resources
+
+    Build = Callable[[], WeightTransport]
+
+LONG_S, SHORT_S = patient(60.0), 1.0
+ROUNDS = 3
+BROKEN_UPDATE = 15
+LATE_EVENTS = 4
+"""Resources of a device that its vendor may destroy long after their last owner has gone, as torch-npu does with
+events of other processes: a few are no leak, one for each of thirty updates is."""
+
+
+class WeightTransportSuite(ConformanceSuite):
+    """Check a weight transport by the fixture ``build``; every end is in a process of its own, on ``device``."""
+
+    @pytest.fixture
+    def build(self) -> Build:
+        """A function that returns the transport, with buckets of ``BUCKET_BYTES``."""
+        raise pytest.UsageError("a WeightTransportSuite needs a fixture 'build': () -> WeightTransport")
+
+    @pytest.fixture
+    def device(self) -> str:
+        """Return the type of the device that tensors are on; ``build`` makes one the process's current one."""
+        return "cpu"
+
+    @pytest.fixture
+    def build_sender(self, build: Build) -> Build:
+        """A function that returns the publisher's transport; here that of everybody."""
+        return build
+
+    @pytest.fixture
+    def num_receivers(self) -> int:
+        """Return how many ranks a replica has where it has several; one where there are too few devices."""
+        return 2
+
+    @pytest.fixture
+    def stage(self, build: Build, device: str, build_sender: Build) -> WeightStage:
+        """Return what each process of a test opens its end with."""
+        return WeightStage(build, device, build_sender)
+
+    def test_w1_tensors_arrive_bit_for_bit(self, stage: WeightStage, num_receivers: int) -> None:
+        """W1, W2, W3: every rank gets every tensor of each round, whatever its dtype, shape and size."""
+        run_ranks(_round_trips, 1 + num_receivers, stage)
+
+    def test_w4_receiver_to_which_nothing_is_sent_ends_at_its_deadline(self, stage: WeightStage) -> None:
+        """W4: it knows the sender's address, but nothing comes from there."""
+        run_ranks(_sender_that_leaves, 2, stage)
+
+    def test_w5_close_from_another_thread_ends_a_transfer(self, stage: WeightStage) -> None:
+        """W5: an update in which a rank hangs ends when its publisher closes."""
+        run_ranks(_close_while_a_rank_hangs, 2, stage)
+
+    def test_w5_w7_thirty_updates_leave_nothing(self, stage: WeightStage) -> None:
+        """W5, W7: no descriptor, thread, mapping or older weights stay, and nothing of a publisher that has closed.
+
+        One of the updates fails in the midst, and the next succeeds.
+        """
+        run_ranks(_thirty_updates, 2, stage)
+
+    def test_w6_it_says_whether_it_can_be_used(self, stage: WeightStage) -> None:
+        """W6, W8: the probe answers, options have defaults, a rank of this process is reached or refused."""
+        transport = stage.build()
+        assert type(transport).probe().ok
+        assert type(transport).Config.model_validate({}), "W8: a server opens the transport without options"
+        place = transport.place(stage.device)
+        assert place.isascii()
+        assert isinstance(transport.obstacle(place, stage.device), str)
+        assert isinstance(transport.medium(place, stage.device), WeightMedium)
+
+    def test_damage_is_never_served(self, stage: WeightStage) -> None:
+        """Whatever a tensor suffers on its way, the old version serves, and the next update succeeds."""
+        run_ranks(publish_damaged, 2, stage)
+
+    def test_rank_that_is_slow_ends_at_the_deadline(self, stage: WeightStage) -> None:
+        """W4, U7: the update ends at its deadline on both sides; the old version serves, the next update succeeds."""
+        run_ranks(_deadline_while_a_rank_hangs, 2, stage)
+
+    @pytest.mark.parametrize("point", ["load 2", "before swap 2", "after swap 2", "live 2"])
+    def test_killed_rank_leaves_the_others_of_one_version(self, stage: WeightStage, point: str) -> None:
+        """U7, U8: one of two replicas dies; the other serves the old version, and what follows goes on without it."""
+        outcomes = watch_ranks(fault_in_replica, 4, stage, WAIT_S, faults={(1, point): Fault.KILL})
+        assert [outcome.trace for outcome in outcomes] == [""] * 4
+
+    def test_stopped_rank_leaves_the_others_of_one_version(self, stage: WeightStage) -> None:
+        """W4, U7: as for one that is killed, once the deadline has passed."""
+        outcomes = watch_ranks(fault_in_replica, 4, stage, PUSH_S, faults={(1, "load 2"): Fault.STOP})
+        assert [outcome.trace for outcome in outcomes] == [""] * 4
+
+    @pytest.mark.parametrize("point", ["send 2", "commit 2"])
+    def test_killed_publisher_leaves_the_old_version(self, stage: WeightStage, point: str) -> None:
+        """U6, U7: the rank aborts by itself; the next publisher, of a higher fence, succeeds without a restart."""
+        outcomes = watch_ranks(fault_in_publisher, 3, stage, faults={(0, point): Fault.KILL})
+        assert [outcome.trace for outcome in outcomes] == [""] * 3
+
+
+def _manifest(version: int) -> Manifest:
+    entries = tuple(tensor_entry(name, tensor) for name, tensor in odd_weights(version).items())
+    return Manifest(group="suite", version=version, fence=FENCE, target=TARGET, tensors=entries)
+
+
+class _Mail:
+    """Values between the ranks of a test, kept apart by who has published them."""
+
+    def __init__(self, me: Rank) -> None:
+        self._me = me
+        self._waiting: defaultdict[int, deque[Any]] = defaultdict(deque)
+
+    def send(self, value: Any) -> None:
+        self._me.publish((self._me.rank, value))
+
+    def take(self, rank: int) -> Any:
+        """Return the next value of that rank."""
+        while not self._waiting[rank]:
+            sender, value = self._me.receive()
+            self._waiting[sender].append(value)
+        return self._waiting[rank].popleft()
+
+
+def _round_trips(me: Rank, stage: WeightStage) -> None:
+    """Rank 0 sends, the others receive; new memory is filled, so that what does not arrive shows."""
+    torch.use_deterministic_algorithms(True)
+    transport, mail = stage.build() if me.rank else stage.build_publishers(), _Mail(me)
+    device = stage.device
+    receivers = range(1, me.world_size)
+    for version in range(ROUNDS):
+        manifest, weights = _manifest(version), stage.weights(version)
+        deadline = time.monotonic() + LONG_S
+        if me.rank == 0:
+            addresses = [mail.take(rank) for rank in receivers]
+            with transport.sender(manifest, weights, addresses, device, "replica") as sender:
+                mail.send(sender.open(deadline))
+                sender.send(deadline)
+                assert [mail.take(rank) for rank in receivers] == ["done"] * len(receivers)
+            continue
+        with transport.receiver(manifest, device, BUCKET_BYTES) as receiver:
+            mail.send(receiver.address)
+            arrived = {
+                name: tensor.clone() for name, tensor in receiver.receive(mail.take(0)[me.rank - 1], deadline)
+            }
+        assert sorted(arrived) == sorted(weights)
+        assert [name for name in weights if not same_bytes(arrived[name], weights[name])] == []
+        mail.send("done")
+
+
+def _sender_that_leaves(me: Rank, stage: WeightStage) -> None:
+    """Rank 0 opens its end and sends nothing."""
+    transport = stage.build() if me.rank else stage.build_publishers()
+    manifest, mail, device = _manifest(1), _Mail(me), stage.device
+    if me.rank == 0:
+        address = mail.take(1)
+        with transport.sender(manifest, stage.weights(1), [address], device, "replica") as sender:
+            mail.send(sender.open(time.monotonic() + LONG_S))
+            mail.take(1)
+        return
+    with transport.receiver(manifest, device, BUCKET_BYTES) as receiver:
+        mail.send(receiver.address)
+        sender_address = mail.take(0)[0]
+        started = time.monotonic()
+        try:
+            arrived = dict(receiver.receive(sender_address, started + SHORT_S))
+        except RunError:
+            assert time.monotonic() - started < LONG_S / 2
+        else:  # a transport whose sender has written all when it opens
+            assert len(arrived) == len(manifest.tensors)
+    mail.send("done")
+
+
+def _close_while_a_rank_hangs(me: Rank, stage: WeightStage) -> None:
+    if me.rank == 1:
+        serve_receiver(me, StagedReceiver(stage, stage.build()))
+        return
+    with replica_of_other_rank(me) as replica:
+        publisher = stage.publisher()
+        publisher.add("stuck", replica).result(LONG_S)
+        pushed = publisher.publish(1, stage.weights(1), timeout_s=LONG_S)
+        while not replica.ask("is_held"):
+            assert not pushed.done()
+            time.sleep(0.02)
+        started = time.monotonic()
+        publisher.close()
+        assert time.monotonic() - started < LONG_S / 2
+        assert pushed.cancelled() or not pushed.result(0).committed
+        replica.ask("let_go")
+        assert replica.ask("serves", 0)
+
+
+def _deadline_while_a_rank_hangs(me: Rank, stage: WeightStage) -> None:
+    if me.rank == 1:
+        serve_receiver(me, StagedReceiver(stage, stage.build()))
+        return
+    with replica_of_other_rank(me) as replica, stage.publisher() as publisher:
+        publisher.add("slow", replica).result(LONG_S)
+        started = time.monotonic()
+        report = publisher.publish(1, stage.weights(1), timeout_s=SHORT_S).result(LONG_S)
+        assert SHORT_S * 0.9 < time.monotonic() - started < LONG_S / 2
+        assert not report.committed
+        assert replica.ask("serves", 0)
+        assert replica.status().result(LONG_S).state == "aborted"
+        replica.ask("let_go")
+        assert publisher.publish(2, stage.weights(2)).result(LONG_S).committed
+        assert replica.ask("serves", 2)
+
+
+def _thirty_updates(me: Rank, stage: WeightStage) -> None:
+    if me.rank == 1:
+        serve_receiver(me, StagedReceiver(stage, stage.build(), _fail_once))
+        return
+    with replica_of_other_rank(me) as replica:
+        with stage.publisher() as publisher:
+            publisher.add("one", replica).result(LONG_S)
+            first = stage.weights(1)
+            old, first_is_on_host = weakref.ref(first["cut"]), first["cut"].is_cpu
+            assert publisher.publish(1, first).result(LONG_S).committed
+            del first
+            before = [stage.resources(), replica.ask("resources")]
+            for version in range(2, 32):
+                report = publisher.publish(version, stage.weights(version)).result(LONG_S)
+                assert report.committed == (version != BROKEN_UPDATE), report
+            assert replica.ask("serves", 31)
+            num_late = 0 if first_is_on_host else LATE_EVENTS
+            _check_no_more([stage.resources(), replica.ask("resources")], before, num_late)
+            assert old() is None
+        with stage.publisher(FENCE + 1) as later:
+            later.add("one", replica).result(LONG_S)
+            assert later.publish(32, stage.weights(32)).result(LONG_S).committed
+            _check_no_more([stage.resources(), replica.ask("resources")], before, num_late)
+
+
+def _fail_once(point: str) -> None:
+    if point == f"load {BROKEN_UPDATE}":
+        raise EngineError("planted")
+
+
+def _check_no_more(after: Sequence[Resources], before: Sequence[Resources], num_late: int) -> None:
+    for then, now in zip(before, after, strict=True):
+        assert all(left <= had + num_late for had, left in zip(then, now, strict=True)), (then, now)

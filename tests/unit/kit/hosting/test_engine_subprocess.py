@@ -1,0 +1,200 @@
+"""The process that an engine's program lives in. The program is a script here: how it ends is what matters."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.config import EngineConfig
+from spec_core.engine import EngineContext
+from spec_core.errors import DeadlineExceeded, EngineError
+from spec_core.records import AcceptanceCounters
+from spec_kit.hosting import EngineSubprocess, PlainMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIMIT_S = 30.0
+_BEGIN = """
+import sys, time
+from spec_processes.spawn import channel_to_parent
+channel = channel_to_parent(*sys.argv[1:])
+records = channel.messages()
+order = next(records)
+"""
+
+
+class Script(EngineSubprocess):
+    program = "Script"
+    module = "fake_program"
+    our_part = "nothing of ours"
+
+    def prefill(self, requests):
+        return self.ask("run", names=[request.destinations for request in requests])
+
+    def decode(self, prompts, sampling):
+        return self.ask("run").result()["answers"]
+
+    def acceptance(self) -> AcceptanceCounters:
+        return AcceptanceCounters()
+
+    def left_files(self, pids):
+        return [Path(file.format(pid=pids[0])) for file in self.ready.get("files", ())]
+
+
+@pytest.fixture
+def start(tmp_path) -> Callable[..., Script]:
+    """``start(script)``: a process that runs ``script`` once it has its order."""
+    running: list[Script] = []
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def start(script: str, start_s: float = LIMIT_S, peer_s: float = LIMIT_S, begin: str = _BEGIN) -> Script:
+        (tmp_path / "fake_program.py").write_text(begin + script)
+        context = EngineContext(backend=CpuBackend(CpuBackend.Config()), start_s=start_s, peer_s=peer_s)
+        running.append(Script(EngineConfig(), context, PlainMode(), {"word": "hello"}, env))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.close()
+        one.close()
+
+
+def test_the_order_arrives_and_questions_are_answered_by_key(start) -> None:
+    script = """
+channel.send("ready")
+first, second = next(records), next(records)
+channel.send("refused", key=second["key"], message="too long")
+channel.send("done", key=first["key"], answers=[order["arguments"]["word"], order["peer_s"]])
+next(records, None)
+"""
+    running = start(script)
+    running.wait_ready()
+    first, second = running.ask("run"), running.ask("run")
+    with pytest.raises(EngineError, match=r"^Script refused a request: too long$"):
+        second.result(LIMIT_S)
+    assert first.result(LIMIT_S)["answers"] == ["hello", LIMIT_S]
+    running.health()
+
+
+def test_a_start_that_fails_gives_the_last_error_of_the_log(start) -> None:
+    script = """
+print("worker: torch.OutOfMemoryError: no 40 GiB", "and that was that", sep="\\n", flush=True)
+sys.exit(3)
+"""
+    with pytest.raises(EngineError, match=r"^Script did not start: torch.OutOfMemoryError: no 40 GiB$"):
+        start(script).wait_ready()
+
+
+def test_the_reported_reason_is_used_where_the_log_has_none(start) -> None:
+    with pytest.raises(EngineError, match=r"^Script did not start: TypeError: no such argument$"):
+        start('channel.send("failed", message="TypeError: no such argument")').wait_ready()
+
+
+def test_a_start_that_hangs_ends_at_its_deadline(start) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"start_s=0\.5"):
+        start("time.sleep(60)", start_s=0.5).wait_ready()
+
+
+def test_a_death_is_the_end_of_what_runs(start) -> None:
+    script = """
+channel.send("ready")
+next(records)
+import os, signal
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    running = start(script)
+    running.wait_ready()
+    running.health()
+    with pytest.raises(EngineError, match=r"^Script has ended: its process was killed by signal 9$"):
+        running.ask("run").result(LIMIT_S)
+    with pytest.raises(EngineError, match="killed by signal 9"):
+        running.health()
+    with pytest.raises(EngineError, match="killed by signal 9"):
+        running.ask("run").result(LIMIT_S)
+    assert "killed by signal 9" in str(running.death())
+
+
+def test_silence_shows_in_health(start) -> None:
+    running = start('channel.send("ready"); time.sleep(60)', peer_s=0.3)
+    running.wait_ready()
+    time.sleep(0.5)
+    with pytest.raises(EngineError, match=r"Script has been silent for timeouts.peer_s=0.3"):
+        running.health()
+
+
+def test_heartbeats_are_no_silence(start) -> None:
+    running = start('channel.keep_alive(order["peer_s"]); channel.send("ready"); time.sleep(60)', peer_s=0.5)
+    running.wait_ready()
+    time.sleep(0.8)
+    running.health()
+
+
+def test_a_closed_process_leaves_neither_children_nor_files(start, tmp_path) -> None:
+    script = f"""
+import os, subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+mine = "{tmp_path}/board-%d" % os.getpid()
+open(mine, "w").close()
+channel.send("ready", child=child.pid, files=["{tmp_path}/board-{{pid}}"])
+time.sleep(60)
+"""
+    running = start(script)
+    running.wait_ready()
+    pid = running.ready["child"]
+    assert psutil.pid_exists(pid)
+    assert len(list(tmp_path.glob("board-*"))) == 1
+    waiting = running.ask("run")
+    running.close()
+    with pytest.raises(EngineError, match="Script was closed"):
+        waiting.result(0)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert list(tmp_path.glob("board-*")) == []
+
+
+_PROGRAM = """
+import asyncio
+from spec_kit.hosting import EngineLink
+
+async def echo(message):
+    if message["word"] == "wrong":
+        raise ValueError("no such\\nword")
+    return {"word": message["word"], "device": link.device_type}
+
+async def stop(message):
+    global broken
+    broken = True
+    raise RuntimeError("the program is broken")
+
+async def check():
+    return broken
+
+broken = False
+with EngineLink() as link:
+    assert link.arguments == {"word": "hello"}
+    link.ready(files=[])
+    asyncio.run(link.serve({"echo": echo, "stop": stop}, check, lambda: broken))
+"""
+
+
+def test_a_program_serves_requests_refuses_some_and_reports_its_end(start):
+    running = start(_PROGRAM, peer_s=1.0, begin="")
+    running.wait_ready()
+    refused, answered = running.ask("echo", word="wrong"), running.ask("echo", word="right")
+    assert (answered.result(LIMIT_S)["word"], answered.result()["device"]) == ("right", "cpu")
+    with pytest.raises(EngineError, match=r"^Script refused a request: ValueError: no such word$"):
+        refused.result(LIMIT_S)
+    time.sleep(1.5)  # signs of life come by themselves
+    running.health()
+    with pytest.raises(EngineError, match=r"^RuntimeError: the program is broken$"):
+        running.ask("stop").result(LIMIT_S)

@@ -1,0 +1,204 @@
+"""Calls reach the program that serves a draft, and its refusals come back in one line."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spec_core import ServingStatus, UpdateId, UpdateOrder
+from spec_core.errors import ConfigError, EngineError
+from spec_kit.hosting import HttpReplica, ProgramReplica, backend_for
+from spec_processes.sockets import server_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UPDATE = UpdateId(group="default", fence=1, number=7)
+ORDER = UpdateOrder(update=UPDATE, replica="a", address="127.0.0.1:1", token="t", seconds=9.0)
+SERVED = ServingStatus(state="committed", version=3, digest="d", update=UPDATE)
+ANSWER = {
+    "status": SERVED.model_dump(mode="json"),
+    "ranks": 2,
+    "acceptance": {"rounds": 2, "drafted": 6, "accepted": 3, "accepted_per_position": [2, 1, 0]},
+}
+CALLS = [
+    ("prepare", ORDER, ORDER.model_dump_json()),
+    *[(name, UPDATE, UPDATE.model_dump_json()) for name in ("commit", "revert", "abort")],
+]
+
+
+class Server(HTTPServer):
+    """Answers as it is told, and keeps what was asked."""
+
+    answer: tuple[int, Any] = (200, ANSWER)
+    asked: list[tuple[str, str, str]]
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.is_asked = threading.Semaphore(0)
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
+        self.server.asked.append((self.command, self.path, body))
+        self.server.is_asked.release()
+        self.server.may_answer.wait(10)
+        status, fields = self.server.answer
+        if self.headers["authorization"] != "Bearer secret":
+            status, fields = 401, {"error": "a bearer token is needed"}
+        answer = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        with suppress(BrokenPipeError):
+            self.wfile.write(answer)
+
+    do_POST = do_GET
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def test_a_server_is_asked_by_its_routes(server, url) -> None:
+    replica = HttpReplica(url, "secret")
+    assert replica.num_ranks == 2
+    assert replica.status().result(10) == SERVED
+    for name, argument, body in CALLS:
+        assert getattr(replica, name)(argument).result(10) == SERVED
+        assert server.asked[-1] == ("POST", f"/spec/draft/{name}", body)
+    assert server.asked[0] == ("GET", "/spec/draft/status", "")
+    assert replica.acceptance().accepted_per_position == (2, 1, 0)
+    assert replica.acceptance(rounds=9, wait_s=0.5).rounds == 2
+    assert server.asked[-1] == ("GET", "/spec/draft/status?rounds=9&wait_s=0.5", "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ((409, {"error": "update 7 is over"}), "refused commit: update 7 is over"),
+        ((404, {}), "has no /spec/draft/commit; start it with"),
+        ((200, b"<html>"), "is no server .*: it answered commit with 200 'OK', b'<html>': .* Invalid JSON"),
+        ((200, [1]), "is no server with this project's extension"),
+        ((500, {"error": ["no"]}), "it answered commit with 500 'Internal Server Error'"),
+        ((200, {"status": "fine"}), "is no server with this project's extension"),
+        ((200, {**ANSWER, "ranks": 0}), "is no server with this project's extension"),
+    ],
+)
+def test_a_refusal_of_a_server_ends_the_future(server, url, answer, problem) -> None:
+    replica = HttpReplica(url, "secret")
+    server.answer = answer
+    with pytest.raises(EngineError, match=problem):
+        replica.commit(UPDATE).result(10)
+
+
+def test_a_server_that_cannot_be_used_is_refused_at_once(server, url) -> None:
+    with pytest.raises(EngineError, match="refused status: a bearer token is needed"):
+        HttpReplica(url, "another")
+    for wrong in ("localhost:8000", "http://localhost:eight", "http://[::1:8000"):
+        with pytest.raises(ConfigError, match="is no address of a server; expected http://host:port"):
+            HttpReplica(wrong, "secret")
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:1 does not answer status: Connection refused"):
+        HttpReplica("http://127.0.0.1:1", "secret")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000",
+        "ftp://a:1",
+        "http://",
+        "http://a:port",
+        "http://a:99999",
+        "http://[::1",
+        "http://me:secret@a:1",
+        "http://a:1?x=2",
+    ],
+)
+def test_what_is_no_address_is_refused(url) -> None:
+    with pytest.raises(ConfigError, match="is no address of a server; expected http://host:port"):
+        server_address(url)
+
+
+def test_a_host_that_no_name_can_have_does_not_answer() -> None:
+    with pytest.raises(EngineError, match=r"http://a\.\.b:1 does not answer status: "):
+        HttpReplica("http://a..b:1", "secret")
+
+
+@pytest.mark.parametrize("token", ["", "line\r", "two\nx-more: lines", " hidden", "…"])
+def test_a_token_that_no_header_carries_is_refused_and_not_shown(token) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be sent; .* \(SPEC_DRAFT_TOKEN\)$") as refusal:
+        HttpReplica("http://127.0.0.1:1", token)
+    assert not token or token.strip() not in str(refusal.value)
+
+
+def test_closing_ends_a_call_that_waits_for_its_answer(server, url) -> None:
+    replica = HttpReplica(url, "secret")
+    assert server.is_asked.acquire(timeout=10)
+    server.may_answer.clear()
+    call = replica.commit(UPDATE)
+    assert server.is_asked.acquire(timeout=10)  # the call is under way
+    replica.close()
+    with pytest.raises(EngineError, match="does not answer commit"):
+        call.result(10)
+    server.may_answer.set()
+    with pytest.raises(EngineError, match="does not answer commit: this side has closed"):
+        replica.commit(UPDATE).result(10)
+
+
+@pytest.mark.parametrize(("name", "argument", "body"), CALLS)
+def test_a_program_is_asked_by_its_process(name, argument, body) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def ask(call: str, argument: str) -> Future[dict[str, Any]]:
+        asked.append((call, argument))
+        done: Future[dict[str, Any]] = Future()
+        done.set_result(ANSWER)
+        return done
+
+    assert getattr(ProgramReplica(ask, num_ranks=2), name)(argument).result(1) == SERVED
+    assert asked == [(name, body)]
+
+
+def test_a_refusal_of_a_program_ends_the_future() -> None:
+    def ask(call: str, argument: str) -> Future[dict[str, Any]]:
+        refused: Future[dict[str, Any]] = Future()
+        refused.set_exception(EngineError("vLLM refused a request"))
+        return refused
+
+    with pytest.raises(EngineError, match="vLLM refused"):
+        ProgramReplica(ask, num_ranks=1).status().result(1)
+
+
+def test_a_backend_is_found_by_its_devices() -> None:
+    assert backend_for("cpu").device_type == "cpu"
+    with pytest.raises(
+        EngineError, match=r"no installed backend has devices of type 'abacus'; installed are .*cpu"
+    ):
+        backend_for("abacus")

@@ -1,0 +1,397 @@
+"""What is particular to SharedMemoryTransport: its first records, its arena, what it leaves on the host."""
+
+from __future__ import annotations
+
+import gc
+import json
+import mmap
+import os
+import random
+import resource
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError, SchemaMismatch
+from spec_core.records import FeatureSample, FeatureSchema
+from spec_kit.streams.host_pool import HostPool
+from spec_kit.streams.receiver import StreamReceiver
+from spec_kit.streams.shared_memory import ALIGNMENT, Arena
+from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
+from spec_kit.streams.wire import MAX_PACKET_BYTES, VERSION, ConnectReply, Packet, PacketKind, SampleLayout
+from spec_processes.sockets import local_socket
+from spec_processes.sockets.framed_socket import FramedSocket
+from spec_testing.processes import Fault, Rank, watch_ranks
+
+SCHEMA = FeatureSchema(layers=(2, 5), hidden_size=8, dtype="bfloat16")
+WINDOW = 1 << 16
+LONG_S, SHORT_S = 10.0, 0.3
+
+
+def sample(request_id: int = 7, num_tokens: int = 5) -> FeatureSample:
+    generator = torch.Generator().manual_seed(request_id)
+    return FeatureSample(
+        request_id=request_id,
+        input_ids=torch.arange(num_tokens),
+        hidden_TNH=torch.randn(num_tokens, 2, 8, generator=generator).bfloat16(),
+    )
+
+
+@pytest.fixture
+def receiver():
+    with SharedMemoryTransport().listen(SCHEMA, WINDOW) as receiver:
+        yield receiver
+
+
+def connect(receiver, timeout_s: float = LONG_S):
+    return SharedMemoryTransport().connect(receiver.address, SCHEMA, timeout_s)
+
+
+def raw_connection(receiver) -> FramedSocket:
+    name = receiver.address.split(":")[1]
+    return FramedSocket(local_socket.connect(name, LONG_S), MAX_PACKET_BYTES)
+
+
+def answer_of(connection: FramedSocket) -> tuple[bytes, list[int]]:
+    """Return the receiver's next packet, or nothing if it has closed the connection."""
+    descriptors: list[int] = []
+    try:
+        return connection.receive(time.monotonic() + LONG_S, descriptors), descriptors
+    except ConnectionError:
+        return b"", descriptors
+
+
+def request(receiver, **changes: object) -> bytes:
+    schema = {"layers": [2, 5], "hidden_size": 8, "dtype": "bfloat16"}
+    fields = {"version": VERSION, "token": receiver.address.split(":")[2], "schema": schema, **changes}
+    return json.dumps(fields).encode()
+
+
+def check_works(receiver) -> None:
+    with connect(receiver) as sender:
+        sender.send(sample(), LONG_S).result()
+        got = receiver.receive(LONG_S)
+        assert torch.equal(got.hidden_TNH, sample().hidden_TNH)
+        receiver.release(got)
+
+
+FIRST_RECORDS = {
+    "garbage": lambda receiver: b"GET / HTTP/1.1\r\n\r\n",
+    "truncated": lambda receiver: request(receiver)[:-9],
+    "wrong token": lambda receiver: request(receiver, token="0" * 32),
+    "no token": lambda receiver: request(receiver, token=""),
+    "surrogate": lambda receiver: request(receiver, token="\ud800"),
+    "version": lambda receiver: request(receiver, version=VERSION - 1),
+    "no schema": lambda receiver: request(receiver, schema=None),
+    "bad layers": lambda receiver: request(
+        receiver, schema={"layers": [1e999], "hidden_size": 1, "dtype": "x"}
+    ),
+    "deep": lambda receiver: b"[" * 4_000,
+    "not an object": lambda receiver: b"[]",
+    "a record": lambda receiver: Packet(PacketKind.REQUEST, 1, 1).encode(),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_RECORDS)
+def test_a_wrong_first_record_is_refused_and_the_receiver_goes_on(receiver, name):
+    with closing(raw_connection(receiver)) as stranger:
+        stranger.send(FIRST_RECORDS[name](receiver))
+        answer, descriptors = answer_of(stranger)
+        assert descriptors == []
+        assert b"window_bytes" not in answer or json.loads(answer)["refusal"]
+    check_works(receiver)
+
+
+def test_a_stranger_is_never_reported_as_a_lost_sender(receiver):
+    raw_connection(receiver).close()
+    check_works(receiver)
+
+
+def test_a_silent_stranger_does_not_keep_senders_out(receiver):
+    with closing(raw_connection(receiver)):
+        check_works(receiver)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (b"short", "no packet"),
+        (Packet(PacketKind.REQUEST, 1, 1 << 40).encode(), "room"),
+        (Packet(PacketKind.REQUEST, 1, -1).encode(), "room"),
+        (Packet(PacketKind.READY, 9, 1).encode(), "not given"),
+        (Packet(PacketKind.GRANT, 1, 0).encode(), "does not send GRANT"),
+    ],
+)
+def test_a_sender_that_breaks_the_protocol_is_named_and_dropped(receiver, record, words):
+    with closing(raw_connection(receiver)) as sender:
+        sender.send(request(receiver))
+        answer, descriptors = answer_of(sender)
+        os.close(*descriptors)
+        assert json.loads(answer)["window_bytes"] == WINDOW
+        sender.send(record)
+        with pytest.raises(ProtocolError, match=f"process {os.getpid()}.*{words}"):
+            receiver.receive(LONG_S)
+        assert answer_of(sender) == (b"", [])
+    check_works(receiver)
+
+
+class WatchedPool(HostPool):
+    """Its sender is gone, or its device fails, while a sender is admitted; it notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(SampleLayout(SCHEMA), WINDOW)
+        self.sender: FramedSocket | None = None
+        self.disconnected = threading.Event()
+
+    def admit(self, device_id, has_room):
+        sender, self.sender = self.sender, None
+        if sender is None:
+            return self
+        sender.close()
+        if device_id:
+            raise RuntimeError("the device has failed")
+        return self
+
+    def disconnect(self, ended):
+        self.disconnected.set()
+        super().disconnect(ended)
+
+
+@pytest.mark.parametrize("device_id", ["", "broken"])
+def test_a_sender_that_cannot_be_admitted_keeps_nobody_out(device_id):
+    pool = WatchedPool()
+    with StreamReceiver(SCHEMA, WINDOW, [pool]) as receiver:
+        pool.sender = raw_connection(receiver)
+        pool.sender.send(request(receiver, device_id=device_id))
+        if not device_id:
+            assert pool.disconnected.wait(LONG_S)
+        check_works(receiver)
+
+
+class BrokenPool(HostPool):
+    """No sample can be read until it is mended; it notes when a sender has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(SampleLayout(SCHEMA), WINDOW)
+        self.mended, self.ended = False, threading.Event()
+
+    def disconnect(self, ended):
+        super().disconnect(ended)
+        self.ended.set()
+
+    def read(self, block):
+        if not self.mended:
+            raise PeerLost("the link is broken")
+        return super().read(block)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_sender_whose_samples_cannot_be_read_is_lost_with_all_of_them(is_closed):
+    """Whether it is there or has closed: it is reported once, and the room of its samples is free again."""
+    pool = BrokenPool()
+    with StreamReceiver(SCHEMA, WINDOW, [pool]) as receiver:
+        with connect(receiver) as sender:
+            for number in range(3):
+                sender.send(sample(number), LONG_S)
+            if is_closed:
+                sender.close()
+                assert pool.ended.wait(LONG_S)
+            with pytest.raises(PeerLost, match="the link is broken"):
+                receiver.receive(LONG_S)
+            if not is_closed:
+                with pytest.raises(PeerLost):
+                    sender.send(sample(), LONG_S)
+        with pytest.raises(PeerLost, match="every sender"):
+            receiver.receive(LONG_S)
+        pool.mended = True
+        whole = sample(num_tokens=WINDOW // sample(num_tokens=1).num_bytes)
+        with connect(receiver) as sender:
+            sender.send(whole, LONG_S)
+            assert torch.equal(receiver.receive(LONG_S).hidden_TNH, whole.hidden_TNH)
+
+
+def test_a_sender_counts_as_soon_as_it_is_connected(receiver, monkeypatch):
+    """Another one that leaves is not the last, however late the receiver's thread goes on after its reply."""
+    first, go_on, send = connect(receiver), threading.Event(), FramedSocket.send
+
+    def late(channel, *data, **fields):
+        send(channel, *data, **fields)
+        if threading.current_thread() is receiver._thread:
+            go_on.wait(LONG_S)
+
+    monkeypatch.setattr(FramedSocket, "send", late)
+    with connect(receiver):
+        first.close()
+        with pytest.raises(DeadlineExceeded):
+            receiver.receive(0.5)
+        go_on.set()
+
+
+def test_a_wrong_address_says_so_without_the_token(receiver):
+    kind, name, token = receiver.address.split(":")
+    with pytest.raises(ProtocolError, match="token") as error:
+        SharedMemoryTransport().connect(f"{kind}:{name}:{'0' * 32}", SCHEMA, LONG_S)
+    assert token not in str(error.value)
+    with pytest.raises(ProtocolError, match="not the address"):
+        SharedMemoryTransport().connect("tcp:somewhere", SCHEMA, LONG_S)
+    with pytest.raises(PeerLost):
+        SharedMemoryTransport().connect(f"shm:spec-nobody:{token}", SCHEMA, LONG_S)
+
+
+def test_a_sample_that_is_not_what_was_agreed_is_refused_by_the_sender(receiver):
+    with connect(receiver) as sender:
+        wrong = FeatureSample(request_id=1, input_ids=torch.arange(3), hidden_TNH=torch.zeros(3, 2, 8))
+        with pytest.raises(SchemaMismatch, match="float32"):
+            sender.send(wrong, LONG_S)
+    check_works(receiver)
+
+
+def test_strided_tensors_travel_too(receiver):
+    strided = sample(num_tokens=12).hidden_TNH[::3]
+    with connect(receiver) as sender:
+        sender.send(FeatureSample(request_id=1, input_ids=torch.arange(12)[::3], hidden_TNH=strided), LONG_S)
+        got = receiver.receive(LONG_S)
+        assert torch.equal(got.hidden_TNH, strided)
+        assert got.input_ids.tolist() == [0, 3, 6, 9]
+        receiver.release(got)
+
+
+def test_tensors_are_aligned_and_read_in_place(receiver):
+    with connect(receiver) as sender:
+        for number in range(3):
+            sender.send(sample(number, 3 + number), LONG_S)
+        for _ in range(3):
+            got = receiver.receive(LONG_S)
+            assert got.input_ids.data_ptr() % ALIGNMENT == 0
+            assert got.hidden_TNH.data_ptr() % ALIGNMENT == 0
+            assert got.hidden_TNH.untyped_storage().nbytes() > WINDOW  # the arena itself
+
+
+def test_what_is_held_outlives_the_receiver(receiver):
+    with connect(receiver) as sender:
+        sender.send(sample(), LONG_S)
+        got = receiver.receive(LONG_S)
+    receiver.close()
+    gc.collect()
+    assert torch.equal(got.hidden_TNH, sample().hidden_TNH)
+
+
+def test_a_grant_that_came_too_late_is_not_used():
+    """The grant of a withdrawn request is passed over: its room has been given to another sender since."""
+    arena = Arena(WINDOW)
+    name = f"spec-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        connecting = pool.submit(SharedMemoryTransport().connect, f"shm:{name}:token", SCHEMA, LONG_S)
+        with closing(FramedSocket(listener.accept()[0], MAX_PACKET_BYTES)) as connection:
+            connection.receive()
+            connection.send(ConnectReply(WINDOW, arena.size).encode(), descriptor=arena.descriptor)
+            with connecting.result(LONG_S) as sender:
+                with pytest.raises(DeadlineExceeded):
+                    sender.send(sample(1), SHORT_S)
+                connection.send(Packet(PacketKind.GRANT, 1, 0).encode())
+                connection.send(Packet(PacketKind.GRANT, 2, 4096).encode())
+                sender.send(sample(2), LONG_S)
+                packets = [Packet.decode(connection.receive()) for _ in range(4)]
+    assert [(packet.kind, packet.number) for packet in packets] == [
+        (PacketKind.REQUEST, 1),
+        (PacketKind.WITHDRAW, 1),
+        (PacketKind.REQUEST, 2),
+        (PacketKind.READY, 2),
+    ]
+    assert not arena.bytes[:4096].any()
+    assert torch.equal(SampleLayout(SCHEMA).view(arena.bytes, 4096, 5)[1], sample(2).hidden_TNH)
+    arena.close()
+
+
+def die_in_the_middle(me: Rank, address: Path) -> str | None:
+    if me.rank == 0:
+        with SharedMemoryTransport().listen(SCHEMA, WINDOW) as receiver:
+            address.write_text(receiver.address)
+            me.publish(receiver.address)
+            me.receive()
+            held = receiver.receive(LONG_S)
+            me.reach("fault")
+            del held
+        return None
+    sender = SharedMemoryTransport().connect(me.receive(), SCHEMA, LONG_S)
+    sender.send(sample(), LONG_S)
+    me.publish("sent")
+    me.reach("fault")
+    sender.close()
+    return None
+
+
+def test_processes_killed_with_minus_9_leave_nothing_on_the_host(tmp_path):
+    """No name in /dev/shm at any time, no socket in the abstract namespace afterwards."""
+    address = tmp_path / "address"
+    faults = {(0, "fault"): Fault.KILL, (1, "fault"): Fault.KILL}
+    watch_ranks(die_in_the_middle, 2, address, faults=faults)
+    name = address.read_text().split(":")[1]
+    assert name.startswith("spec-")
+    assert name not in Path("/proc/net/unix").read_text()
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("spec")]
+
+
+def resident_bytes(arena: Arena) -> int:
+    return os.fstat(arena.descriptor).st_blocks * 512
+
+
+def test_the_arena_always_has_room_for_what_fits_by_bytes():
+    """Sizes 64 B to 64 KiB, allocated and freed at random up to the brim: no hole is ever missing."""
+    window, rng = 1 << 20, random.Random(0)
+    arena = Arena(window)
+    live: dict[int, int] = {}
+    for _ in range(5_000):
+        size = ALIGNMENT << rng.randrange(11)
+        if sum(live.values()) + size <= window:
+            offset = arena.allocate(size)
+            assert offset is not None
+            assert all(offset + size <= start or start + held <= offset for start, held in live.items())
+            live[offset] = size
+        else:
+            victim = rng.choice(list(live))
+            arena.free(victim)
+            del live[victim]
+    for offset in live:
+        arena.free(offset)
+    assert arena.allocate(arena.size) == 0
+    arena.close()
+
+
+def test_pages_beyond_the_window_are_given_back_and_those_within_stay_warm():
+    window = 64 * mmap.PAGESIZE
+    arena = Arena(window)
+    blocks = [arena.allocate(window // 2) for _ in range(6)]
+    arena.bytes[: 3 * window] = 1
+    assert resident_bytes(arena) == 3 * window
+    for offset in blocks[::2] + blocks[1::2]:
+        arena.free(offset)
+    assert resident_bytes(arena) == window
+    arena.close()
+
+
+def test_the_arena_cannot_be_shrunk_by_a_peer():
+    arena = Arena(WINDOW)
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.descriptor, 0)
+    arena.close()
+
+
+def test_a_limit_on_the_size_of_files_is_told_with_what_to_do() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (WINDOW, hard))
+    try:
+        with pytest.raises(
+            RunError, match=r"File too large; raise .*ulimit -f.* placement.window_bytes=65536"
+        ):
+            Arena(WINDOW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

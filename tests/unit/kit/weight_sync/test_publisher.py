@@ -1,0 +1,542 @@
+"""A publisher commits by its policy, keeps the replicas at one version, and says who is at fault."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from spec_core import WeightMedium
+from spec_core.draft_replica import ServingStatus, UpdateId
+from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, PeerLost
+from spec_kit.weight_sync import Publisher, ReceiverReplica, UpdateReceiver
+from spec_kit.weight_sync.messages import Greeting, UpdateChannel
+from spec_kit.weight_sync.publisher_link import ExpectedRanks, PublisherLink
+from spec_kit.weight_sync.push import is_enough
+from spec_processes.sockets.addresses import parse_address
+from spec_processes.sockets.framed_socket import FramedSocket
+from spec_testing.reference import reference_backend
+from spec_testing.weight_stage import TARGET, ToySlot, odd_weights
+from spec_weight_transports.file import FileConfig, FileTransport
+
+LONG_S, SHORT_S = 60, 0.5
+
+
+def file_transports(**options):
+    return {"file": FileTransport(FileConfig(**options), reference_backend())}
+
+
+class Noting(FileTransport):
+    """Notes what it is to release."""
+
+    def __init__(self):
+        super().__init__(FileConfig(), reference_backend())
+        self.released = []
+
+    def forget(self, replica):
+        self.released.append(replica)
+
+    def close(self):
+        self.released.append("all")
+        super().close()
+
+
+class Fleet:
+    """Replicas of this process under one publisher."""
+
+    def __init__(self, stack, size, **options):
+        self.slots = [ToySlot(odd_weights(0)) for _ in range(size)]
+        self.receivers = [stack.enter_context(UpdateReceiver(slot, file_transports())) for slot in self.slots]
+        self.publisher = stack.enter_context(Publisher(file_transports(), TARGET, **options))
+        for index, receiver in enumerate(self.receivers):
+            self.publisher.add(str(index), ReceiverReplica(receiver)).result(LONG_S)
+
+    def publish(self, version, **options):
+        return self.publisher.publish(version, odd_weights(version), **options).result(LONG_S)
+
+    def versions(self):
+        return [receiver.status().version for receiver in self.receivers]
+
+    def settle(self):
+        """Return when what follows a push, such as a repair, is over."""
+        self.publisher.remove("nobody").result(LONG_S)
+
+
+@pytest.fixture
+def fleet():
+    with contextlib.ExitStack() as stack:
+        yield Fleet(stack, 3)
+
+
+def break_once(slot, monkeypatch, method):
+    """Let the next call of a slot's method raise."""
+    real, failures = getattr(slot, method), [RuntimeError("planted")]
+
+    def call(*args):
+        if failures:
+            raise failures.pop()
+        return real(*args)
+
+    monkeypatch.setattr(slot, method, call)
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_done", "enough"),
+    [
+        ("all", 3, True), ("all", 2, False),
+        ("quorum", 2, True), ("quorum", 1, False),
+        ("best_effort", 1, True), ("best_effort", 0, False),
+    ],
+)  # fmt: skip
+def test_policy_says_how_many_of_three_do(policy, num_done, enough):
+    assert is_enough(policy, num_done, 3) is enough
+    assert is_enough(policy, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "method", "committed"),
+    [("all", "load", False), ("all", "swap", False), ("quorum", "load", True), ("best_effort", "swap", True)],
+)
+def test_one_failure_of_three(fleet, monkeypatch, policy, method, committed):
+    fleet.publish(1)
+    break_once(fleet.slots[1], monkeypatch, method)
+    report = fleet.publish(2, policy=policy)
+    assert report.committed is committed
+    assert "planted" in report.replicas["1"].reason
+    fleet.settle()  # the one at fault is repaired: all serve the same
+    assert fleet.versions() == [2 if committed else 1] * 3
+    assert fleet.publisher.committed == (2 if committed else 1)
+    assert fleet.publish(3).committed
+    assert fleet.versions() == [3] * 3
+
+
+def test_nothing_is_committed_where_too_few_have_received_it(fleet, monkeypatch):
+    break_once(fleet.slots[0], monkeypatch, "load")
+    report = fleet.publish(1)
+    assert [report.replicas[name].state for name in "012"] == ["aborted"] * 3
+    assert "planted" in report.replicas["1"].reason
+
+
+def test_reverted_where_another_ones_commit_failed(fleet, monkeypatch):
+    fleet.publish(1)
+    break_once(fleet.slots[0], monkeypatch, "swap")
+    outcomes = fleet.publish(2).replicas
+    assert [outcomes[name].state for name in "012"] == ["quarantined", "reverted", "reverted"]
+    assert "planted" in outcomes["1"].reason
+
+
+def test_report_has_times_and_sizes(fleet):
+    report = fleet.publish(1)
+    assert report.num_bytes == sum(tensor.nbytes for tensor in odd_weights(1).values())
+    assert {"manifest", "transfer", "commit", "total"} <= report.seconds.keys()
+    outcome = report.replicas["0"]
+    assert (outcome.state, outcome.transport, outcome.reason) == ("committed", "file", "")
+    own, ranks = (
+        {"prepare", "send", "load", "commit", "confirm"},
+        {"receive", "digest", "swap", "digest_live"},
+    )
+    assert outcome.seconds.keys() == own | ranks
+
+
+def test_versions_must_rise(fleet):
+    fleet.publish(2)
+    with pytest.raises(ConfigError, match="version 2 is not higher than 2"):
+        fleet.publish(2)
+
+
+def test_publish_returns_before_anything_is_sent(fleet):
+    entered, go = threading.Event(), threading.Event()
+    fleet.slots[0]._reach = lambda point: (entered.set(), go.wait(LONG_S))
+    pushed = fleet.publisher.publish(1, odd_weights(1))
+    assert entered.wait(LONG_S)
+    assert not pushed.done()
+    go.set()
+    assert pushed.result(LONG_S).committed
+
+
+def test_slow_callback_holds_nothing_up(fleet):
+    go, ended = threading.Event(), []
+    for version in (1, 2):
+        pushed = fleet.publisher.publish(version, odd_weights(version))
+        pushed.add_done_callback(lambda _, version=version: (go.wait(LONG_S), ended.append(version)))
+    while fleet.versions() != [2] * 3:
+        time.sleep(0.01)
+    assert ended == []
+    go.set()
+    fleet.settle()
+    while ended != [1, 2]:
+        time.sleep(0.01)
+
+
+def test_late_replica_catches_up(fleet):
+    fleet.publish(1)
+    slot = ToySlot(odd_weights(0))
+    with UpdateReceiver(slot, file_transports()) as receiver:
+        outcome = fleet.publisher.add("late", ReceiverReplica(receiver)).result(LONG_S)
+        assert outcome.state == "committed"
+        assert slot.serves(odd_weights(1))
+        with pytest.raises(ConfigError, match="known already"):
+            fleet.publisher.add("late", ReceiverReplica(receiver)).result(LONG_S)
+
+
+def test_revert_goes_back_to_the_version_before_where_a_replica_has_none(fleet):
+    fleet.publish(1)
+    fleet.publish(2)
+    late = ToySlot(odd_weights(0))
+    with UpdateReceiver(late, file_transports()) as receiver:
+        fleet.publisher.add("late", ReceiverReplica(receiver)).result(LONG_S)
+        outcomes = fleet.publisher.revert().result(LONG_S)
+        assert [outcomes[name].state for name in "012"] == ["reverted"] * 3
+        # What the late one served before version 2 is none of the publisher's: version 1 is pushed to it.
+        assert outcomes["late"].state == "quarantined"
+        fleet.settle()
+        assert late.serves(odd_weights(1))
+        assert fleet.versions() == [1] * 3
+        assert fleet.publisher.committed == 1
+
+
+def test_nothing_to_revert(fleet):
+    with pytest.raises(ConfigError, match="none can be reverted"):
+        fleet.publisher.revert().result(LONG_S)
+
+
+def test_groups_are_independent():
+    with contextlib.ExitStack() as stack:
+        slots = {group: ToySlot(odd_weights(0)) for group in ("a", "b")}
+        for number, (group, slot) in enumerate(slots.items(), start=1):
+            receiver = stack.enter_context(UpdateReceiver(slot, file_transports(), group=group))
+            publisher = stack.enter_context(Publisher(file_transports(), TARGET, group=group))
+            publisher.add("one", ReceiverReplica(receiver)).result(LONG_S)
+            assert publisher.publish(number, odd_weights(number)).result(LONG_S).committed
+        assert slots["a"].serves(odd_weights(1))
+        assert slots["b"].serves(odd_weights(2))
+
+
+class Deaf(ReceiverReplica):
+    """Says that it prepares, but one of its ranks never connects."""
+
+    num_ranks = 2
+
+
+def test_rank_that_does_not_connect_is_named(fleet):
+    fleet.publisher.add("deaf", Deaf(UpdateReceiver(ToySlot(odd_weights(0)), file_transports()))).result(
+        LONG_S
+    )
+    report = fleet.publish(1, timeout_s=SHORT_S)
+    assert not report.committed
+    assert "ranks [1] of replica 'deaf' did not connect" in report.replicas["deaf"].reason
+    assert fleet.versions() == [None] * 3
+
+
+class Silent(ReceiverReplica):
+    """Answers no call."""
+
+    def prepare(self, order):
+        return Future()
+
+    def status(self):
+        return Future()
+
+
+def test_replica_that_does_not_answer_is_named_and_then_left_out(fleet):
+    fleet.publish(1)
+    fleet.publisher.add("silent", Silent(fleet.receivers[0]), timeout_s=SHORT_S).result(LONG_S)
+    assert fleet.publisher.serving(SHORT_S)["silent"].state == "quarantined"
+    report = fleet.publish(2)
+    assert report.committed
+    assert report.replicas["silent"].state == "quarantined"
+
+
+def test_transport_that_fails_at_a_rank_is_an_obstacle_and_the_rank_says_so_at_once():
+    """The push, which has an hour, goes by another transport, or ends."""
+
+    class Unplaced(FileTransport):
+        def place(self, device):
+            raise OSError("no such driver")
+
+    def transports():
+        return {"broken": Unplaced(FileConfig(), reference_backend()), **file_transports()}
+
+    with (
+        UpdateReceiver(ToySlot(odd_weights(0)), transports()) as receiver,
+        Publisher(transports(), TARGET) as publisher,
+    ):
+        publisher.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        outcome = publisher.publish(1, odd_weights(1), timeout_s=3600).result(LONG_S).replicas["one"]
+    reason = "rank 0 cannot use it: OSError: no such driver"
+    assert (outcome.state, outcome.not_taken) == ("committed", {"broken": reason})
+
+
+def test_obstacles_are_in_the_reason():
+    class Far(FileTransport):
+        def obstacle(self, place, device):
+            return "the rank is on the moon"
+
+    with (
+        UpdateReceiver(ToySlot(odd_weights(0)), file_transports()) as receiver,
+        Publisher(
+            {"other": Far(FileConfig(), reference_backend()), "file": Far(FileConfig(), reference_backend())},
+            TARGET,
+        ) as publisher,
+    ):
+        publisher.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        report = publisher.publish(1, odd_weights(1)).result(LONG_S)
+    assert report.replicas["one"].reason == (
+        "no weight transport reaches replica 'one' "
+        "(other: rank 0 does not have it; file: the rank is on the moon)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fastest_first", "taken", "not_taken"),
+    [
+        (False, "files", {"far": "the rank is on the moon", "wire": "named later", "shy": "named later"}),
+        (
+            True,
+            "wire",
+            {
+                "far": "the rank is on the moon",
+                "files": "files, slower than device link",
+                "shy": "unstated, slower than device link",
+            },
+        ),
+    ],
+)
+def test_the_first_transport_or_the_fastest_is_taken_and_the_others_say_why_not(
+    fastest_first, taken, not_taken
+):
+    class Stating(FileTransport):
+        def __init__(self, medium, obstacle=""):
+            super().__init__(FileConfig(), reference_backend())
+            self.stated, self.obstructing = medium, obstacle
+
+        def medium(self, place, device):
+            return self.stated
+
+        def obstacle(self, place, device):
+            return self.obstructing
+
+    def transports():
+        return {
+            "far": Stating(WeightMedium.DEVICE_MEMORY, "the rank is on the moon"),
+            "files": Stating(WeightMedium.FILES),
+            "wire": Stating(WeightMedium.DEVICE_LINK),
+            "shy": Stating(WeightMedium.UNSTATED),
+        }
+
+    with (
+        UpdateReceiver(ToySlot(odd_weights(0)), transports()) as receiver,
+        Publisher(transports(), TARGET, fastest_first=fastest_first) as publisher,
+    ):
+        publisher.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        outcome = publisher.publish(1, odd_weights(1)).result(LONG_S).replicas["one"]
+    assert (outcome.state, outcome.transport, outcome.not_taken) == ("committed", taken, not_taken)
+
+
+@pytest.mark.parametrize("change", [{"token": "wrong"}, {"replica": "two"}, {"rank": 1}, {"rank": -1}])
+def test_intruder_learns_nothing_and_disturbs_nobody(change):
+    update = UpdateId(group="g", fence=1, number=1)
+    with PublisherLink("127.0.0.1:0") as link, link.expect(update, "one", 1) as ranks:
+
+        def connect(**changes):
+            words = {"token": ranks.token, "replica": "one", "rank": 0, **changes}
+            end = socket.create_connection(parse_address(link.address), LONG_S)
+            FramedSocket(end, 100).send(Greeting(update=update, places={}, **words).encode())
+            return end
+
+        with contextlib.closing(connect(**change)) as intruder:
+            assert intruder.recv(1) == b""
+        with contextlib.closing(connect()):
+            (rank,) = ranks.wait(time.monotonic() + LONG_S)
+            assert rank.rank == 0
+
+
+def test_closed_publisher_takes_no_push(fleet):
+    fleet.publisher.close()
+    with pytest.raises(RuntimeError):
+        fleet.publisher.publish(1, odd_weights(1))
+
+
+def test_replica_that_raises_is_at_fault(fleet):
+    class Broken(ReceiverReplica):
+        def prepare(self, order):
+            future = Future()
+            future.set_exception(EngineError("no room for a spare copy"))
+            return future
+
+        def abort(self, update):  # of its own: the receiver is that of replica 0
+            return self.status()
+
+    fleet.publisher.add("broken", Broken(fleet.receivers[0])).result(LONG_S)
+    assert fleet.publish(1).replicas["broken"].reason == "no room for a spare copy"
+    assert fleet.publisher.serving()["0"] == ServingStatus(state="aborted", **served(fleet, 0))
+
+
+def served(fleet, index):
+    status = fleet.receivers[index].status()
+    return {"update": status.update, "reason": status.reason}
+
+
+@pytest.fixture
+def alone():
+    """A fleet of one replica, which serves what an earlier publisher has left there."""
+    with contextlib.ExitStack() as stack:
+        fleet = Fleet(stack, 1, fence=2)
+        with Publisher(file_transports(), TARGET, fence=1) as earlier:
+            earlier.add("0", ReceiverReplica(fleet.receivers[0])).result(LONG_S)
+            assert earlier.publish(8, odd_weights(8)).result(LONG_S).committed
+        yield fleet
+
+
+@pytest.mark.parametrize("method", ["load", "swap"])
+def test_first_push_that_fails_is_followed_by_others(alone, monkeypatch, method):
+    break_once(alone.slots[0], monkeypatch, method)
+    assert not alone.publish(9).committed
+    assert alone.slots[0].serves(odd_weights(8))
+    assert alone.publish(10).committed
+    assert alone.slots[0].serves(odd_weights(10))
+
+
+def test_first_version_that_is_reverted_is_followed_by_others(alone):
+    alone.publish(9)
+    assert alone.publisher.revert().result(LONG_S)["0"].state == "reverted"
+    assert alone.slots[0].serves(odd_weights(8))
+    assert alone.publish(10).committed
+
+
+def test_rank_that_gives_up_before_it_has_greeted_ends_the_push(alone, monkeypatch):
+    """The publisher learns of it at once: this push has an hour."""
+    (receiver,), connect = alone.receivers, UpdateChannel.connect
+
+    def connect_late(address, deadline):
+        receiver.abort(receiver.status().update)
+        return connect(address, deadline)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UpdateChannel, "connect", connect_late)
+        report = alone.publish(9, timeout_s=3600)
+    assert "rank 0 of replica '0' has gone" in report.replicas["0"].reason
+    assert alone.slots[0].serves(odd_weights(8))
+    assert alone.publish(10).committed
+
+
+def test_rank_that_cannot_reach_the_publisher_says_why(alone, monkeypatch):
+    """The publisher learns of it when the time of the push is over; here that is as soon as the rank gives up."""
+
+    def connect(address, deadline):
+        raise PeerLost("the publisher has gone: Connection refused")
+
+    def wait(ranks, deadline):
+        while alone.receivers[0].status().state != "aborted":
+            time.sleep(0.01)
+        raise DeadlineExceeded("ranks [0] did not connect")
+
+    monkeypatch.setattr(UpdateChannel, "connect", connect)
+    monkeypatch.setattr(ExpectedRanks, "wait", wait)
+    reason = alone.publish(9).replicas["0"].reason
+    assert reason == "ranks [0] did not connect (the publisher has gone: Connection refused)"
+
+
+def test_fence_is_one_more_than_any_that_replicas_have_seen(alone):
+    """A clock that runs ahead locks nobody out: here that of a trainer of an earlier release."""
+    ahead_ns = time.time_ns() + 3600 * 10**9
+    with (
+        Publisher(file_transports(), TARGET, fence=ahead_ns) as ahead,
+        Publisher(file_transports(), TARGET) as later,
+    ):
+        ahead.add("0", ReceiverReplica(alone.receivers[0])).result(LONG_S)
+        assert ahead.publish(9, odd_weights(9)).result(LONG_S).committed
+        later.add("0", ReceiverReplica(alone.receivers[0])).result(LONG_S)
+        assert later.publish(10, odd_weights(10)).result(LONG_S).committed
+        report = ahead.publish(11, odd_weights(11)).result(LONG_S)
+        assert "publishes here; the one with fence" in report.replicas["0"].reason
+    assert alone.slots[0].serves(odd_weights(10))
+
+
+def test_of_two_that_begin_at_the_same_moment_one_is_the_later_everywhere(fleet):
+    with contextlib.ExitStack() as stack:
+        rivals = [stack.enter_context(Publisher(file_transports(), TARGET)) for _ in range(2)]
+        for rival in rivals:
+            for index, receiver in enumerate(fleet.receivers):
+                rival.add(str(index), ReceiverReplica(receiver)).result(LONG_S)
+        for number, rival in enumerate(rivals):  # each is the first, then the second
+            rival.publish(1 + number, odd_weights(1 + number)).result(LONG_S)
+        earlier, later = sorted(rivals, key=lambda rival: rival.fence)
+        assert later.publish(3, odd_weights(3)).result(LONG_S).committed
+        report = earlier.publish(4, odd_weights(4)).result(LONG_S)
+        reasons = {outcome.reason for outcome in report.replicas.values()}
+        assert reasons == {
+            f"a trainer with fence {later.fence} publishes here; the one with fence {earlier.fence} is over"
+        }
+    assert fleet.versions() == [3] * 3
+
+
+def test_replica_that_is_added_late_is_taken_over_and_no_other_with_it(fleet):
+    fleet.publish(1)
+    late = ToySlot(odd_weights(0))
+    with UpdateReceiver(late, file_transports()) as receiver:
+        for version in (1, 2, 3):
+            with Publisher(file_transports(), TARGET) as other:
+                other.add("late", ReceiverReplica(receiver)).result(LONG_S)
+                other.add("0", ReceiverReplica(fleet.receivers[0])).result(LONG_S)
+                assert other.publish(version, odd_weights(version)).result(LONG_S).committed
+        fleet.publisher.add("late", ReceiverReplica(receiver)).result(LONG_S)
+        assert late.serves(odd_weights(1))
+        report = fleet.publish(4)
+        assert "publishes here; the one with fence" in report.replicas["0"].reason
+        assert report.replicas["late"].reason.startswith("too few replicas have received it")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2, torch.float64])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_draft_with_nan_or_infinity_is_sent_nowhere(fleet, dtype, value):
+    weights = odd_weights(1) | {"left": torch.full((5, 5), value).to(dtype)}
+    report = fleet.publisher.publish(1, weights).result(LONG_S)
+    assert not report.committed
+    assert {outcome.state for outcome in report.replicas.values()} == {"aborted"}
+    assert {outcome.reason[:40] for outcome in report.replicas.values()} == {
+        "left holds values that are not finite (N"
+    }
+    assert [receiver.status() for receiver in fleet.receivers] == [ServingStatus()] * 3
+    assert fleet.publish(2).committed
+
+
+class LosesAnAnswer(ReceiverReplica):
+    """Commits, and answers with an error that nobody foresaw."""
+
+    def commit(self, update):
+        super().commit(update)
+        future = Future()
+        future.set_exception(KeyError("status"))
+        return future
+
+
+def test_commit_whose_answer_is_lost_is_taken_back(fleet):
+    slot = ToySlot(odd_weights(0))
+    with UpdateReceiver(slot, file_transports()) as receiver:
+        fleet.publisher.add("lost", LosesAnAnswer(receiver)).result(LONG_S)
+        report = fleet.publish(1)
+        assert not report.committed
+        assert {outcome.state for outcome in report.replicas.values()} == {"reverted"}
+        assert "KeyError: 'status'" in report.replicas["lost"].reason
+        assert slot.serves(odd_weights(0))
+        assert all(replica.serves(odd_weights(0)) for replica in fleet.slots)
+
+
+def test_what_transports_keep_is_released_with_a_replica_a_publisher_and_a_receiver():
+    there, here = Noting(), Noting()
+    with Publisher({"file": there}, TARGET) as publisher:
+        receiver = UpdateReceiver(ToySlot(odd_weights(0)), {"file": here})
+        publisher.add("one", ReceiverReplica(receiver)).result(LONG_S)
+        assert publisher.publish(1, odd_weights(1)).result(LONG_S).committed
+        publisher.remove("one").result(LONG_S)
+        assert there.released == ["one"]
+        assert here.released == []
+        receiver.close()
+    assert (there.released, here.released) == (["one", "all"], ["all"])

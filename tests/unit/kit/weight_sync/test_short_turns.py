@@ -1,0 +1,27 @@
+"""Turns of threads are short while any update is received, and as before afterwards."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from spec_kit.weight_sync.short_turns import short_turns
+
+
+def test_turns_are_as_before_when_the_last_block_ends():
+    usual_s = sys.getswitchinterval()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def other_update():
+        with short_turns():
+            inside.set()
+            go_on.wait(10)
+
+    thread = threading.Thread(target=other_update)
+    with short_turns():
+        thread.start()
+        assert inside.wait(10)
+    assert sys.getswitchinterval() < usual_s / 10
+    go_on.set()
+    thread.join(10)
+    assert sys.getswitchinterval() == usual_s
