@@ -27,6 +27,7 @@ SENDER, RECEIVER, WINDOW = (f"spec_kit/streams/{name}.py" for name in ("sender",
 INLINE, HOST_POOL, ARENA = (
     f"spec_kit/streams/{name}.py" for name in ("inline_transport", "host_pool", "shared_memory")
 )
+ADDRESSES = "spec_processes/sockets/addresses.py"
 RENDEZVOUS, SERVER = (f"spec_processes/sockets/{name}.py" for name in ("rendezvous", "rendezvous_server"))
 SHARDED = "spec_kit/sharding/sharded_state.py"
 CONTROL, REAPER = "spec_processes/control.py", "spec_processes/reaper.py"
@@ -418,7 +419,7 @@ MUTATIONS = [
     # Rendezvous
     Mutation(
         "R1",
-        RENDEZVOUS,
+        ADDRESSES,
         "        listener.bind(where)\n",
         '        listener.bind(("", where[1]))\n',
         RENDEZVOUS_TEST + "rank_0_publishes_the_port_and_listens_on_its_interface_only",
