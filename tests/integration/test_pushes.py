@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
+LIMIT_S = 120
 
 
 @pytest.fixture(autouse=True)
@@ -185,22 +186,20 @@ def test_the_secret_is_sent_nowhere_before_every_address_was_read(command_line, 
 
 
 def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, drafts, fresh_server):
+    """``tests/unit/core/weight_sync/test_publisher.py`` goes through the moments at which one comes in between."""
     push = [*launching.program(), "push", "--target", lab.keys["target"], "--json", "--to", fresh_server]
+    push += ["--timeout-s", str(LIMIT_S)]
     processes = [
         subprocess.Popen([*push, "--draft-model", drafts[name]], stdout=subprocess.PIPE, text=True)
         for name in ("fresh", "trained")
     ]
-    outcomes = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+    outcomes = [json.loads(process.communicate(timeout=2 * LIMIT_S)[0]) for process in processes]
     committed = [outcome for outcome in outcomes if outcome["committed"]]
+    assert committed
     assert len({outcome["version"] for outcome in committed}) == len(committed)
     for outcome in outcomes:
         reason = outcome["servers"][fresh_server]["reason"]
-        assert outcome["committed"] or reason
-    # Each may have taken the other's place: whoever pushes again is the last.
-    again = subprocess.run(
-        [*push, "--draft-model", drafts["fresh"]], stdout=subprocess.PIPE, text=True, timeout=120
-    )
-    assert json.loads(again.stdout)["committed"]
+        assert outcome["committed"] or "publishes here; the one with fence" in reason
 
 
 def test_a_pusher_that_is_killed_anywhere_leaves_servers_that_answer_and_take_the_next_push(lab, drafts):
