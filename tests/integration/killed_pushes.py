@@ -27,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -61,6 +62,14 @@ ACTS = {
     *("write", "unlink", "rename", "replace", "mkdir", "rmdir", "ftruncate"),
 }
 """Functions in C by which a process does what others see."""
+PHASES = (
+    "before the first commit",
+    "in the commit at the first server",
+    "between the two commits",
+    "in the commit at the second server",
+    "after both commits",
+)
+"""By how often ``Delivery.commit`` was entered and left."""
 
 Statement = tuple[str, int, str]
 """File, line and function."""
@@ -69,13 +78,15 @@ Statement = tuple[str, int, str]
 class Tracer:
     """Sees each statement that this process executes while ``Push.run`` does, on all of its threads.
 
-    ``reached`` gets it with the number of acts before; they are only counted where that is asked for.
+    ``reached`` gets it with the number of acts before, which are only counted where that is asked for, and with the
+    phase.
     """
 
-    def __init__(self, reached: Callable[[Statement, int], None], *, count_acts: bool = False) -> None:
+    def __init__(self, reached: Callable[[Statement, int, int], None], *, count_acts: bool = False) -> None:
         self._reached, self._is_pushing = reached, False
         self._lock = threading.Lock()
         self._acts, self._count_acts = 0, count_acts
+        self._phase = 0
 
     def start(self) -> None:
         # In turn: the pool of a phase has one thread, whatever it is asked for.
@@ -96,15 +107,17 @@ class Tracer:
             return None
         if frame.f_code.co_qualname == "Push.run":
             self._is_pushing = True
+        self._phase += frame.f_code.co_qualname == "Delivery.commit"
         return self._step
 
     def _step(self, frame: FrameType, event: str, argument: object) -> Any:
         code = frame.f_code
         if event == "return" and code.co_qualname == "Push.run":
             self._is_pushing = False
+        self._phase += event == "return" and code.co_qualname == "Delivery.commit"
         if event == "line" and self._is_pushing:
             with self._lock:
-                self._reached((code.co_filename, frame.f_lineno, code.co_qualname), self._acts)
+                self._reached((code.co_filename, frame.f_lineno, code.co_qualname), self._acts, self._phase)
         return self._step
 
 
@@ -115,14 +128,15 @@ class Moment:
     statement: Statement
     time: int
     """1 for the first."""
-    acts: int = 0
+    acts: int
     """How many acts there were before."""
+    phase: int
 
     def kill(self) -> None:
         """Kill this process then."""
         seen = 0
 
-        def reached(statement: Statement, acts: int) -> None:
+        def reached(statement: Statement, acts: int, phase: int) -> None:
             nonlocal seen
             seen += statement == self.statement
             if seen == self.time:
@@ -140,7 +154,7 @@ class Moment:
 class Row:
     """What a kill has led to."""
 
-    moment: str
+    moment: Moment
     killed: bool
     servers: list[str]
     drafts: str
@@ -156,10 +170,10 @@ class Row:
         return f"{how}; {', '.join(self.servers)}; serving exits {self.serving}; next push exits {self.next_push}"
 
     @property
-    def cells(self) -> str:
-        """The part of the table that says what became of it."""
+    def line(self) -> str:
+        """The line of the table, but for the number of kills."""
         pushed = "is committed at both" if self.next_push == 0 else f"exits with {self.next_push}"
-        return f"{self.drafts} | {self.serving} | {pushed} |"
+        return f"| {PHASES[self.moment.phase]} | {self.drafts} | {self.serving} | {pushed} |"
 
 
 def in_child(work: Callable[[], int]) -> tuple[int, str]:
@@ -235,9 +249,9 @@ class Trial:
         """Return each time that a whole push comes to a statement, in order."""
         file = self._folder / "statements"
 
-        def note(statement: Statement, acts: int) -> None:
+        def note(statement: Statement, acts: int, phase: int) -> None:
             with file.open("a") as notes:
-                notes.write(json.dumps([*statement, acts]) + "\n")
+                notes.write(json.dumps([*statement, acts, phase]) + "\n")
 
         code, text = self.push(Tracer(note, count_acts=True).start)
         assert code == 0, text
@@ -245,10 +259,10 @@ class Trial:
         times: dict[Statement, int] = {}
         moments = []
         for line in file.read_text().splitlines():
-            *place, acts = json.loads(line)
+            *place, acts, phase = json.loads(line)
             statement = tuple(place)
             times[statement] = 1 + times.get(statement, 0)
-            moments.append(Moment(statement, times[statement], acts))
+            moments.append(Moment(statement, times[statement], acts, phase))
         return moments
 
     def kill_at(self, moment: Moment) -> Row:
@@ -259,7 +273,7 @@ class Trial:
         serving, said = command("serving", "--json", "--of", *self._urls)
         names = [_named(status) for status in statuses]
         drafts = ", ".join("old" if now == then else "new" for now, then in zip(names, served, strict=True))
-        row = Row(str(moment), killed == -signal.SIGKILL, names, drafts, serving, 0)
+        row = Row(moment, killed == -signal.SIGKILL, names, drafts, serving, 0)
         if not row.killed and killed != 0:
             row.problems.append(f"the push exits {killed}: {text}")
         agree = len({(status["version"], status["digest"]) for status in statuses}) == 1
@@ -373,13 +387,12 @@ def table(rows: list[Row]) -> Iterator[str]:
 
 
 def summary(rows: list[Row]) -> Iterator[str]:
-    """Yield a table of the rows, those in one line that follow each other and have led to the same."""
-    yield "| killed before | kills | the two servers serve | `serving` exits with | the next push |"
+    """Yield a table of the kills, those in one line that have led to the same."""
+    yield "| killed | the two servers serve | `serving` exits with | the next push | kills |"
     yield "|---|---|---|---|---|"
-    for cells, group in groupby((row for row in rows if row.killed), key=lambda row: row.cells):
-        moments = [row.moment for row in group]
-        places = " … ".join(f"`{moment}`" for moment in dict.fromkeys((moments[0], moments[-1])))
-        yield f"| {places} | {len(moments)} | {cells}"
+    yield from (
+        f"{line} {count} |" for line, count in Counter(row.line for row in rows if row.killed).items()
+    )
 
 
 def main() -> int:

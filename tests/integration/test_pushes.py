@@ -203,12 +203,21 @@ def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, dra
 
 
 def test_a_pusher_that_is_killed_anywhere_leaves_servers_that_answer_and_take_the_next_push(lab, drafts):
-    """Some statements; ``python -m tests.integration.killed_pushes`` takes all."""
-    options = ["--statements", "2", "--target", lab.keys["target"], "--drafts", *drafts.values()]
+    """Before, between and after the commits; ``python -m tests.integration.killed_pushes`` takes all moments.
+
+    What it prints are lines of the table in ``docs/weight-sync.md``.
+    """
+    commits = ["--every", "--function", "Delivery.commit", "--statements", "3"]
+    options = [*commits, "--target", lab.keys["target"], "--drafts", *drafts.values()]
     command = [sys.executable, "-m", "tests.integration.killed_pushes", *options]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert outcome.stdout.count("\n    killed; ") >= 3, outcome.stdout
+    page = [line.rpartition(" | ")[0] for line in (ROOT / "docs" / "weight-sync.md").read_text().splitlines()]
+    lines = [line.rpartition(" | ")[0] for line in outcome.stdout.splitlines() if line.startswith("| ")]
+    assert [line for line in lines if line not in page] == []
+    assert [", ".join(line.split(" | ")[1:3]) for line in lines[1:]] == [
+        *("old, old, 0", "new, old, 1", "new, new, 0")
+    ], outcome.stdout
 
 
 def test_a_run_pushes_while_it_trains(command_line, lab, drafts, fresh_server, caplog):
