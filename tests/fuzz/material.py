@@ -1,4 +1,4 @@
-"""What is damaged: a tiny target with its tokenizer, data, drafts, features and a configuration, all sound."""
+"""The files that cases damage: a tiny target with its tokenizer, data, drafts, features and a configuration, all sound."""
 
 from __future__ import annotations
 

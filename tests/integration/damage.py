@@ -79,7 +79,7 @@ class RunFiles:
         return found
 
     def damage_products(self) -> list[Damage]:
-        """What a finished run writes anew when it is asked for again."""
+        """Damage everything that a finished run writes anew when it is asked for again."""
         output, how = self.output, self.draw.choice(["empty", "truncate", "link"])
         for file in (output / "summary.json", output / "report.html", output / "config.yaml"):
             _change(how, file, self.draw, self._elsewhere())

@@ -204,7 +204,7 @@ def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, dra
 
 
 def test_a_pusher_that_is_killed_anywhere_leaves_servers_that_answer_and_take_the_next_push(lab, drafts):
-    """Some statements; ``python -m tests.integration.killed_pushes`` takes all."""
+    """A kill at some statements leaves nothing wrong; ``python -m tests.integration.killed_pushes`` takes all."""
     options = ["--statements", "2", "--target", lab.keys["target"], "--drafts", *drafts.values()]
     command = [sys.executable, "-m", "tests.integration.killed_pushes", *options]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)

@@ -78,7 +78,7 @@ def test_every_flag_with_a_number_is_read_so(capsys, command, flag):
 
 @pytest.mark.parametrize("words", [["--flag", ""], ["--flag", " \n"], ["--flag="], ["--flag=\t"]])
 def test_an_empty_value_is_refused(words):
-    """As of a variable of the shell that is not set; ``Path("")`` would be the working directory."""
+    """A variable of the shell that is not set gives such a word, and ``Path("")`` would be the working directory."""
     with pytest.raises(ConfigError, match=r"^--flag is empty; leave it out, or give it a value$"):
         check_command_line(["train", *words])
 
