@@ -152,7 +152,7 @@ class Moment:
 
 @dataclass
 class Row:
-    """What a kill has led to."""
+    """One kill of a pusher: the servers, ``serving`` and the next push after it."""
 
     moment: Moment
     killed: bool

@@ -203,7 +203,7 @@ def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, dra
 
 
 def test_a_pusher_that_is_killed_anywhere_leaves_servers_that_answer_and_take_the_next_push(lab, drafts):
-    """Before, between and after the commits; ``python -m tests.integration.killed_pushes`` takes all moments.
+    """It is killed before, between and after the commits; ``python -m tests.integration.killed_pushes`` takes all moments.
 
     What it prints are lines of the table in ``docs/weight-sync.md``.
     """
