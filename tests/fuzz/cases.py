@@ -61,7 +61,7 @@ def make_case(root: Path, folder: Path, draw: random.Random, groups: Sequence[st
 
 
 def violations(words: list[str], code: int, out: str, err: str) -> list[str]:
-    """What a command line promised and did not keep."""
+    """Return the promises that a command line has broken."""
     plans, reports = words[0] == "plan", servers.reports_on_output(words, code, err)
     lines = [line for line in err.splitlines() if not _LOG_LINE.match(line)]
     found = servers.violations(words, out) if reports else []
@@ -81,7 +81,7 @@ def violations(words: list[str], code: int, out: str, err: str) -> list[str]:
 
 
 def contents(case: Case) -> list[tuple[str, int]]:
-    """What has to stay as it is."""
+    """Return path and size of everything that the command may not change."""
     own = case.may_change
     return sorted(
         (str(path), path.lstat().st_size if not path.is_dir() else 0)
@@ -91,7 +91,7 @@ def contents(case: Case) -> list[tuple[str, int]]:
 
 
 def changes(case: Case, before: list[tuple[str, int]]) -> list[str]:
-    """What a command has changed and should not have."""
+    """Return what the command has changed and should not have, a line each."""
     found = ["something was created or removed"] if contents(case) != before else []
     return found + run_directories.page_problems(case.root, case.may_change)
 

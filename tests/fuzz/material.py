@@ -1,4 +1,4 @@
-"""What is damaged: a tiny target with its tokenizer, data, drafts, features and a configuration, all sound."""
+"""Sound files for cases to damage: a tiny target with its tokenizer, data, drafts, features and a configuration."""
 
 from __future__ import annotations
 

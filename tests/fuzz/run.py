@@ -146,7 +146,7 @@ def _table(done: Counter, broken: Counter) -> int:
 
 
 def _in_a_child(work) -> None:
-    """What starts threads of its own, or needs none of this process."""
+    """Do work in a fork of this process, which keeps its threads and its changes to itself."""
     if pid := os.fork():
         assert os.waitpid(pid, 0)[1] == 0
         return

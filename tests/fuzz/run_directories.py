@@ -20,7 +20,7 @@ _BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 def run_directory(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object], Path]:
-    """What is damaged, a command that reads it, and the folder that it may change."""
+    """Return a name of the damage, the words of a command that reads it, and the folder that it may change."""
     kind = draw.choice(["run", "run", "cycles"])
     run = material.copy(root, kind, folder)
     (folder / "elsewhere" / ".step-1").mkdir(parents=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = {"SPEC_DRAFT_TOKEN": "of the test"}
 TIMEOUTS_S = [0.2, 0.2, 0.5, 2]
-"""Of a command, for all that it asks."""
+"""Seconds that a command is given for everything that it asks."""
 _ADDRESSES = [
     "", " ", "x", "127.0.0.1:1", "ftp://127.0.0.1:1", "http://", "http://:1", "http://127.0.0.1:port",
     "http://127.0.0.1:0",

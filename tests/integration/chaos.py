@@ -250,7 +250,7 @@ class Chaos:
         lines = replacements.read_text().splitlines() if replacements.exists() else []
         causes = [json.loads(line)["cause"] for line in lines]
         said = [line for run in self.lab.runs for line in run.errors.read_text().splitlines()]
-        named = [line for line in said if "begins again at its newest checkpoint" in line]
+        named = [line for line in said if "the run begins again at " in line]
         for fault in self.faults:
             self._check_told(fault, [*causes, *named])
         return f"{len(causes)} engines replaced, {len(named)} restarts, {len(self.lab.runs) - 1} commands"

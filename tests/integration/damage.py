@@ -79,8 +79,8 @@ class RunFiles:
         return found
 
     def damage_products(self) -> list[Damage]:
-        """What a finished run writes anew when it is asked for again."""
-        output, how = self.output, self.draw.choice(["empty", "truncate", "link"])
+        """Damage everything that a finished run writes anew when it is asked for again."""
+        output, how = self.output, self.draw.choice(["empty", "truncate"])  # links are refused
         for file in (output / "summary.json", output / "report.html", output / "config.yaml"):
             _change(how, file, self.draw, self._elsewhere())
         shutil.move(output / "draft", self._elsewhere())
@@ -142,7 +142,7 @@ class RunFiles:
         logs = self.output / "logs"
         records = [self.output / "metrics.jsonl", *sorted(logs.glob("trained-*.jsonl"))]
         file = self.draw.choice(records)
-        how = self.draw.choice(["flip", "truncate", "empty", "swap", "link"])
+        how = self.draw.choice(["flip", "truncate", "empty", "swap"])
         touched = records[:2] if how == "swap" else [file]
         for one in touched:
             self._rows[one] = {**self._rows.get(one, {}), **dict(_rows_of(one))}

@@ -76,7 +76,7 @@ class Served:
         self.engine.load_draft(draft)
         self.replica = self.engine.draft_replica()
         self._newest: list[dict[str, Any]] = []
-        """What there is to stream of the last answers."""
+        """The last answers, each as it is streamed."""
         self._answered = threading.Condition()
 
     def answer_while(self, parent: int) -> None:

@@ -1,18 +1,24 @@
 """Kills ``spec-trainer push`` at its statements between prepare and the last commit; prints what became of it.
 
-    python -m tests.integration.killed_pushes                  # each statement, the first and the last time
+    python -m tests.integration.killed_pushes                  # each state in which a server can find the pusher
+    python -m tests.integration.killed_pushes --every          # each statement, the first and the last time
     python -m tests.integration.killed_pushes --statements 6
 
 Two servers (``draft_server.py``) answer without a pause, and a process for each reads the stream of answers. The
 statements are those that a whole push was seen to go through: in ``spec_kit.weight_sync``, in what asks servers,
-and in the weight transports. After each kill: what both servers serve, what ``spec-trainer serving`` says, and
-whether the next push is committed everywhere. Exit code 1 where an answer was missing or wrong, a version had two
-digests, ``serving`` said what is not so, or the next push failed.
+and in the weight transports. Between two acts that another process can see (``ACTS``) a server cannot tell where the
+pusher has died, so the first statement after each act stands for those up to the next. The push does with one
+server after the other what it does with both at once, as threads may come: so there are kills between two commits.
+
+After each kill: what both servers serve, what ``spec-trainer serving`` says, and whether the next push is committed
+everywhere. The last lines are the table of ``docs/weight-sync.md``. Exit code 1 where an answer was missing or wrong,
+a version had two digests, ``serving`` said what is not so, or the next push failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import linecache
 import os
@@ -22,9 +28,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +41,7 @@ import spec_kit.hosting
 import spec_kit.weight_sync
 import spec_weight_transports
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.weight_sync import push as push_module
 from spec_trainer import cli, push_command
 
 from . import draft_server, launching
@@ -47,36 +57,67 @@ WATCHED = tuple(
     str(Path(str(package.__file__)).parent)
     for package in (spec_kit.weight_sync, spec_kit.hosting, spec_weight_transports)
 )
+ACTS = {
+    *(f"socket.{name}" for name in ("connect", "send", "sendall", "sendmsg", "shutdown", "close", "detach")),
+    *("write", "unlink", "rename", "replace", "mkdir", "rmdir", "ftruncate"),
+}
+"""Functions in C by which a process does what others see."""
+PHASES = (
+    "before the first commit",
+    "in the commit at the first server",
+    "between the two commits",
+    "in the commit at the second server",
+    "after both commits",
+)
+"""By how often ``Delivery.commit`` was entered and left."""
 
 Statement = tuple[str, int, str]
 """File, line and function."""
 
 
 class Tracer:
-    """Sees each statement that this process executes while ``Push.run`` does, on all of its threads."""
+    """Sees each statement that this process executes while ``Push.run`` does, on all of its threads.
 
-    def __init__(self, reached: Callable[[Statement], None]) -> None:
+    ``reached`` gets it with the number of acts before, which are only counted where that is asked for, and with the
+    phase.
+    """
+
+    def __init__(self, reached: Callable[[Statement, int, int], None], *, count_acts: bool = False) -> None:
         self._reached, self._is_pushing = reached, False
         self._lock = threading.Lock()
+        self._acts, self._count_acts = 0, count_acts
+        self._phase = 0
 
     def start(self) -> None:
+        # In turn: the pool of a phase has one thread, whatever it is asked for.
+        push_module.ThreadPoolExecutor = lambda workers, **options: ThreadPoolExecutor(1, **options)
+        if self._count_acts:
+            threading.setprofile(self._note_act)
+            sys.setprofile(self._note_act)
         threading.settrace(self._enter)
         sys.settrace(self._enter)
+
+    def _note_act(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_return" and argument.__qualname__ in ACTS:
+            with self._lock:
+                self._acts += 1
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
         if not frame.f_code.co_filename.startswith(WATCHED):
             return None
         if frame.f_code.co_qualname == "Push.run":
             self._is_pushing = True
+        self._phase += frame.f_code.co_qualname == "Delivery.commit"
         return self._step
 
     def _step(self, frame: FrameType, event: str, argument: object) -> Any:
         code = frame.f_code
         if event == "return" and code.co_qualname == "Push.run":
             self._is_pushing = False
+        self._phase += event == "return" and code.co_qualname == "Delivery.commit"
         if event == "line" and self._is_pushing:
             with self._lock:
-                self._reached((code.co_filename, frame.f_lineno, code.co_qualname))
+                self._reached((code.co_filename, frame.f_lineno, code.co_qualname), self._acts, self._phase)
         return self._step
 
 
@@ -87,12 +128,15 @@ class Moment:
     statement: Statement
     time: int
     """1 for the first."""
+    acts: int
+    """How many acts there were before."""
+    phase: int
 
     def kill(self) -> None:
         """Kill this process then."""
         seen = 0
 
-        def reached(statement: Statement) -> None:
+        def reached(statement: Statement, acts: int, phase: int) -> None:
             nonlocal seen
             seen += statement == self.statement
             if seen == self.time:
@@ -108,11 +152,13 @@ class Moment:
 
 @dataclass
 class Row:
-    """What a kill has led to."""
+    """One kill of a pusher: the servers, ``serving`` and the next push after it."""
 
-    moment: str
+    moment: Moment
     killed: bool
     servers: list[str]
+    drafts: str
+    """Whether each server has the draft from before the push, or that of the push."""
     serving: int
     """Exit code of ``serving``."""
     next_push: int
@@ -122,6 +168,12 @@ class Row:
     def outcome(self) -> str:
         how = "killed" if self.killed else "not reached"
         return f"{how}; {', '.join(self.servers)}; serving exits {self.serving}; next push exits {self.next_push}"
+
+    @property
+    def line(self) -> str:
+        """The line of the table, but for the number of kills."""
+        pushed = "is committed at both" if self.next_push == 0 else f"exits with {self.next_push}"
+        return f"| {PHASES[self.moment.phase]} | {self.drafts} | {self.serving} | {pushed} |"
 
 
 def in_child(work: Callable[[], int]) -> tuple[int, str]:
@@ -194,25 +246,34 @@ class Trial:
         self._digests: dict[int, set[str]] = {}
 
     def moments(self) -> list[Moment]:
-        """Return when each statement of a whole push comes first and last, in the order of their first times."""
+        """Return each time that a whole push comes to a statement, in order."""
         file = self._folder / "statements"
 
-        def note(statement: Statement) -> None:
+        def note(statement: Statement, acts: int, phase: int) -> None:
             with file.open("a") as notes:
-                notes.write(json.dumps(statement) + "\n")
+                notes.write(json.dumps([*statement, acts, phase]) + "\n")
 
-        code, text = self.push(Tracer(note).start)
+        code, text = self.push(Tracer(note, count_acts=True).start)
         assert code == 0, text
-        seen = Counter(tuple(json.loads(line)) for line in file.read_text().splitlines())
         linecache.clearcache()  # the lines that run are those of now
-        return [Moment(statement, time) for statement, count in seen.items() for time in sorted({1, count})]
+        times: dict[Statement, int] = {}
+        moments = []
+        for line in file.read_text().splitlines():
+            *place, acts, phase = json.loads(line)
+            statement = tuple(place)
+            times[statement] = 1 + times.get(statement, 0)
+            moments.append(Moment(statement, times[statement], acts, phase))
+        return moments
 
     def kill_at(self, moment: Moment) -> Row:
         before = [len(stream.answers()) for stream in self._streams]
+        served = [_named(self._settled(url)) for url in self._urls]
         killed, text = self.push(moment.kill)
         statuses = [self._settled(url) for url in self._urls]
         serving, said = command("serving", "--json", "--of", *self._urls)
-        row = Row(str(moment), killed == -signal.SIGKILL, [_named(status) for status in statuses], serving, 0)
+        names = [_named(status) for status in statuses]
+        drafts = ", ".join("old" if now == then else "new" for now, then in zip(names, served, strict=True))
+        row = Row(moment, killed == -signal.SIGKILL, names, drafts, serving, 0)
         if not row.killed and killed != 0:
             row.problems.append(f"the push exits {killed}: {text}")
         agree = len({(status["version"], status["digest"]) for status in statuses}) == 1
@@ -284,9 +345,31 @@ def trial(target: Path, drafts: Sequence[Path], folder: Path) -> Iterator[Trial]
         urls = [stack.enter_context(draft_server.serving(target, drafts[0])) for _ in range(2)]
         made = Trial(target, drafts, urls, folder)
         stack.callback(made.close)
-        code, text = made.push()
+        code, text = made.push(partial(note_modules, folder / "modules"))
         assert code == 0, text
+        for module in (folder / "modules").read_text().split():  # else each fork imports them
+            importlib.import_module(module)
         yield made
+
+
+def note_modules(file: Path) -> None:
+    """Let this process write the modules that it has imported when it ends ``Push.run``."""
+    whole = push_module.Push.run
+
+    def run(push: Any, *arguments: Any) -> None:
+        whole(push, *arguments)
+        own = ("spec_", "safetensors", "torch")
+        file.write_text(" ".join(name for name in list(sys.modules) if name.startswith(own)))
+
+    push_module.Push.run = run
+
+
+def distinct(moments: list[Moment], *, every: bool) -> list[Moment]:
+    """Return the first moment after each act; with ``every`` the first and the last time of each statement."""
+    if not every:
+        return [next(group) for _, group in groupby(moments, key=lambda moment: moment.acts)]
+    last = {moment.statement: moment.time for moment in moments}
+    return [moment for moment in moments if moment.time in (1, last[moment.statement])]
 
 
 def chosen(moments: list[Moment], count: int) -> list[Moment]:
@@ -303,9 +386,19 @@ def table(rows: list[Row]) -> Iterator[str]:
         yield from (f"    PROBLEM: {problem}" for problem in row.problems)
 
 
+def summary(rows: list[Row]) -> Iterator[str]:
+    """Yield a table of the kills, those in one line that have led to the same."""
+    yield "| killed | the two servers serve | `serving` exits with | the next push | kills |"
+    yield "|---|---|---|---|---|"
+    yield from (
+        f"{line} {count} |" for line, count in Counter(row.line for row in rows if row.killed).items()
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--statements", type=int, default=0)
+    parser.add_argument("--every", action="store_true", help="each statement, the first and the last time")
     parser.add_argument(
         "--function", default="", help="statements of the functions whose name holds this alone"
     )
@@ -319,13 +412,14 @@ def main() -> int:
             target, drafts = made_here(folder)
         with trial(target, drafts, folder) as made:
             rows = []
-            moments = [moment for moment in made.moments() if options.function in moment.statement[2]]
+            moments = distinct(made.moments(), every=options.every)
+            moments = [moment for moment in moments if options.function in moment.statement[2]]
             print(f"{len(moments)} moments at which a push can be killed")
             for moment in chosen(moments, options.statements):
                 rows.append(made.kill_at(moment))
                 print("\n".join(table(rows[-1:])), flush=True)
     problems = sum(bool(row.problems) for row in rows)
-    print(f"{len(rows)} kills, {problems} with a problem")
+    print(f"{len(rows)} kills, {problems} with a problem", *summary(rows), sep="\n")
     return int(problems > 0)
 
 

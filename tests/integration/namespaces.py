@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_testing.limits import patient
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,7 +24,7 @@ _RAY = Path(sys.executable).with_name("ray")
 _PACKAGES = {"ip": "iproute2", "unshare": "util-linux"}
 """Program -> the package that has it."""
 _NETWORK = "10.231.7"
-_START_S = 120.0
+_START_S = patient(240.0)
 _NODE = ["--num-cpus=2", f"--object-store-memory={80 << 20}", "--disable-usage-stats", "--block"]
 _ALONE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
@@ -39,7 +41,7 @@ class RayHosts:
 
     @property
     def address(self) -> str:
-        """Where the cluster is, for ``launcher.address``."""
+        """Address of the cluster, for ``launcher.address``."""
         return f"{self.host(1)}:26379"
 
     def host(self, number: int) -> str:

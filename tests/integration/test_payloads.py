@@ -248,7 +248,7 @@ if __name__ == "__main__":
     ],
 )
 def test_the_working_directory_is_imported_by_no_process(good_target, data, tmp_path, command, children):
-    """Nor by what ``multiprocessing`` starts for rows that take long to render, and for a backend's test."""
+    """``multiprocessing`` starts children, too, for rows that take long to render and for a backend's test."""
     traps = Traps.lay(tmp_path / "traps")
     (tmp_path / "command.py").write_text(SLOW_RENDERING)
     started = [sys.executable, str(tmp_path / "command.py")]

@@ -8,13 +8,24 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 OTHERS = Path(__file__).parents[1] / "plugins" / "broken"
 PROGRAM = Path(sys.executable).with_name("spec-trainer")
 LIMIT_S = 120
+IN_TURN = """
+import json, sys
+from spec_trainer import cli
+cli.keep_stdout_for_documents()
+sys.exit(max(cli.run(words) for words in json.loads(sys.argv[1])))
+"""
+"""Command lines, one after the other in a process of their own; its exit code is the highest of theirs."""
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +52,26 @@ def installed(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture
 def call(installed, tmp_path):
-    """``call(*words, beside=True)``: code, stdout and stderr of a command, with or without the plugins of others."""
+    """``call(*words)``: code, stdout and stderr of a command beside the plugins of others."""
 
-    def call(*words: object, beside: bool = True) -> subprocess.CompletedProcess[str]:
-        env = installed if beside else {**os.environ}
+    def call(*words: object, program: Sequence[object] = (PROGRAM,)) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [PROGRAM, *map(str, words)], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=LIMIT_S,
-            check=False,
+            list(map(str, [*program, *words])), capture_output=True, text=True, env=installed, cwd=tmp_path,
+            timeout=LIMIT_S, check=False,
         )  # fmt: skip
 
     return call
+
+
+@pytest.fixture
+def call_in_turn(call):
+    """``call_in_turn(commands)``: the same of several commands, in one process."""
+
+    def call_in_turn(commands: list[list[object]]) -> subprocess.CompletedProcess[str]:
+        document = json.dumps([list(map(str, words)) for words in commands])
+        return call(document, program=[sys.executable, "-P", "-c", IN_TURN])
+
+    return call_in_turn
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +86,11 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_commands_that_name_none_of_them_are_not_changed(call, run_words, peaked_target, rows_file, tmp_path):
+def test_commands_that_name_none_of_them_are_not_changed(
+    call, command_line, run_words, peaked_target, rows_file, tmp_path, monkeypatch
+):
+    """Without them: the same commands in this process."""
+    monkeypatch.chdir(tmp_path)
     outcomes = {}
     for beside in (False, True):
         folder = tmp_path / f"beside-{beside}"
@@ -80,10 +105,15 @@ def test_commands_that_name_none_of_them_are_not_changed(call, run_words, peaked
             ],
             "completion": ["--print-completion", "bash"],
         }.items():  # fmt: skip
-            done = call(*words, beside=beside)
-            assert done.returncode == 0, done.stderr
-            lines[name] = done.stdout.replace(str(folder), "FOLDER")
-            assert "spec-broken is here" not in done.stdout
+            if beside:
+                done = call(*words)
+                code, out, err = done.returncode, done.stdout, done.stderr
+            else:
+                done = command_line(*words)
+                code, out, err = done.code, done.out, done.err
+            assert code == 0, err
+            lines[name] = out.replace(str(folder), "FOLDER")
+            assert "spec-broken is here" not in out
         figures = json.loads(lines.pop("evaluate"))
         weights = [(folder / name / "model.safetensors").read_bytes() for name in ("draft", "exported")]
         outcomes[beside] = (lines, figures["acceptance_length"], losses(folder), weights)
@@ -106,37 +136,41 @@ def test_plugins_and_check_show_what_is_broken(call):
     assert machine["plugins"]["backend broken"].startswith("broken: backend 'broken' of spec-broken 0.1.0")
 
 
-@pytest.mark.parametrize("kind", ["backend", "draft", "engine", "strategy", "launcher", "tracker"])
-def test_a_command_that_names_one_ends_in_one_line(call, run_words, kind, tmp_path):
-    words = ["track.broken=x"] if kind == "tracker" else [f"{kind}.name=broken"]
-    done = call("train", *run_words, *words)
+def test_a_command_that_names_one_ends_in_one_line(call_in_turn, run_words, tmp_path):
+    kinds = ["backend", "draft", "engine", "strategy", "launcher", "tracker"]
+    keys = {kind: f"{kind}.name=broken" for kind in kinds} | {"tracker": "track.broken=x"}
+    done = call_in_turn([["train", *run_words, keys[kind]] for kind in kinds])
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1] == (
+    lines = [line for line in done.stderr.splitlines() if line.startswith("spec-trainer: ")]
+    assert lines == [
         f"spec-trainer: error: {kind} 'broken' of spec-broken 0.1.0 does not import (spec_broken.plugin:Broken): "
         "SystemExit: 0"
-    )
+        for kind in kinds
+    ]
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("where", "failed"),
-    [
-        ("open", "did not open: ConnectionError: the service is gone (open)"),
-        ("log", "did not take step 2: ConnectionError: the service is gone (log)"),
-        ("exit", "did not take step 2: SystemExit: 7"),
-        ("close", "did not close: ConnectionError: the service is gone (close)"),
-    ],
-)
-def test_a_run_goes_on_without_a_tracker_that_fails(call, run_words, where, failed, tmp_path):
-    done = call("train", *run_words, "--output", tmp_path / "run", f"track.failing={where}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"draft: {tmp_path}/run/draft\nreport: {tmp_path}/run/report.html\n"
-    line = (
-        f"track.failing='{where}': tracker of spec-tracker-failing 0.1.0 {failed}; the run goes on without it"
-    )
-    assert done.stderr.count(line) == 1
-    assert len(losses(tmp_path / "run")) == 3
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["trackers_failed"] == {
-        "failing": failed
+def test_a_run_goes_on_without_a_tracker_that_fails(call_in_turn, run_words, tmp_path):
+    failures = {
+        "open": "did not open: ConnectionError: the service is gone (open)",
+        "log": "did not take step 2: ConnectionError: the service is gone (log)",
+        "exit": "did not take step 2: SystemExit: 7",
+        "close": "did not close: ConnectionError: the service is gone (close)",
     }
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["track"]["failing"] == where
+    done = call_in_turn(
+        [["train", *run_words, "--output", tmp_path / where, f"track.failing={where}"] for where in failures]
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(
+        f"draft: {tmp_path}/{where}/draft\nreport: {tmp_path}/{where}/report.html\n" for where in failures
+    )
+    for where, failed in failures.items():
+        line = (
+            f"track.failing='{where}': tracker of spec-tracker-failing 0.1.0 {failed}; "
+            "the run goes on without it"
+        )
+        assert done.stderr.count(line) == 1
+        assert len(losses(tmp_path / where)) == 3
+        summary = json.loads((tmp_path / where / "summary.json").read_text())
+        assert summary["trackers_failed"] == {"failing": failed}
+        assert yaml.safe_load((tmp_path / where / "config.yaml").read_text())["track"]["failing"] == where

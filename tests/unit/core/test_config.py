@@ -235,6 +235,17 @@ def test_a_number_that_is_not_decimal_is_refused_in_words_and_files(tmp_path, nu
         assert line.endswith("is not a decimal number; write decimal digits, or quotes around a text")
 
 
+@pytest.mark.parametrize("word", ["yes", "no", "on", "off", "Yes", "NO"])
+def test_booleans_are_true_and_false(tmp_path, word):
+    for line in (
+        refusal(tmp_path, None, "target=t", f"data.shuffle={word}"),
+        refusal(tmp_path, f"target: t\ndata: {{shuffle: {word}}}\n"),
+    ):
+        assert line.endswith(f"{word!r} is neither true nor false; write one, or quotes around a text")
+    assert read_configuration(None, {}, [f"key='{word}'"]) == {"key": word}
+    assert read_configuration(None, {"draft.name": word}, []) == {"draft": {"name": word}}
+
+
 @pytest.mark.parametrize(
     "text", ["'0x1'", '"1_000"', "0x1g", "1:99", "0", "-1", "0.5", "1e-4", "a_1", "10.0.0.1:80"]
 )

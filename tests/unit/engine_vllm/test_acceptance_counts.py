@@ -72,7 +72,7 @@ def test_the_last_verification_of_an_answer_may_be_cut_and_does_not_count(steps)
 
 
 def test_an_answer_that_was_running_when_the_draft_changed_never_counts(steps) -> None:
-    """Also not where vLLM's frontend hears of its steps later; one that was waiting counts."""
+    """Nothing of it counts even if vLLM's frontend hears of its steps later; a request that was waiting counts."""
     steps.begin("running", "waiting")
     steps.step(running=1)
     steps.step(running=4)

@@ -27,7 +27,7 @@ SEQUENCE = DIVIDED | {"sequence_parallel": True}
 EVERY = [one | other for one in ({}, DIVIDED, SEQUENCE) for other in ({}, DISTRIBUTED)]
 ALL = "SPEC_TEST_ALL_OF_MEGATRON" in os.environ
 """Whether every draft is trained for 50 steps in every way, as ``make test-megatron`` does."""
-LONG = tuple(DRAFTS) if ALL else ("eagle3", "dflash")
+LONG, STEPS = (tuple(DRAFTS), 50) if ALL else (("eagle3", "dflash"), 15)
 SHORT = 4
 """Steps where a few say as much as many: a wrong state shows in the first of them."""
 
@@ -45,14 +45,14 @@ def assert_same(got: Result, expected: Result) -> None:
 
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_any_mesh_and_any_change_of_strategy(tmp_path):
-    """50 steps on two ranks; what one strategy saved on one mesh, another loads on another; four ranks, too.
+    """Many steps on two ranks; what one strategy saved on one mesh, another loads on another; four ranks, too.
 
     Each call of ``train`` imports Megatron-Core once for each rank, which takes longer than its runs.
     """
-    whole = [Run(FsdpStrategy, draft) for draft in LONG]
+    whole = [Run(FsdpStrategy, draft, steps=STEPS) for draft in LONG]
     whole += [Run(FsdpStrategy, draft, steps=2 * SHORT) for draft in DRAFTS]
     ways = EVERY if ALL else [{}, DIVIDED]
-    divided = [Run(MegatronStrategy, draft, options) for draft in LONG for options in ways]
+    divided = [Run(MegatronStrategy, draft, options, steps=STEPS) for draft in LONG for options in ways]
     divided += [
         Run(MegatronStrategy, draft, options, steps=2 * SHORT)
         for draft in DRAFTS

@@ -296,7 +296,7 @@ def test_a_checkpoint_of_another_run_is_noticed(three):
 
 @pytest.mark.parametrize("resume_from", ["previous", "step-1"])
 def test_a_command_begins_again_at_what_it_has_written_itself(three, resume_from):
-    """The ones after the first are of a future that was given up, and may be damaged."""
+    """The checkpoints after the first are of a future that was given up, and may be damaged."""
     damage(three.folder(3))
     command = CommandCheckpoints(three.folder(0).parent, resume_from, "run")
     assert command.newest() == command.first

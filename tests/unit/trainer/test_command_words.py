@@ -78,7 +78,7 @@ def test_every_flag_with_a_number_is_read_so(capsys, command, flag):
 
 @pytest.mark.parametrize("words", [["--flag", ""], ["--flag", " \n"], ["--flag="], ["--flag=\t"]])
 def test_an_empty_value_is_refused(words):
-    """As of a variable of the shell that is not set; ``Path("")`` would be the working directory."""
+    """A variable of the shell that is not set gives such a word, and ``Path("")`` would be the working directory."""
     with pytest.raises(ConfigError, match=r"^--flag is empty; leave it out, or give it a value$"):
         check_command_line(["train", *words])
 
@@ -114,3 +114,15 @@ def test_a_path_that_cannot_be_one_is_bad_usage(capsys, monkeypatch, code):
 
     monkeypatch.setattr("spec_trainer.convert.convert_draft", fail)
     refusal(capsys, "convert", "--draft-model", "x", "--target", "t", "--output", "o")
+
+
+@pytest.mark.parametrize("flag", ["--json", "--stop-at-eos", "--untrained", "--drop-cut"])
+def test_a_switch_takes_no_other_word_for_true(flag):
+    check_command_line([flag, f"{flag}=true", f"{flag}=false"])
+    for word in ("yes", "1", "TRUE", "no", "null"):
+        with pytest.raises(ConfigError, match=f"expected {flag} alone, or true or false$"):
+            check_command_line([f"{flag}={word}"])
+
+
+def test_the_switches_are_those_of_the_commands():
+    assert {flag for _, flag in flags(bool)} == {"--json", "--stop-at-eos", "--untrained", "--drop-cut"}

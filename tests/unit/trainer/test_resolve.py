@@ -37,6 +37,15 @@ def test_paths_that_exist_become_absolute_and_others_stay(tmp_path, monkeypatch)
     assert (config.target, config.data.path) == (str(tmp_path / "target"), "owner/name:train")
 
 
+def test_folders_become_absolute_also_before_they_are_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    words = ["push.folder=weights", "push.options.file.folder=~/weights", "push.options.file.keep=5"]
+    config, _ = resolve_config(None, {"target": "t", "data.path": "d"}, words)
+    assert config.push.folder == tmp_path / "weights"
+    assert config.push.options == {"file": {"folder": str(tmp_path / "home" / "weights"), "keep": 5}}
+
+
 @pytest.mark.parametrize(
     ("transports", "ways"),
     [

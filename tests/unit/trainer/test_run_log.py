@@ -59,7 +59,7 @@ def test_processes_of_one_data_parallel_rank_write_their_samples_once(resolved):
 
 @pytest.fixture
 def directory(tmp_path) -> RunDirectory:
-    """Of a run whose second rank of two was lost."""
+    """Return the directory of a run whose second rank of two was lost."""
     directory = RunDirectory(tmp_path)
     directory.logs.mkdir()
     write_rows(directory.metrics, *({"step": step, "loss": 1.0, "samples": 1} for step in (1, 2, 3, 4)))

@@ -18,6 +18,8 @@ _SPELLINGS = {
     int: re.compile(r"[-+]?[0-9]+"),
     float: re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?inf|nan"),
 }
+_SWITCHES = {"--json", "--stop-at-eos", "--untrained", "--drop-cut"}
+"""Flags that stand for themselves; cyclopts takes ``yes`` and ``1`` as their values, too."""
 _LONGEST = 1 << 16
 
 
@@ -31,6 +33,8 @@ def check_command_line(words: Sequence[str]) -> None:
         if separator and not value.strip():
             what = flag if flag.startswith("--") else "a word of the command line"
             raise ConfigError(f"{what} is empty; leave it out, or give it a value")
+        if word.startswith("--") and separator and flag in _SWITCHES and value not in ("true", "false"):
+            raise ConfigError(f"{flag}={shown(value)}: expected {flag} alone, or true or false")
         if "\0" in word:
             raise ConfigError(f"{shown(word)} holds the character NUL, which no word can have")
         if len(word) > _LONGEST:

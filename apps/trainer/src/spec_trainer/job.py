@@ -53,7 +53,7 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
             except RunError as error:
                 if stop.requested:
                     raise
-                again = "the run begins again at its newest checkpoint"
+                again = "the run begins again at this command's newest checkpoint, or where it began"
                 log.warning("%s; %s (%d of train.restarts=%d)", error, again, restart + 1, limit)
                 start, before, spec = checkpoints.newest(), spec, asked.with_room()
                 _note_room(asked, before, spec)

@@ -46,12 +46,14 @@ def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any
         publisher = stack.enter_context(open_publisher(backend, request, target, backend.device(0)))
         weights = load_file(request.draft_model / "model.safetensors")
         deadline = time.monotonic() + request.timeout_s
+
+        def left_s() -> float:
+            return max(1e-3, deadline - time.monotonic())
+
         for url, server in connect_servers(request.to, request.timeout_s).items():
             stack.enter_context(server)  # closed first: the publisher waits for no answer then
-            publisher.add(url, server).result()
-        version = publisher.next_version()
-        left_s = max(1e-3, deadline - time.monotonic())
-        report = publisher.publish(version, weights, policy=request.policy, timeout_s=left_s).result()
+            publisher.add(url, server, left_s()).result()
+        report = publisher.publish(None, weights, policy=request.policy, timeout_s=left_s()).result()
     return _document(report)
 
 

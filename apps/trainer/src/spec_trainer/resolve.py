@@ -26,7 +26,7 @@ from spec_trainer.offline.store import open_features
 from spec_trainer.run_spec import RunParts, RunSpec
 from spec_trainer.track_config import track_config_type
 from spec_trainer.trackers import check_trackers
-from spec_trainer.transport_options import transport_configs
+from spec_trainer.transport_options import absolute, anchor_options, transport_configs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,6 @@ _PATHS = (
     ("data", "eval_path"),
     ("data", "features"),
     ("draft", "init_from"),
-    ("push", "folder"),
 )
 _FILES_OF_A_TARGET = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 
@@ -213,12 +212,21 @@ def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
 
 
 def _anchor(values: dict[str, Any]) -> None:
-    """Make paths that exist absolute, so that ``config.yaml`` means the same from any working directory."""
+    """Make paths absolute, so that ``config.yaml`` means the same from any working directory.
+
+    What may be a name instead, such as a hub's, is a path where that exists.
+    """
     for section, key in _PATHS:
         part = values if section is None else values.get(section)
         if isinstance(part, dict) and isinstance(part.get(key), str):
-            path = os.path.abspath(os.path.expanduser(part[key])) if part[key] else ""
+            path = absolute(part[key])
             part[key] = path if os.path.exists(path) else part[key]
+    push = values.get("push")
+    if isinstance(push, dict):
+        if isinstance(push.get("folder"), str):
+            push["folder"] = absolute(push["folder"])
+        if "options" in push:
+            push["options"] = anchor_options(push["options"])
 
 
 def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[str, Any]]:

@@ -121,9 +121,16 @@ class RunDirectory:
         write_atomically(self.config, dump_yaml(config))
 
     def remove_unfinished(self) -> None:
-        """Remove the checkpoints and exports that a failure has cut short; no process may be writing."""
+        """Remove what a killed run has left: checkpoints and exports cut short, a launcher's marks among the logs.
+
+        No process may be writing.
+        """
         self._check_entries()  # nothing is removed through a link
-        for left in (*self.checkpoints.glob(".*"), *self.root.glob(".draft-*"), *self.decoded.glob(".*")):
+        folders = (self.checkpoints, self.decoded, self.logs)
+        for left in (
+            *self.root.glob(".draft-*"),
+            *(file for folder in folders for file in folder.glob(".*")),
+        ):
             remove(left)
 
     def _check_entries(self) -> None:

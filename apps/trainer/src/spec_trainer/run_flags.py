@@ -38,7 +38,9 @@ class RunFlags:
     ] = None
     restarts: Annotated[
         int | None,
-        Parameter(help="Times to begin again at the newest checkpoint after a failure (train.restarts)."),
+        Parameter(
+            help="Times to begin again at the newest checkpoint of this command after a failure (train.restarts)."
+        ),
     ] = None
 
     def as_keys(self) -> dict[str, object]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import Field, create_model
 
@@ -29,7 +31,28 @@ class _PushWords(Config):
 def read_transport_options(words: Sequence[str]) -> TransportOptions:
     """Return the options in a command's words, ``push.options.NAME.KEY=VALUE``. Raise ConfigError for others."""
     values = read_configuration(None, {}, words)
-    return validate(_PushWords, values, "options").push.options
+    return anchor_options(validate(_PushWords, values, "options").push.options)
+
+
+def absolute(path: str) -> str:
+    """Return a path as it is from any working directory; the empty one stays."""
+    return os.path.abspath(os.path.expanduser(path)) if path else ""
+
+
+def anchor_options(options: Any) -> Any:
+    """Return the options with each path absolute; what is no option of a transport stays as it is."""
+    if not isinstance(options, dict):
+        return options
+    return {name: _anchored(name, keys) if isinstance(keys, dict) else keys for name, keys in options.items()}
+
+
+def _anchored(transport: str, keys: dict[str, Any]) -> dict[str, Any]:
+    fields = plugins.load(WeightTransport, transport).Config.model_fields
+    paths = [key for key, field in fields.items() if Path in (field.annotation, *get_args(field.annotation))]
+    return {
+        key: absolute(value) if key in paths and isinstance(value, str) else value
+        for key, value in keys.items()
+    }
 
 
 def transport_configs(options: TransportOptions, source: str) -> dict[str, WeightTransportConfig]:

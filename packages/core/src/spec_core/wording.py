@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+_USER = re.compile(r"//[^\s'\"]{0,500}@")
 _VALUE = 200
 _LINE = 1950  # with the command's name before it, less than 2,000
 _TAIL = 300  # the end of a message, which says what to do, is kept
 
 
 def shown(value: object) -> str:
-    """Return a value as a message quotes it, at most about 200 characters of it."""
-    return shortened(repr(value), _VALUE)
+    """Return a value as a message quotes it: at most about 200 characters, an address without user and password."""
+    return shortened(_USER.sub("//…@", repr(value)), _VALUE)
 
 
 def shortened(text: str, longest: int) -> str:

@@ -1,4 +1,4 @@
-"""What a stranger writes to know that the backend is a backend: two fixtures and three subclasses."""
+"""The backend keeps the contract of backends: two fixtures and three subclasses say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a third party writes to know that the draft is a draft: three fixtures and one subclass."""
+"""The draft keeps the contract of drafts: three fixtures and one subclass say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a third party writes to know that the engine is an engine: two fixtures and a subclass."""
+"""The engine keeps the contract of engines: two fixtures and a subclass say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a third party writes to know that an engine speculates: some fixtures and two subclasses."""
+"""The engine keeps the contracts of engines and of those that speculate: some fixtures and two subclasses say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the interface asks for, asked of pipes."""
+"""The launcher keeps the contract of launchers."""
 
 from __future__ import annotations
 

@@ -477,6 +477,90 @@ def test_of_two_that_begin_at_the_same_moment_one_is_the_later_everywhere(fleet)
     assert fleet.versions() == [3] * 3
 
 
+class Held(ReceiverReplica):
+    """Gives the orders of a push when it may go on; until then its publisher has only asked for the version."""
+
+    def __init__(self, receiver):
+        super().__init__(receiver)
+        self.asked, self.may_go_on, self.given = threading.Event(), threading.Event(), threading.Event()
+
+    def call(self, name, argument):
+        if name != "prepare":
+            return super().call(name, argument)
+        self.asked.set()
+        assert self.may_go_on.wait(LONG_S)
+        answer = super().call(name, argument)
+        self.given.set()
+        return answer
+
+
+class Interrupted(ReceiverReplica):
+    """Lets something else happen before a call, or after it and before its answer."""
+
+    def __init__(self, receiver, moment, then):
+        super().__init__(receiver)
+        self._moment, self._then = moment, then
+
+    def call(self, name, argument):
+        if self._moment == f"before {name}":
+            self._then()
+        answer = super().call(name, argument)
+        if self._moment == f"after {name}":
+            self._then()
+        return answer
+
+
+@pytest.mark.parametrize("policy", ["all", "best_effort"])
+@pytest.mark.parametrize("moment", ["before prepare", "after prepare", "before commit", "after commit", ""])
+def test_of_two_that_push_at_the_same_moment_the_later_is_committed_everywhere(fleet, moment, policy):
+    """Both have taken the same version; the later's orders come to all replicas at one moment of the earlier's push.
+
+    The earlier may have committed it at some of them, and have to hear at the others that it is over.
+    """
+    with contextlib.ExitStack() as stack:
+        rivals = [stack.enter_context(Publisher(file_transports(), TARGET)) for _ in range(2)]
+        earlier, later = sorted(rivals, key=lambda rival: rival._own_bits)
+        held = [Held(receiver) for receiver in fleet.receivers]
+
+        def interrupt():
+            for replica in held:
+                replica.may_go_on.set()
+            assert all(replica.given.wait(LONG_S) for replica in held)
+
+        for name, receiver, replica in zip("012", fleet.receivers, held, strict=True):
+            here = Interrupted(receiver, moment, interrupt) if name == "1" else ReceiverReplica(receiver)
+            earlier.add(name, here).result(LONG_S)
+            later.add(name, replica).result(LONG_S)
+        pushed = later.publish(None, odd_weights(2), policy=policy, timeout_s=LONG_S)
+        assert all(replica.asked.wait(LONG_S) for replica in held)
+        lost = earlier.publish(None, odd_weights(1), policy=policy, timeout_s=LONG_S).result(LONG_S)
+        interrupt()
+        won = pushed.result(LONG_S)
+        assert (won.committed, {outcome.state for outcome in won.replicas.values()}) == (True, {"committed"})
+        assert all(slot.serves(odd_weights(2)) for slot in fleet.slots)
+        assert lost.version == 1
+        assert won.version in ((2,) if lost.committed else (1, 2))
+        reason = (
+            f"a trainer with fence {later.fence} publishes here; the one with fence {earlier.fence} is over"
+        )
+        for outcome in lost.replicas.values():
+            assert reason in outcome.reason or outcome.state == "committed"
+
+
+def test_version_that_is_taken_at_one_replica_is_committed_at_none(fleet):
+    """By any policy: else it would name two drafts."""
+    with Publisher(file_transports(), TARGET) as other:
+        other.add("0", ReceiverReplica(fleet.receivers[0])).result(LONG_S)
+        assert other.publish(1, odd_weights(9)).result(LONG_S).committed
+    with Publisher(file_transports(), TARGET) as later:
+        for index, receiver in enumerate(fleet.receivers):
+            later.add(str(index), ReceiverReplica(receiver)).result(LONG_S)
+        report = later.publish(1, odd_weights(1), policy="best_effort").result(LONG_S)
+        assert {outcome.state for outcome in report.replicas.values()} == {"aborted"}
+        assert all("version 1 is another draft here" in out.reason for out in report.replicas.values())
+    assert fleet.versions() == [1, None, None]
+
+
 def test_replica_that_is_added_late_is_taken_over_and_no_other_with_it(fleet):
     fleet.publish(1)
     late = ToySlot(odd_weights(0))

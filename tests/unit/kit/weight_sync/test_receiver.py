@@ -122,7 +122,7 @@ def test_higher_fence_wins_for_good(receiver, publisher, slot):
 
 
 def test_version_names_one_draft_for_good(receiver, publisher, slot):
-    """Also one that was reverted, and for another trainer."""
+    """A reverted version keeps its draft too, also for another trainer."""
     digests = [publisher.publish(version, odd_weights(version)).result(LONG_S).digest for version in (1, 2)]
     publisher.revert().result(LONG_S)
     assert receiver.status().newest == 2
@@ -142,7 +142,7 @@ def test_version_names_one_draft_for_good(receiver, publisher, slot):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_arrives_with_nan_or_infinity_is_not_committed(receiver, publisher, slot, monkeypatch, value):
-    """Whatever its publisher has looked at."""
+    """The receiver looks by itself, even if the publisher has found nothing."""
     publisher.publish(1, odd_weights(1)).result(LONG_S)
     monkeypatch.setattr("spec_kit.weight_sync.publisher.FiniteCheck", NoCheck)
     weights = odd_weights(2)
@@ -155,7 +155,7 @@ def test_what_arrives_with_nan_or_infinity_is_not_committed(receiver, publisher,
 
 
 class NoCheck(FiniteCheck):
-    """A publisher's that finds nothing."""
+    """A publisher's check that finds nothing."""
 
     def problem(self):
         return ""

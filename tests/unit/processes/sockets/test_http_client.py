@@ -225,3 +225,12 @@ def test_a_server_without_tls_gets_no_secret() -> None:
 def test_an_address_that_would_break_a_line_or_a_request_is_refused(url) -> None:
     with pytest.raises(ConfigError, match="is no address of a server; expected http://host:port"):
         server_address(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:hush@a:1", "me:hush@a", "http://me:hu@sh@a", "http://me:hush/x@a"]
+)
+def test_a_refused_address_is_quoted_without_its_password(url) -> None:
+    with pytest.raises(ConfigError, match=r"^'…@a(:1)?' is no address of a server; ") as refused:
+        server_address(url)
+    assert "hush" not in str(refused.value)

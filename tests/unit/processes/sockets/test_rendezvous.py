@@ -1,4 +1,4 @@
-"""The contract of spec_processes.sockets.rendezvous; docstrings quote its numbers."""
+"""The contract of spec_core.rendezvous; docstrings quote its numbers."""
 
 from __future__ import annotations
 

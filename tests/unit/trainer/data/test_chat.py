@@ -333,13 +333,14 @@ def test_an_answer_of_end_tokens_takes_no_longer_than_another(load, supervised):
             "it takes more than",
         ),
         ("{{ 5|round(-99999999) }}", "it takes more than"),
+        ("{{ 'x' * 2**25 }}", "it makes 33554432 characters, expected at most 16777216"),
         (
             "{% set x = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set x.a = [x.a] * 9 %}"
             "{% set x.b = [x.b] * 9 %}{% endfor %}{{ x.a == x.b }}",
             "it takes more than",
         ),
     ],
-    ids=["range", "macro", "string", "doubling", "loops", "digits", "comparison"],
+    ids=["range", "macro", "string", "doubling", "loops", "digits", "text", "comparison"],
 )
 def test_a_template_without_end_is_refused(load, monkeypatch, template, why):
     monkeypatch.setattr(render_process, "SECONDS", 0.5)

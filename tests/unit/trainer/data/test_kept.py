@@ -192,6 +192,14 @@ def test_data_that_is_rendered_at_once_is_not_kept(folder, tokenizer_folder, wri
     assert list(folder.iterdir()) == []
 
 
+def test_a_vast_file_is_not_read_whole_before_its_rows(folder, tokenizer_folder, tmp_path):
+    file = tmp_path / "rows.parquet"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 40)
+    with pytest.raises(DataError, match=r"rows\.parquet"):
+        load_run_data(DataConfig(path=str(file)), tokenizer_folder(), VOCAB, None, False, folder)
+
+
 def test_without_room_the_run_goes_on(folder, tokenizer_folder, write, caplog):
     dataset = load_run_data(DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -27,7 +27,7 @@ class SlowPublisher:
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.begun = threading.Semaphore(0)
 
-    def next_version(self):
+    def next_version(self, timeout_s):
         return self.newest + 1
 
     def publish(self, version, weights, **options):

@@ -139,3 +139,12 @@ def test_a_last_line_that_is_no_answer_is_refused(path):
 def test_a_second_command_is_kept_out(path):
     with opened(path), pytest.raises(ArtifactError, match="is being written by another command"):
         opened(path)
+
+
+def test_nothing_is_written_through_a_link(path, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch()
+    path.symlink_to(elsewhere)
+    with pytest.raises(ArtifactError, match="is a link: expected a file of its own"):
+        opened(path)
+    assert elsewhere.read_bytes() == b""

@@ -29,6 +29,8 @@ _LEVELS = 32
 _KEY = re.compile(r"[^\s.\[\]]+(\.[^\s.\[\]]+)*")
 _ODD_NUMBER = re.compile(r"[-+]?(0[xXbB][\da-fA-F_]+|0[0-7_]+|\d[\d.]*_[\d._]*|\d+(:[0-5]?\d)+(\.\d*)?)")
 """Numbers of YAML 1.1 that are not decimal: hexadecimal, binary, octal (010 is 8), grouped, to the base 60."""
+_ODD_BOOLEAN = re.compile(r"yes|no|on|off", re.IGNORECASE)
+"""Booleans of YAML 1.1 that are texts in YAML 1.2."""
 _VALUES = 1 << 17
 """Values of a configuration, where an alias counts as what it stands for: each takes about 1 kB."""
 _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -150,6 +152,10 @@ def _check_scalar(event: yaml.ScalarEvent, where: str, resolved: bool) -> None:
     if event.implicit[0] and _ODD_NUMBER.fullmatch(event.value):
         raise ConfigError(
             f"{where}: {shown(event.value)} is not a decimal number; write decimal digits, or quotes around a text"
+        )
+    if event.implicit[0] and _ODD_BOOLEAN.fullmatch(event.value):
+        raise ConfigError(
+            f"{where}: {shown(event.value)} is neither true nor false; write one, or quotes around a text"
         )
 
 

@@ -60,16 +60,18 @@ def load_run_data(
         "with_questions": with_questions,
     }
     sources = list(filter(None, (config.path, config.eval_path)))
-    origin = _origin(settings, sources, tokenizer_folder)
-    kept = _open(run_directory / f"{_KEPT}{origin}", origin) if origin else None
-    if kept is None or not _in_vocabulary(run_directory / f"{_KEPT}{origin}", vocab_size):
-        found = load_dataset(
-            config, tokenizer_folder, vocab_size, longest_prompt, with_questions=with_questions
-        )
-        return replace(found, origin=origin)
-    for path in sources:
-        check_answers(path, config)
-    return kept
+    if any(run_directory.glob(f"{_KEPT}*")):
+        origin = _origin(settings, sources, tokenizer_folder)
+        folder = run_directory / f"{_KEPT}{origin}"
+        kept = _open(folder, origin) if origin else None
+        if kept is not None and _in_vocabulary(folder, vocab_size):
+            for path in sources:
+                check_answers(path, config)
+            return kept
+    found = load_dataset(config, tokenizer_folder, vocab_size, longest_prompt, with_questions=with_questions)
+    # Whole files are read for it, and so only once rows could be read from them.
+    few = len(found.samples) <= FEW_SAMPLES
+    return found if few else replace(found, origin=_origin(settings, sources, tokenizer_folder))
 
 
 def keep_run_data(dataset: Dataset, run_directory: Path) -> None:
@@ -78,12 +80,11 @@ def keep_run_data(dataset: Dataset, run_directory: Path) -> None:
     A full disk is a warning: the run does without.
     """
     folder = run_directory / f"{_KEPT}{dataset.origin}"
-    wanted = dataset.origin and len(dataset.samples) > FEW_SAMPLES
-    if wanted and _open(folder, dataset.origin) is not None:
+    if dataset.origin and _open(folder, dataset.origin) is not None:
         return
     for left in run_directory.glob(f"{_KEPT}*"):
         remove(left)
-    if not wanted:
+    if not dataset.origin:
         return
     scratch = new_folder(run_directory, _KEPT)
     try:

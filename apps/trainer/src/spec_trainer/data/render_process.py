@@ -27,6 +27,8 @@ SECONDS = 3.0
 """Seconds of CPU time for one rendering; a long conversation takes some milliseconds."""
 BYTES = 1 << 30
 """Bytes that one rendering may add to the memory of its process."""
+CHARACTERS = 1 << 24
+"""Characters of one rendering; a million tokens have some four million."""
 _GRACE_S = 1.0
 """CPU time after which a process is killed that does not keep the limit itself."""
 _LONGEST_S = 120.0
@@ -63,6 +65,10 @@ class RenderProcess:
             raise TemplateUnreadable(answer["line"], answer["problem"])
         if answer["kind"] == "refused":
             raise BadRow(_REFUSED, answer["problem"])
+        if len(answer["text"]) > CHARACTERS:
+            raise BadRow(
+                _REFUSED, f"it makes {len(answer['text'])} characters, expected at most {CHARACTERS}"
+            )
         return answer["text"], [(start, stop) for start, stop in answer["marks"]]
 
     def _start(self) -> None:

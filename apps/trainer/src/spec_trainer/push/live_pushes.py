@@ -168,7 +168,7 @@ class _Pusher(Resource):
     def _version_of(self, done_steps: int) -> int:
         """Return the version of the draft after so many steps: that number, above what any server has had before."""
         if self._lead is None:
-            self._lead = max(0, self._publisher.next_version() - done_steps)
+            self._lead = max(0, self._publisher.next_version(self._config.timeout_s) - done_steps)
             if self._lead:
                 log.info("versions of this run are its steps plus %d: servers had earlier ones", self._lead)
         return done_steps + self._lead

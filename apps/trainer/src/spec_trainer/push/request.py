@@ -46,7 +46,7 @@ class PushRequest:
         for word in (*self.to, *(self.transport or ())):
             if word.startswith("push."):
                 raise ConfigError(
-                    f"{word} stands behind a flag that takes several values; write it before the flags"
+                    f"{word.partition('=')[0]} stands behind a flag that takes several values; write it before the flags"
                 )
         if not self.to:
             raise ConfigError("--to names no server; expected addresses such as http://127.0.0.1:8000")

@@ -6,13 +6,13 @@ import json
 import mmap
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.resource import Resource
 from spec_trainer.data.chat_config import meta_of_answers
-from spec_trainer.disk import check_writable, lock_file, write_atomically
+from spec_trainer.disk import check_own, check_writable, lock_file, open_own, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ class AnswerFile(Resource):
         self.path = path
         self._made = {"format": FORMAT, **about, "settings": settings}
         with ExitStack() as stack:
-            self._file = stack.enter_context(path.open("ab+"))
+            self._file = stack.enter_context(open_own(path))
             lock_file(self._file, f"output {path} is being written by another command")
             self.complete = _size(path) > 0 and _meta(path)["result"].get("bytes") == _size(path)
             """Whether every row is answered."""
@@ -74,12 +74,13 @@ class AnswerFile(Resource):
 
 
 def check_answer_file(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ArtifactError where ``path`` is another file, was made with other settings, or cannot be made.
+    """Raise ArtifactError where ``path`` is another file, a link or a pipe, was made with other settings, or cannot be made.
 
     Nothing is created.
     """
     if path.is_dir():
         raise ArtifactError(f"output {path} is a folder; give a file")
+    check_own(path)
     check_writable(path.parent)
     if not path.parent.is_dir():
         raise ArtifactError(f"output {path}: there is no folder {path.parent}; make it first")
@@ -114,13 +115,13 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _first_missing_row(path: Path, file: BinaryIO) -> int:
+def _first_missing_row(path: Path, file: IO[bytes]) -> int:
     _drop_half_line(file)
     last = _last_line(file)
     return 0 if last is None else _row_of(path, last) + 1
 
 
-def _drop_half_line(file: BinaryIO) -> None:
+def _drop_half_line(file: IO[bytes]) -> None:
     """Remove what a crash left of the last line."""
     size = os.fstat(file.fileno()).st_size
     if size:
@@ -129,7 +130,7 @@ def _drop_half_line(file: BinaryIO) -> None:
         file.truncate(whole)
 
 
-def _last_line(file: BinaryIO) -> bytes | None:
+def _last_line(file: IO[bytes]) -> bytes | None:
     size = os.fstat(file.fileno()).st_size
     if not size:
         return None

@@ -13,10 +13,10 @@ from spec_core.errors import DeadlineExceeded, EngineError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_kit.weight_sync.current_device import beside
-from spec_kit.weight_sync.messages import Confirm, Endpoint, Loaded, Offer
+from spec_kit.weight_sync.messages import Confirm, Endpoint, Loaded, Offer, VersionTaken
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from concurrent.futures import Future
 
     import torch
@@ -82,6 +82,8 @@ class Delivery(Resource):
         self.reason = self.transport = ""
         self.has_failed = False
         """Whether the replica itself is at fault: what it serves has to be asked."""
+        self.version_is_taken = False
+        """Whether another draft has the update's version there."""
         self.seconds: dict[str, float] = {}
         self.not_taken: Mapping[str, str] = {}
         self._link, self._choice, self._device = link, choice, device
@@ -107,7 +109,7 @@ class Delivery(Resource):
                 self._send(ends)
             self.state = "received"
         except Exception as error:  # noqa: BLE001 (a transport or a replica may raise anything)
-            self.has_failed = True
+            self.has_failed, self.version_is_taken = True, isinstance(error, VersionTaken)
             self._close_sender()
             self.abort(cause(error))
 
@@ -123,7 +125,7 @@ class Delivery(Resource):
             self.state = "committed"
         except Exception as error:  # noqa: BLE001 (a replica may raise anything)
             self.has_failed = True
-            self.state, self.reason = "quarantined", cause(error)
+            self.state, self.reason = "quarantined", self._later_trainer(self.replica.status) or cause(error)
 
     def revert(self, reason: str) -> None:
         """Undo a commit, or what may be one; afterwards ``reverted``, or ``quarantined`` where that failed."""
@@ -135,18 +137,13 @@ class Delivery(Resource):
             self.state, self.reason = "reverted", reason
         except Exception as error:  # noqa: BLE001 (a replica may raise anything)
             self.has_failed = True
-            self.state, self.reason = "quarantined", self.reason or cause(error)
+            self.state = "quarantined"
+            self.reason = self.reason or self._later_trainer(self.replica.status) or cause(error)
 
     def abort(self, reason: str) -> None:
         """Give up an update that is not committed; the replica serves on what it served."""
-        self.state, self.reason = "aborted", reason
-        with contextlib.suppress(Exception):  # it gives up by itself when the connection ends
-            status = settled(self.replica.abort(self.update), time.monotonic() + _ANSWER_S, self.name)
-            if status.update is not None and status.update.fence > self.update.fence:
-                self.reason = (
-                    f"a trainer with fence {status.update.fence} publishes here; the one with fence "
-                    f"{self.update.fence} is over"
-                )
+        taken_over = self._later_trainer(lambda: self.replica.abort(self.update))
+        self.state, self.reason = "aborted", taken_over or reason
 
     def cancel(self) -> None:
         """Make a phase under way end soon; any thread may call it."""
@@ -187,6 +184,22 @@ class Delivery(Resource):
             return self._expected.wait(self._deadline)
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{error}{self._own_reason()}") from error
+
+    def _later_trainer(self, ask: Callable[[], Future[ServingStatus]]) -> str:
+        """Return that a later trainer publishes here, if the answer to a call says so; the call may fail."""
+        now = time.monotonic()
+        # A busy replica may take its time, but nobody waits long for one that has let the update's time pass.
+        deadline = (
+            now + _ANSWER_S if self._cancelled else max(now + _ANSWER_S, min(self._deadline, now + _UNDO_S))
+        )
+        with contextlib.suppress(Exception):
+            last = settled(ask(), deadline, self.name).update
+            if last is not None and last.fence > self.update.fence:
+                return (
+                    f"a trainer with fence {last.fence} publishes here; the one with fence {self.update.fence} "
+                    "is over"
+                )
+        return ""
 
     def _own_reason(self) -> str:
         """Return in parentheses why the replica has given up by itself, such as an address that it cannot reach."""

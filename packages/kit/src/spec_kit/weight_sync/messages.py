@@ -28,6 +28,7 @@ import pydantic
 
 from spec_core.draft_replica import UpdateId
 from spec_core.errors import EngineError
+from spec_core.foreign import cause
 from spec_core.weight_manifest import Manifest
 from spec_core.wire_record import WireRecord
 from spec_core.wording import one_line
@@ -98,6 +99,12 @@ class UpdateFailed(WireRecord):
 
     kind: Literal["failed"] = "failed"
     reason: Annotated[str, pydantic.AfterValidator(one_line)]
+    version_taken: bool = False
+    """Whether another draft has the version, so that the update can go on under a higher one."""
+
+
+class VersionTaken(EngineError):
+    """A rank has had another draft under the version of an update."""
 
 
 M = TypeVar("M", Greeting, Offer, Endpoint, Loaded, Confirm)
@@ -130,17 +137,23 @@ class UpdateChannel(FramedSocket):
             self.send(message.encode(), deadline)
 
     def expect(self, kind: type[M], deadline: float) -> M:
-        """Return the next message, which must be of that kind. Raise EngineError where the other end has failed."""
+        """Return the next message, which must be of that kind.
+
+        Raise EngineError where the other end has failed, VersionTaken where that is why.
+        """
         with _errors_of(self._peer):
             packet = self.receive(deadline)
         if b'"kind":"failed"' in packet[:32]:
-            raise EngineError(f"{self._peer}: {UpdateFailed.decode(packet).reason}")
+            failed = UpdateFailed.decode(packet)
+            error = VersionTaken if failed.version_taken else EngineError
+            raise error(f"{self._peer}: {failed.reason}")
         return kind.decode(packet)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, error: Exception) -> None:
         """Say why the update ends, if the other end still listens."""
+        failed = UpdateFailed(reason=cause(error), version_taken=isinstance(error, VersionTaken))
         with contextlib.suppress(OSError):
-            self.send(UpdateFailed(reason=reason).encode(), time.monotonic() + 1.0)
+            self.send(failed.encode(), time.monotonic() + 1.0)
 
 
 def _errors_of(peer: str) -> AbstractContextManager[None]:

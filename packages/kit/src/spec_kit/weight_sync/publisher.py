@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.draft_replica import DraftReplica
+    from spec_core.weight_manifest import TensorEntry
     from spec_core.weight_transport import WeightTransport
     from spec_kit.weight_sync.push import Policy
 
@@ -147,7 +148,7 @@ class Publisher(Resource):
 
     def publish(
         self,
-        version: int,
+        version: int | None,
         weights: Mapping[str, Tensor],
         *,
         policy: Policy = "all",
@@ -155,8 +156,9 @@ class Publisher(Resource):
     ) -> Future[PublishReport]:
         """Push exported tensors as ``version``, which must be higher than the last one.
 
-        Where a tensor holds NaN or infinity nothing is sent, and the report says so for each replica. One that has
-        had another draft under that version refuses it (``next_version``).
+        Where a tensor holds NaN or infinity nothing is sent, and the report says so for each replica. Where one has
+        had another draft under that version, it is committed nowhere. None is ``next_version``, and again the next
+        one for as long as another trainer takes that meanwhile.
 
         The tensors are given away: nobody may change them any more, but for what is queued on the current stream of
         their device. ``timeout_s`` is for the whole push, from when its turn has come. The future ends with a report,
@@ -188,10 +190,7 @@ class Publisher(Resource):
 
         It waits for its turn, and for the answers. Raise EngineError where no higher version is left.
         """
-        newest = self._submit(lambda: newest_version(self.serving(timeout_s).values())).result()
-        if newest >= LARGEST_VERSION:
-            raise EngineError(f"a replica has had version {newest}, the largest; start its server anew")
-        return 1 + newest
+        return self._submit(lambda: self._next_version(timeout_s)).result()
 
     def close(self) -> None:
         """Give up what is under way, and end; replicas serve on what they serve."""
@@ -258,29 +257,42 @@ class Publisher(Resource):
         for transport in self._transports.values():
             transport.forget(name)
 
+    def _next_version(self, timeout_s: float) -> int:
+        newest = max(self._last_version, newest_version(self.serving(timeout_s).values()))
+        if newest >= LARGEST_VERSION:
+            raise EngineError(f"a replica has had version {newest}, the largest; start its server anew")
+        return 1 + newest
+
     def _publish(
-        self, version: int, weights: Mapping[str, Tensor], policy: Policy, timeout_s: float
+        self, version: int | None, weights: Mapping[str, Tensor], policy: Policy, timeout_s: float
     ) -> PublishReport:
-        if version <= self._last_version:
+        if version is not None and version <= self._last_version:
             raise ConfigError(
                 f"version {version} is not higher than {self._last_version}, the last that was published"
             )
-        self._last_version = version
         started = time.monotonic()
+        deadline = started + timeout_s
         finite = FiniteCheck()
-        manifest = self._describe(version, finite.watch(weights.items()))
-        payload = Payload(manifest=manifest, weights=weights)
+        entries = tuple(tensor_entries(finite.watch(weights.items())))
         problem = finite.problem()
         described_s = time.monotonic() - started
         counted = [name for name, member in self._members.items() if member.counts and not problem]
-        push = self._push(payload, counted, policy, timeout_s - described_s)
+        while True:
+            self._last_version = (
+                self._next_version(deadline - time.monotonic()) if version is None else version
+            )
+            payload = Payload(manifest=self._manifest(self._last_version, entries), weights=weights)
+            push = self._push(payload, counted, policy, deadline - time.monotonic())
+            # It was a trainer with a lower fence, which is refused from now on wherever this push has begun.
+            if version is not None or not push.version_is_taken or time.monotonic() > deadline:
+                break
         committed = push.committed and not problem and bool(counted or not self._members)
         if committed:
             self._previous, self._newest = self._newest, payload
         outcomes = {name: delivery.outcome() for name, delivery in push.deliveries.items()}
         left_out = ReplicaOutcome(state="aborted", reason=problem) if problem else _LEFT_OUT
         return PublishReport(
-            version=version,
+            version=payload.manifest.version,
             digest=payload.manifest.digest,
             committed=committed,
             num_bytes=payload.manifest.num_bytes,
@@ -288,14 +300,14 @@ class Publisher(Resource):
             seconds={"manifest": described_s, **push.seconds, "total": time.monotonic() - started},
         )
 
-    def _describe(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Manifest:
+    def _manifest(self, version: int, entries: tuple[TensorEntry, ...]) -> Manifest:
         return Manifest(
             group=self.group,
             version=version,
             parent=self.committed,
             fence=self._level_fences(),
             target=self._target,
-            tensors=tuple(tensor_entries(tensors)),
+            tensors=entries,
         )
 
     def _push(self, payload: Payload, names: Iterable[str], policy: Policy, timeout_s: float) -> Push:

@@ -29,6 +29,8 @@ class Push:
         """Commit when enough of the replicas have received the update, by the policy."""
         self.deliveries = deliveries
         self.committed = False
+        self.version_is_taken = False
+        """Whether a replica has another draft under the version: then it is committed nowhere, by any policy."""
         self.seconds: dict[str, float] = {}
         self._policy: Policy = policy
 
@@ -42,7 +44,8 @@ class Push:
                 stack.enter_context(delivery.begin(updates[name], payload, deadline))
             self._each("transfer", self.deliveries.values(), lambda delivery: delivery.transfer())
             received = [delivery for delivery in self.deliveries.values() if delivery.state == "received"]
-            if not self._is_enough("received"):
+            self.version_is_taken = any(delivery.version_is_taken for delivery in self.deliveries.values())
+            if self.version_is_taken or not self._is_enough("received"):
                 reason = f"too few replicas have received it: {self._reasons()}"
                 self._each("abort", received, lambda delivery: delivery.abort(reason))
                 return

@@ -18,7 +18,15 @@ from spec_core.resource import Resource
 from spec_kit.weight_sync.current_device import beside
 from spec_kit.weight_sync.digest import TensorDigests, dtype_name
 from spec_kit.weight_sync.finite import FiniteCheck
-from spec_kit.weight_sync.messages import Confirm, Endpoint, Greeting, Loaded, Offer, UpdateChannel
+from spec_kit.weight_sync.messages import (
+    Confirm,
+    Endpoint,
+    Greeting,
+    Loaded,
+    Offer,
+    UpdateChannel,
+    VersionTaken,
+)
 from spec_kit.weight_sync.short_turns import short_turns
 
 if TYPE_CHECKING:
@@ -170,10 +178,10 @@ class UpdateReceiver(Resource):
             self._set("received")
 
     def check_version(self, manifest: Manifest) -> None:
-        """Raise EngineError for a version that was committed with another digest (U10)."""
+        """Raise VersionTaken for a version that was committed with another digest (U10)."""
         known = self._digests.get(manifest.version, manifest.digest)
         if known != manifest.digest:
-            raise EngineError(
+            raise VersionTaken(
                 f"version {manifest.version} is another draft here, of digest {known}, and versions up to "
                 f"{self._status.newest} are taken; push this one, of digest {manifest.digest}, under a higher version"
             )
@@ -295,7 +303,7 @@ class _Transfer:
             try:
                 digest = self._load(channel, ends)
             except Exception as error:
-                channel.fail(cause(error))
+                channel.fail(error)
                 raise
             self._owner.has_received(self.order.update)
             channel.post(Loaded(digest=digest, seconds=self._times()), self._deadline)

@@ -36,7 +36,8 @@ _AT_ONCE = 1 << 16
 _LONGEST_ADDRESS = 1_000
 """Characters; a host's name has at most 253."""
 _LONGEST_QUOTE = 200
-_HINT = "is the server's API at this address?"
+_PORTS = {"http": 80, "https": 443}
+"""Scheme -> port of an address that names none."""
 _CONNECT_S = 10.0
 """Longest wait for a connection, which cannot be ended from another thread."""
 
@@ -61,6 +62,10 @@ class HttpClient(Resource):
         check_draft_token(token)
         self._token = token
         self.url = f"{self._parts.scheme}://{self._parts.netloc}"
+        self._port = self._parts.port or _PORTS[self._parts.scheme]
+        self._hint = "is the server's API at this address?"
+        if self._parts.port is None:
+            self._hint = f"is the server's API at port {self._port}? The address names no other"
         self._lock = threading.Lock()
         """Guards the two below."""
         self._under_way: set[socket.socket] = set()
@@ -84,7 +89,7 @@ class HttpClient(Resource):
                 RunError,
                 UnicodeError,
             ) as error:  # the last of a host's name
-                problem = EngineError(f"{self.url} does not answer {what}: {_reason(error, timeout_s)}")
+                problem = EngineError(f"{self.url} does not answer {what}: {self._reason(error, timeout_s)}")
                 problem.__cause__ = error
                 answer.set_exception(problem)
             except BaseException as error:  # noqa: BLE001 (the top of a thread: the caller gets every error)
@@ -123,13 +128,14 @@ class HttpClient(Resource):
     def _connected(self, deadline: float) -> Generator[socket.socket]:
         """Connect; ``close`` ends what happens then."""
         host, secure = self._parts.hostname or "", self._parts.scheme == "https"
-        port = self._parts.port or (443 if secure else 80)
         with ExitStack() as stack:
             limit_s = min(_CONNECT_S, _left_s(deadline))
             try:
-                connection = stack.enter_context(socket.create_connection((host, port), limit_s))
+                connection = stack.enter_context(socket.create_connection((host, self._port), limit_s))
             except TimeoutError as error:
-                raise EngineError(f"nobody took the connection within {limit_s:.3g} s; {_HINT}") from error
+                raise EngineError(
+                    f"nobody took the connection within {limit_s:.3g} s; {self._hint}"
+                ) from error
             if secure:
                 connection.settimeout(_left_s(deadline))
                 tls = ssl.create_default_context()
@@ -149,9 +155,19 @@ class HttpClient(Resource):
             with self._lock:
                 self._under_way.discard(connection)
 
+    def _reason(self, error: Exception, timeout_s: float) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no whole answer came within {timeout_s:g} s"
+        if isinstance(error, h11.RemoteProtocolError):  # it quotes what came
+            return f"it speaks no HTTP: {shortened(str(error), _LONGEST_QUOTE)}; {self._hint}"
+        return f"{cause(error)}; {self._hint}" if isinstance(error, OSError) else cause(error)
+
 
 def server_address(url: str) -> SplitResult:
-    """Return the parts of ``http://host:port``, where a path may follow. Raise ConfigError for anything else."""
+    """Return the parts of ``http://host:port``, where a path may follow. Raise ConfigError for anything else.
+
+    Without a port it is 80, of https 443.
+    """
     with suppress(ValueError):  # of a port or of an IPv6 address
         parts = urlsplit(url)
         is_plain = (
@@ -162,7 +178,13 @@ def server_address(url: str) -> SplitResult:
         )
         if is_plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts
-    raise ConfigError(f"{shown(url)} is no address of a server; expected http://host:port")
+    raise ConfigError(f"{_without_password(url)} is no address of a server; expected http://host:port")
+
+
+def _without_password(url: str) -> str:
+    """Return an address for messages: neither a user nor a password is quoted."""
+    _, user, rest = url.rpartition("@")
+    return shown(f"…@{rest}" if user else url)
 
 
 def check_draft_token(token: str) -> None:
@@ -172,14 +194,6 @@ def check_draft_token(token: str) -> None:
             "the secret of the servers cannot be sent; expected printable ASCII without spaces at its ends "
             "(SPEC_DRAFT_TOKEN)"
         )
-
-
-def _reason(error: Exception, timeout_s: float) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no whole answer came within {timeout_s:g} s"
-    if isinstance(error, h11.RemoteProtocolError):  # it quotes what came
-        return f"it speaks no HTTP: {shortened(str(error), _LONGEST_QUOTE)}; {_HINT}"
-    return f"{cause(error)}; {_HINT}" if isinstance(error, OSError) else cause(error)
 
 
 def _read_answer(state: h11.Connection, connection: socket.socket, deadline: float) -> HttpAnswer:

@@ -25,8 +25,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from spec_core import Rendezvous
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
-from spec_core.rendezvous import Rendezvous
 from spec_processes.sockets.addresses import bind, format_address, parse_address
 from spec_processes.sockets.framed_socket import FramedSocket, detect_dead_host, peer_errors
 from spec_processes.sockets.rendezvous_server import (

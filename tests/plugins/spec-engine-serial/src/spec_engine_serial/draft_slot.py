@@ -33,7 +33,7 @@ class SerialSlot(DraftSlot):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors of an update are wanted; here they are written to a file first."""
+        """The CPU: the tensors of an update are written to a file."""
         return torch.device("cpu")
 
     def layout(self) -> DraftLayout:
