@@ -149,6 +149,15 @@ class UpdateChannel(FramedSocket):
             raise error(f"{self._peer}: {failed.reason}")
         return kind.decode(packet)
 
+    def has_ended(self) -> bool:
+        """Return whether the other end has closed the connection and nothing is left to read; any thread may ask."""
+        try:
+            return not self.end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def fail(self, error: Exception) -> None:
         """Say why the update ends, if the other end still listens."""
         failed = UpdateFailed(reason=cause(error), version_taken=isinstance(error, VersionTaken))
