@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
-"""Between two looks at whether the publisher is still there, while its weights are waited for."""
 _KEPT_VERSIONS = 10_000
 """Versions whose digests are known for as long: some MB."""
 
@@ -329,31 +327,12 @@ class _Transfer:
         channel.post(Endpoint(address=receiver.address), self._deadline)
         sender = channel.expect(Endpoint, self._deadline).address
         arriving = self._checked(receiver.receive(sender, self._deadline))
-        with self.timed("receive"), self._watched(channel):
+        with self.timed("receive"), channel.watched(self.cancel):
             slot.load(arriving)
             if (left := next(arriving, None)) is not None:
                 raise EngineError(f"the engine did not load {left[0]}")
         with self.timed("digest"):
             return slot.digest("spare")
-
-    @contextlib.contextmanager
-    def _watched(self, channel: UpdateChannel) -> Generator[None]:
-        """End the update when the publisher goes while the transport waits for it (U7)."""
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(_LOOK_S):
-                if channel.has_ended():
-                    self.cancel()
-                    return
-
-        watcher = threading.Thread(target=watch, name=f"{self._thread.name} publisher", daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watcher.join()
 
     def _greeting(self) -> Greeting:
         owner, order = self._owner, self.order
