@@ -6,7 +6,7 @@
 
 Two servers (``draft_server.py``) answer without a pause, and a process for each reads the stream of answers. The
 statements are those that a whole push was seen to go through: in ``spec_kit.weight_sync``, in what asks servers,
-and in the weight transports. Between two acts that another process can see (``ACTS``) a server cannot tell where the
+and in the weight transports. Between two acts that another process can see (``ACTS``) a server cannot know where the
 pusher has died, so the first statement after each act stands for those up to the next. The push does with one
 server after the other what it does with both at once, as threads may come: so there are kills between two commits.
 

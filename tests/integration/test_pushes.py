@@ -203,9 +203,9 @@ def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, dra
 
 
 def test_a_pusher_that_is_killed_anywhere_leaves_servers_that_answer_and_take_the_next_push(lab, drafts):
-    """It is killed before, between and after the commits.
+    """It is killed before, between and after the commits: ``tests.integration.killed_pushes`` takes all moments.
 
-    What ``python -m tests.integration.killed_pushes``, which takes all moments, prints are lines of the table in ``docs/weight-sync.md``.
+    Its lines are those of the table in ``docs/weight-sync.md``.
     """
     commits = ["--every", "--function", "Delivery.commit", "--statements", "3"]
     options = [*commits, "--target", lab.keys["target"], "--drafts", *drafts.values()]

@@ -33,8 +33,8 @@ _OWN_PACKAGES = JobConfig(_client_job=True)
 """Settings of the connection: without the flag, Ray has workers import from this process's working directory, too.
 
 No public setting leaves that out: ray._private.worker.connect adds the directory unless the job comes from Ray's
-client or has a ``working_dir``, which would be uploaded and become the workers' own. ray-project/ray#43214 left it out where
-a directory does not hold on other hosts, and was taken back in ray-project/ray#44435.
+client or has a ``working_dir``, which would be uploaded and become the workers' own. ray-project/ray#43214 left it
+out where a directory does not hold on other hosts, and was taken back in ray-project/ray#44435.
 """
 
 

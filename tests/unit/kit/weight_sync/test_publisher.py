@@ -515,7 +515,7 @@ class Interrupted(ReceiverReplica):
 def test_of_two_that_push_at_the_same_moment_the_later_is_committed_everywhere(fleet, moment, policy):
     """Both have taken the same version; the later's orders come to all replicas at one moment of the earlier's push.
 
-    The earlier may have committed it at some of them, and have to hear at the others that it is over.
+    The earlier may have committed it at some of them, and have to learn at the others that it is over.
     """
     with contextlib.ExitStack() as stack:
         rivals = [stack.enter_context(Publisher(file_transports(), TARGET)) for _ in range(2)]

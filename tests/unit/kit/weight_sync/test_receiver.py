@@ -10,9 +10,19 @@ import pytest
 
 from spec_core.draft_replica import ServingStatus, UpdateId, UpdateOrder
 from spec_core.errors import EngineError
-from spec_kit.weight_sync import Publisher, ReceiverReplica, UpdateReceiver, combined
+from spec_core.weight_manifest import Manifest
+from spec_kit.weight_sync import (
+    Publisher,
+    ReceiverReplica,
+    UpdateReceiver,
+    combined,
+    open_weight_transports,
+)
 from spec_kit.weight_sync.delivery import Delivery
+from spec_kit.weight_sync.digest import tensor_entries
 from spec_kit.weight_sync.finite import FiniteCheck
+from spec_kit.weight_sync.messages import Endpoint, Offer
+from spec_kit.weight_sync.publisher_link import PublisherLink
 from spec_testing.reference import reference_backend
 from spec_testing.weight_stage import TARGET, ToySlot, odd_weights
 from spec_weight_transports.file import FileConfig, FileTransport
@@ -181,6 +191,29 @@ def test_publisher_that_is_not_there_ends_in_the_status(receiver):
     status = receiver.status()
     assert status.state == "aborted"
     assert "the publisher at 127.0.0.1:1 has gone" in status.reason
+
+
+def test_publisher_that_goes_before_it_sends_is_noticed_at_once(slot):
+    """Its rank waits for the weights in the transport then, which does not say so."""
+    with (
+        UpdateReceiver(slot, open_weight_transports(reference_backend(), ["ipc"])) as receiver,
+        PublisherLink("127.0.0.1:0") as link,
+        link.expect(update(1), "one", 1) as expected,
+    ):
+        given = order(1).model_copy(
+            update={"address": link.address, "token": expected.token, "seconds": 3600.0}
+        )
+        receiver.prepare(given)
+        (end,) = expected.wait(time.monotonic() + LONG_S)
+        deadline = time.monotonic() + LONG_S
+        entries = tuple(tensor_entries(odd_weights(1).items()))
+        manifest = Manifest(group="default", version=1, fence=5, target=TARGET, tensors=entries)
+        end.post(Offer(manifest=manifest, transport="ipc", bucket_bytes=4096), deadline)
+        end.expect(Endpoint, deadline)
+        end.post(Endpoint(address=""), deadline)
+        end.shutdown()
+        receiver._transfer._thread.join(LONG_S)
+        assert receiver.status().state == "aborted"
 
 
 def test_failed_swap_quarantines_until_an_update_is_whole(receiver, publisher, slot, monkeypatch):

@@ -45,9 +45,8 @@ class PushRequest:
         """Raise ConfigError for a value out of its range."""
         for word in (*self.to, *(self.transport or ())):
             if word.startswith("push."):
-                raise ConfigError(
-                    f"{word.partition('=')[0]} stands behind a flag that takes several values; write it before the flags"
-                )
+                key = word.partition("=")[0]
+                raise ConfigError(f"{key} stands behind a flag of several values; write it before the flags")
         if not self.to:
             raise ConfigError("--to names no server; expected addresses such as http://127.0.0.1:8000")
         if self.bucket_bytes is not None and self.bucket_bytes < 4096:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -36,10 +37,13 @@ from spec_processes.sockets.addresses import parse_address
 from spec_processes.sockets.framed_socket import FramedSocket, peer_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
 MAX_PACKET_BYTES = 16 << 20
 """Largest message: a manifest of some 80,000 tensors."""
+_LOOK_S = 0.5
+"""Between two looks at whether the other end is still there."""
 _CONNECT_S = 10.0
 """Longest wait for a connection, which cannot be ended from another thread."""
 
@@ -149,11 +153,38 @@ class UpdateChannel(FramedSocket):
             raise error(f"{self._peer}: {failed.reason}")
         return kind.decode(packet)
 
+    @contextlib.contextmanager
+    def watched(self, ended: Callable[[], None]) -> Generator[None]:
+        """Call ``ended``, on another thread, when the other end goes during the block; it may send nothing in it."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_LOOK_S):
+                if self._has_ended():
+                    ended()
+                    return
+
+        watcher = threading.Thread(target=watch, name=f"watch of {self._peer}", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+
     def fail(self, error: Exception) -> None:
         """Say why the update ends, if the other end still listens."""
         failed = UpdateFailed(reason=cause(error), version_taken=isinstance(error, VersionTaken))
         with contextlib.suppress(OSError):
             self.send(failed.encode(), time.monotonic() + 1.0)
+
+    def _has_ended(self) -> bool:
+        try:
+            return not self.end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
 
 def _errors_of(peer: str) -> AbstractContextManager[None]:

@@ -327,7 +327,7 @@ class _Transfer:
         channel.post(Endpoint(address=receiver.address), self._deadline)
         sender = channel.expect(Endpoint, self._deadline).address
         arriving = self._checked(receiver.receive(sender, self._deadline))
-        with self.timed("receive"):
+        with self.timed("receive"), channel.watched(self.cancel):
             slot.load(arriving)
             if (left := next(arriving, None)) is not None:
                 raise EngineError(f"the engine did not load {left[0]}")
