@@ -27,12 +27,12 @@ from simulated_run import CAPTURE, MEAN_TOKENS, SCHEMA, STEP, MeasuredSpeed, Sim
 from spec_backend_cpu.backend import CpuBackend
 from spec_processes import collect_rarely
 from spec_strategy_fsdp.strategy import FsdpStrategy
-from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
+from spec_trainer.command_line.progress import StepProgress
+from spec_trainer.command_line.stop_request import StopRequest
 from spec_trainer.config import run_config_type
 from spec_trainer.controller.run_controller import RunController, worker_specs
-from spec_trainer.progress import StepProgress
-from spec_trainer.run_spec import RunSpec
-from spec_trainer.stop_request import StopRequest
+from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
+from spec_trainer.run.spec import RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,16 +24,16 @@ from spec_core import Launcher, WorkerEnded
 from spec_core.records import FeatureSchema
 from spec_processes import ChannelWorker, ControlChannel, WorkerInbox
 from spec_processes.sockets.framed_socket import FramedSocket
-from spec_trainer.batch_schedule import BatchSchedule
 from spec_trainer.controller import protocol
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
+from spec_trainer.run.batch_schedule import BatchSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from spec_core import LaunchContext, LauncherConfig, WorkerHandle, WorkerMessage, WorkerSpec
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.run.spec import RunSpec
 
 RESULTS = Path(__file__).parent / "results"
 CAPTURE = RESULTS / "h200-capture.json"

@@ -8,7 +8,7 @@ from pydantic_core import PydanticUndefined
 
 from spec_core import WeightTransport, plugins
 from spec_trainer.config import SECTIONS, run_config_type
-from spec_trainer.track_config import track_config_type
+from spec_trainer.configuration.track import track_config_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -91,7 +91,7 @@ def test_import_law_holds():
         ("spec_kit.drafting", "spec_kit.collectives"),
         ("spec_processes", "spec_kit"),
         ("spec_trainer.data", "spec_trainer.resolve"),
-        ("spec_trainer.loop", "spec_trainer.job"),
+        ("spec_trainer.training.loop", "spec_trainer.commands.train"),
     ],
 )
 def test_planted_violation_is_named(workspace, importer, imported):

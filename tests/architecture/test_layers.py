@@ -69,8 +69,8 @@ def test_strings_keep_the_layers():
     [
         (
             "spec_trainer.controller.run_controller",
-            "Program('spec_trainer.job:run_training')",
-            "spec_trainer.job",
+            "Program('spec_trainer.commands.train:run_training')",
+            "spec_trainer.commands.train",
         ),
         ("spec_engine_vllm.process", "module = 'spec_trainer.cli'", "spec_trainer.cli"),
         (

@@ -88,7 +88,7 @@ def _data(root: Path) -> None:
 def _drafts(root: Path) -> None:
     from spec_core import Draft, plugins
     from spec_kit.targets.target_reader import read_target
-    from spec_trainer.evaluation.command import export_untrained
+    from spec_trainer.commands.evaluate import export_untrained
 
     target = read_target(root / "target")
     options = {"eagle3": {}, "dflash": {"num_layers": 1, "block_size": 4}}

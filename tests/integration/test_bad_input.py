@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_backend_cuda.backend import CudaBackend
-from spec_trainer.run_directory import RunDirectory
+from spec_trainer.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from spec_trainer.decode import cycles
 from spec_trainer.decode.folder import DecodedFolder
 from spec_trainer.quickstart import run as quickstart
 from spec_trainer.quickstart.tiny_target import TinyTargetConfig
-from spec_trainer.run_records import MeasurementRow, read_records
+from spec_trainer.run.records import MeasurementRow, read_records
 
 from . import launching
 

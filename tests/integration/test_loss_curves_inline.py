@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_trainer.job import run_training
+from spec_trainer.commands.train import run_training
 from spec_trainer.resolve import resolve
 
 if TYPE_CHECKING:

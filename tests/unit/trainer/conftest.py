@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 from spec_trainer.resolve import resolve
+from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

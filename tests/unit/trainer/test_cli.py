@@ -10,8 +10,8 @@ import pytest
 
 from spec_core.errors import ConfigError, EngineError, RunError
 from spec_trainer.cli import RunFlags, run
-from spec_trainer.last_resort import unforeseen_errors
-from spec_trainer.stop_request import Interrupted
+from spec_trainer.command_line.last_resort import unforeseen_errors
+from spec_trainer.command_line.stop_request import Interrupted
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_train_is_the_default_command_and_words_may_stand_anywhere(monkeypatch, 
 @pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])
 def test_check_exits_1_where_a_step_has_failed(monkeypatch, capsys, ok, code):
     report = {"backend": "cpu", "ok": ok, "steps": [{"step": "device", "ok": ok}]}
-    monkeypatch.setattr("spec_trainer.backend_check.check_backend", lambda name: {**report, "backend": name})
+    monkeypatch.setattr("spec_trainer.commands.check.check_backend", lambda name: {**report, "backend": name})
     assert run(["check", "--backend", "cpu", "--json"]) == code
     assert json.loads(capsys.readouterr().out) == report
 

@@ -14,8 +14,8 @@ from spec_draft_eagle3.config import Eagle3Config
 from spec_engine_hf.engine import HfConfig
 from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.configuration import dump_yaml
+from spec_trainer.configuration.track import track_config_type
 from spec_trainer.data.config import DataConfig
-from spec_trainer.track_config import track_config_type
 
 LEAST = {"target": "t", "output": "o", "data": {"path": "d"}}
 

@@ -13,8 +13,8 @@ from spec_engine_sglang.serving_format import check_sglang_folder
 from spec_engine_vllm.serving_format import check_vllm_folder
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.targets.target_reader import read_target
+from spec_trainer.commands.evaluate import export_untrained
 from spec_trainer.draft_trainer import export_draft
-from spec_trainer.evaluation.command import export_untrained
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 OPTIONS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from spec_core.errors import ConfigError, TargetError
-from spec_trainer.dispatch import sample_bytes
-from spec_trainer.plan_command import describe_run
+from spec_trainer.commands.plan import describe_run
 from spec_trainer.resolve import resolve, resolve_config, resolve_parts, resolve_target
+from spec_trainer.run.dispatch import sample_bytes
 
 
 def test_words_win_over_flags_and_flags_over_the_file(tmp_path):

@@ -23,9 +23,8 @@ from spec_processes import (
     leave_out_working_directory,
     restart_where_torch_would_fail,
 )
-from spec_trainer.command_words import check_command_line, convert_flag
-from spec_trainer.console_log import log_to_stderr
-from spec_trainer.documents import (
+from spec_trainer.command_line.console_log import log_to_stderr
+from spec_trainer.command_line.documents import (
     document_stream,
     keep_stdout_for_documents,
     print_document,
@@ -33,11 +32,12 @@ from spec_trainer.documents import (
     print_text,
     stdout_for_documents,
 )
+from spec_trainer.command_line.last_resort import unforeseen_errors
+from spec_trainer.command_line.run_flags import RunFlags
+from spec_trainer.command_line.words import check_command_line, convert_flag
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
-from spec_trainer.last_resort import unforeseen_errors
 from spec_trainer.push.request import PushRequest  # noqa: TC001
 from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
-from spec_trainer.run_flags import RunFlags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def train_command(*overrides: str, flags: RunFlags = _NO_FLAGS) -> None:
         Configuration keys, such as train.lr=1e-4.
     """
     run = _resolve(overrides, flags)
-    from spec_trainer.job import run_training
+    from spec_trainer.commands.train import run_training
 
     with unforeseen_errors(run.directory.logs):
         summary = run_training(run)
@@ -96,7 +96,7 @@ def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) ->
     overrides
         Configuration keys, such as train.lr=1e-4.
     """
-    from spec_trainer.plan_command import describe_run
+    from spec_trainer.commands.plan import describe_run
     from spec_trainer.push.servers import check_pushes
 
     run = _resolve(overrides, flags)
@@ -107,7 +107,7 @@ def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) ->
 @app.command
 def plugins(*, as_json: Json = False) -> None:
     """List installed plugins: kind, name, distribution, version, api, status, reason."""
-    from spec_trainer.plugin_table import plugin_rows, print_table
+    from spec_trainer.commands.plugins import plugin_rows, print_table
 
     rows = plugin_rows()
     print_text(json.dumps(rows, indent=2)) if as_json else print_table(rows)
@@ -123,8 +123,8 @@ def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
         Name of the backend to test. By default what is installed, runs here, fits and is missing, and a test of the
         first backend that has devices of its own here, or of cpu.
     """
-    from spec_trainer.backend_check import check_backend
-    from spec_trainer.machine_report import describe_machine
+    from spec_trainer.commands.check import check_backend
+    from spec_trainer.commands.machine_report import describe_machine
 
     machine = describe_machine() if backend is None else {"fits": {}}
     devices = [name for name, offer in machine["fits"].items() if offer["device_bytes"] is not None]
@@ -165,7 +165,7 @@ def capture(
     _check_words(overrides)
     if flags.output is None and not any(word.startswith("output=") for word in overrides):
         raise ConfigError("capture needs --output: the folder to write features to")
-    from spec_trainer.capture.command import resolve_capture, run_capture
+    from spec_trainer.commands.capture import resolve_capture, run_capture
 
     return print_document(run_capture(resolve_capture(flags.config, flags.as_keys(), overrides)), as_json)
 
@@ -182,7 +182,7 @@ def regenerate(
         Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
     _check_words(overrides)
-    from spec_trainer.regeneration.command import regenerate_answers
+    from spec_trainer.commands.regenerate import regenerate_answers
 
     print_document(regenerate_answers(request, overrides), as_json)
 
@@ -200,7 +200,7 @@ def export_command(*, checkpoint: Path, output: Path, target: str | None = None)
     target
         Folder of the target, if it was moved since.
     """
-    from spec_trainer.export import export_checkpoint
+    from spec_trainer.commands.export import export_checkpoint
 
     print_text(f"draft: {export_checkpoint(checkpoint, output, target)}")
 
@@ -218,7 +218,7 @@ def convert(*, draft_model: Path, target: str, output: Path) -> None:
     output
         Folder to write; must not exist.
     """
-    from spec_trainer.convert import convert_draft
+    from spec_trainer.commands.convert import convert_draft
 
     print_text(f"draft: {convert_draft(draft_model, target, output)}")
 
@@ -234,7 +234,7 @@ def evaluate(
     overrides
         Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
-    from spec_trainer.evaluation.command import evaluate_draft, write_page
+    from spec_trainer.commands.evaluate import evaluate_draft, write_page
     from spec_trainer.evaluation.document import benchmark_lines, load_lines
 
     document = evaluate_draft(request, overrides)
@@ -258,7 +258,7 @@ def push(
         Options of a weight transport, push.options.NAME.KEY=VALUE.
     """
     _check_words(overrides)
-    from spec_trainer.push_command import push_draft, push_lines
+    from spec_trainer.commands.push import push_draft, push_lines
 
     document = push_draft(request, overrides)
     print_lines(document, push_lines(document), as_json)
@@ -282,7 +282,7 @@ def serving(
     timeout_s
         Longest time for all answers; the servers are asked at the same time.
     """
-    from spec_trainer.push_command import describe_serving, serving_lines, serving_problem
+    from spec_trainer.commands.push import describe_serving, serving_lines, serving_problem
 
     document = describe_serving(of, timeout_s)
     print_lines(document, serving_lines(document), as_json)
@@ -333,7 +333,7 @@ def main() -> None:
 
 def run(words: Sequence[str]) -> int:
     """Run a command line. Return 0: done, 1: the run failed, 2: bad usage or configuration, 130: interrupted."""
-    from spec_trainer.stop_request import Interrupted
+    from spec_trainer.command_line.stop_request import Interrupted
 
     log_to_stderr()
     try:

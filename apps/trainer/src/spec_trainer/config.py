@@ -31,9 +31,9 @@ from spec_core import (
 )
 from spec_core.config import Seconds
 from spec_core.errors import ConfigError
+from spec_trainer.configuration.push_options import TransportOptions
+from spec_trainer.configuration.track import TrackConfig
 from spec_trainer.data.config import DataConfig
-from spec_trainer.track_config import TrackConfig
-from spec_trainer.transport_options import TransportOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

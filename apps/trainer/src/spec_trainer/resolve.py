@@ -20,13 +20,13 @@ from spec_trainer.config import (
     run_config_type,
 )
 from spec_trainer.configuration import read_configuration, read_resolved
-from spec_trainer.dispatch import check_sizes, sample_bytes
+from spec_trainer.configuration.push_options import absolute, anchor_options, transport_configs
+from spec_trainer.configuration.track import track_config_type
 from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
 from spec_trainer.offline.store import open_features
-from spec_trainer.run_spec import RunParts, RunSpec
-from spec_trainer.track_config import track_config_type
-from spec_trainer.trackers import check_trackers
-from spec_trainer.transport_options import absolute, anchor_options, transport_configs
+from spec_trainer.run.dispatch import check_sizes, sample_bytes
+from spec_trainer.run.spec import RunParts, RunSpec
+from spec_trainer.run.trackers import check_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

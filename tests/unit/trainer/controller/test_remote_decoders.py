@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from spec_trainer.command_line.stop_request import Interrupted, StopRequest
 from spec_trainer.controller.protocol import Generated
 from spec_trainer.controller.remote_decoders import RemoteDecoders
 from spec_trainer.decode.decoder import portions
-from spec_trainer.stop_request import Interrupted, StopRequest
 
 PROMPTS = [[number] for number in range(40)]
 """Three portions."""

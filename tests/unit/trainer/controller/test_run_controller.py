@@ -11,11 +11,11 @@ import pytest
 
 from spec_core import WorkerEnded, WorkerMessage
 from spec_core.errors import DeadlineExceeded, HostLost, NoDevices, PeerLost, RunError
+from spec_trainer.command_line.progress import StepProgress
+from spec_trainer.command_line.stop_request import StopRequest
 from spec_trainer.controller.protocol import Captured, Exported, Failed, Finished, Ready
 from spec_trainer.controller.run_controller import RunController
 from spec_trainer.controller.worker_specs import worker_specs
-from spec_trainer.progress import StepProgress
-from spec_trainer.stop_request import StopRequest
 
 
 class Worker:

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from spec_core.records import AcceptanceCounters, Generation, SamplingParams
+from spec_trainer.decode.passes import Pass
 from spec_trainer.evaluation.document import benchmark_lines, compare, summarise
 from spec_trainer.evaluation.measure import Passes
 from spec_trainer.evaluation.workload import Workload
-from spec_trainer.passes import Pass
 
 
 def answers(*texts, gap=1.0) -> list[Generation]:

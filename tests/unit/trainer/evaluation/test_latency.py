@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spec_core.records import Generation
+from spec_trainer.decode.passes import Pass
 from spec_trainer.evaluation.latency import break_even, describe_load
-from spec_trainer.passes import Pass
 
 
 def answer(*times: float) -> Generation:

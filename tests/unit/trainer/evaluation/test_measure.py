@@ -10,10 +10,10 @@ import pytest
 
 from spec_core import Engine
 from spec_core.records import AcceptanceCounters, Generation, SamplingParams
-from spec_trainer.evaluation.command import measure
+from spec_trainer.commands.evaluate import measure
+from spec_trainer.decode.passes import decode
 from spec_trainer.evaluation.measure import decode_without_draft
 from spec_trainer.evaluation.workload import Workload
-from spec_trainer.passes import decode
 
 PROMPTS = [[1, 2], [3]]
 GREEDY = SamplingParams(max_new_tokens=20, num_draft_tokens=3)

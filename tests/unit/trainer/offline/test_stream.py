@@ -8,7 +8,7 @@ import torch
 from spec_core.errors import RunError
 from spec_trainer.offline.store import open_features
 from spec_trainer.offline.stream import StoredStream
-from spec_trainer.wiring import inline_source
+from spec_trainer.training.wiring import inline_source
 
 CPU = torch.device("cpu")
 ONE_PASS_EACH = "engine.batch_tokens=10"

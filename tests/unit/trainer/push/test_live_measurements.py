@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from spec_trainer.push.live_measurements import LiveMeasurements
-from spec_trainer.run_directory import RunDirectory
+from spec_trainer.run.directory import RunDirectory
 
 LAST = 25
 

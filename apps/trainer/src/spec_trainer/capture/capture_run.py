@@ -12,19 +12,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spec_trainer.batch_schedule import BatchSchedule, BatchSettings
+from spec_trainer.command_line.stop_request import Interrupted
 from spec_trainer.data.dataset import Dataset
-from spec_trainer.dispatch import sample_bytes
 from spec_trainer.offline.folder import FeatureFolder
 from spec_trainer.offline.index import FeatureIdentity, data_digest
-from spec_trainer.stop_request import Interrupted
+from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
+from spec_trainer.run.dispatch import sample_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from spec_trainer.batch_schedule import GlobalBatch
-    from spec_trainer.feature_stream import FeatureStream
-    from spec_trainer.run_spec import RunParts, RunSpec
+    from spec_trainer.run.batch_schedule import GlobalBatch
+    from spec_trainer.run.feature_stream import FeatureStream
+    from spec_trainer.run.spec import RunParts, RunSpec
 
 
 class ShardSchedule(BatchSchedule):

@@ -12,7 +12,7 @@ from spec_trainer.controller.protocol import Ready
 from spec_trainer.controller.trainer_worker import RankLink
 from spec_trainer.data.store import open_dataset
 from spec_trainer.resolve import resolve_parts
-from spec_trainer.wiring import batch_source
+from spec_trainer.training.wiring import batch_source
 
 if TYPE_CHECKING:
     from contextlib import ExitStack

@@ -11,14 +11,14 @@ from spec_trainer.controller.health_watch import HealthWatch
 from spec_trainer.controller.protocol import Generate, Generated, Ready, Serve, Serving
 from spec_trainer.decode.decoder import EngineDecoder, Portion
 from spec_trainer.resolve import resolve_parts
-from spec_trainer.wiring import create_engine
+from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from spec_trainer.controller.protocol import WorkerOrder
     from spec_trainer.controller.worker_main import ControllerLink
-    from spec_trainer.passes import Pass
+    from spec_trainer.decode.passes import Pass
 
 
 def run_decoder(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:

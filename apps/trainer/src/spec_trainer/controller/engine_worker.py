@@ -10,9 +10,9 @@ from spec_trainer.controller.dataset_copy import check_sees_run_directory, run_d
 from spec_trainer.controller.health_watch import HealthWatch
 from spec_trainer.controller.protocol import Capture, Captured, Ready, TrainCycle
 from spec_trainer.decode.folder import cycle_dataset
-from spec_trainer.dispatch import DatasetCapturer, SampleReference
 from spec_trainer.resolve import resolve_parts
-from spec_trainer.wiring import create_engine
+from spec_trainer.run.dispatch import DatasetCapturer, SampleReference
+from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

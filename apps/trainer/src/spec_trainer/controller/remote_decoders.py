@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from spec_core.records import AcceptanceCounters, Generation
 from spec_trainer.controller.protocol import Generate, Generated, Serve
 from spec_trainer.decode.decoder import interrupted_decoding, portions
-from spec_trainer.passes import Pass
+from spec_trainer.decode.passes import Pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from spec_core.launcher import WorkerHandle
-    from spec_trainer.stop_request import StopRequest
+    from spec_trainer.command_line.stop_request import StopRequest
 
 
 class RemoteDecoders:

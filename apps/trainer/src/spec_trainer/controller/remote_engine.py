@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spec_core.launcher import WorkerHandle
-    from spec_trainer.dispatch import SampleReference
+    from spec_trainer.run.dispatch import SampleReference
 
 
 class RemoteEngine:

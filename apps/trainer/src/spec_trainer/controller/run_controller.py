@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DeadlineExceeded, NoDevices, RunError
 from spec_core.launcher import WorkerEnded, WorkerMessage
+from spec_trainer.command_line.stop_request import Interrupted
 from spec_trainer.controller import protocol
 from spec_trainer.controller.dataset_copy import read_part
 from spec_trainer.controller.failures import Failure, FailureReports
@@ -22,17 +23,16 @@ from spec_trainer.controller.remote_engine import RemoteEngine
 from spec_trainer.controller.replacements import Replacements
 from spec_trainer.controller.worker_specs import DECODER, TRAINER, worker_specs
 from spec_trainer.data.store import saved_dataset
-from spec_trainer.dispatch import Dispatcher
-from spec_trainer.run_log import RemoteRankFiles
-from spec_trainer.stop_request import Interrupted
+from spec_trainer.run.dispatch import Dispatcher
+from spec_trainer.run.log import RemoteRankFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from spec_core.launcher import Launcher, WorkerHandle, WorkerSpec
-    from spec_trainer.progress import StepProgress
-    from spec_trainer.run_spec import RunSpec
-    from spec_trainer.stop_request import StopRequest
+    from spec_trainer.command_line.progress import StepProgress
+    from spec_trainer.command_line.stop_request import StopRequest
+    from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
 

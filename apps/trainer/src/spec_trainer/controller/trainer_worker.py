@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from spec_core.errors import DeadlineExceeded
 from spec_processes.sockets.addresses import format_address
 from spec_processes.sockets.rendezvous import TcpRendezvous
+from spec_trainer.command_line.stop_request import Interrupted
 from spec_trainer.controller.dataset_copy import (
     check_sees_run_directory,
     run_dataset,
@@ -40,9 +41,14 @@ from spec_trainer.controller.protocol import (
 )
 from spec_trainer.decode.folder import cycle_dataset
 from spec_trainer.resolve import resolve_parts
-from spec_trainer.stop_request import Interrupted
-from spec_trainer.timer import Timer
-from spec_trainer.wiring import RankLinks, batch_source, feature_stream, train_and_finish, train_state
+from spec_trainer.run.timer import Timer
+from spec_trainer.training.wiring import (
+    RankLinks,
+    batch_source,
+    feature_stream,
+    train_and_finish,
+    train_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +59,7 @@ if TYPE_CHECKING:
     from spec_core import FeatureReceiver
     from spec_trainer.controller.protocol import WorkerOrder
     from spec_trainer.controller.worker_main import ControllerLink
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.run.spec import RunSpec
 
 M = TypeVar("M", bound=ControlMessage)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core.launcher import WorkerSpec
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.run.spec import RunSpec
 
 DECODER = "spec_trainer.controller.decoder_worker:run_decoder"
 """Program of the engines that decode."""

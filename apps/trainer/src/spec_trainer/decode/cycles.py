@@ -16,17 +16,17 @@ from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.data.batching import epoch_order
 from spec_trainer.decode.folder import HELD_OUT, DecodedFolder, cycle_dataset
 from spec_trainer.draft_trainer import export_draft
-from spec_trainer.report import write_report
-from spec_trainer.timer import Timer
-from spec_trainer.wiring import new_module
+from spec_trainer.report.page import write_report
+from spec_trainer.run.timer import Timer
+from spec_trainer.training.wiring import new_module
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_trainer.data.dataset import Dataset
     from spec_trainer.decode.decoder import RunDecoder
-    from spec_trainer.passes import Pass
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.decode.passes import Pass
+    from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
 

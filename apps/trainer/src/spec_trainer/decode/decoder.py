@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from spec_core.errors import RunError
 from spec_core.records import SamplingParams
 from spec_core.resource import Resource
-from spec_trainer.passes import Pass, decode_warm, warm_up
+from spec_trainer.command_line.stop_request import Interrupted
+from spec_trainer.decode.passes import Pass, decode_warm, warm_up
 from spec_trainer.push.servers import open_publisher
-from spec_trainer.stop_request import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from spec_core import Engine
     from spec_kit.weight_sync import Publisher
-    from spec_trainer.run_spec import RunParts
-    from spec_trainer.stop_request import StopRequest
+    from spec_trainer.command_line.stop_request import StopRequest
+    from spec_trainer.run.spec import RunParts
 
 log = logging.getLogger(__name__)
 

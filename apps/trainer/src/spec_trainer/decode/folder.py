@@ -19,8 +19,8 @@ from spec_core.foreign import foreign_errors, read_bytes
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 from spec_trainer.disk import remove, write_atomically
-from spec_trainer.run_directory import RunDirectory
-from spec_trainer.run_records import CycleFigures, read_figures
+from spec_trainer.run.directory import RunDirectory
+from spec_trainer.run.records import CycleFigures, read_figures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

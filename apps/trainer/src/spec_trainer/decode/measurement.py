@@ -7,16 +7,16 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.command_line.stop_request import Interrupted
 from spec_trainer.decode.folder import DecodedFolder
-from spec_trainer.metrics import StepLines
-from spec_trainer.stop_request import Interrupted
+from spec_trainer.run.metrics import StepLines
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_trainer.decode.decoder import RunDecoder
-    from spec_trainer.passes import Pass
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.decode.passes import Pass
+    from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
 

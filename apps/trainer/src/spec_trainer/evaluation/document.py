@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from spec_core.records import Generation
+    from spec_trainer.decode.passes import Pass
     from spec_trainer.evaluation.measure import Passes
     from spec_trainer.evaluation.workload import Workload
-    from spec_trainer.passes import Pass
 
 log = logging.getLogger(__name__)
 

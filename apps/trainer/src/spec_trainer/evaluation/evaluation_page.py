@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.evaluation.document import benchmark_lines, break_even_sentence, load_lines
-from spec_trainer.report import page
-from spec_trainer.report_html import figures, text
-from spec_trainer.report_svg import svg
+from spec_trainer.report.html import figures, text
+from spec_trainer.report.page import page
+from spec_trainer.report.svg import svg
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

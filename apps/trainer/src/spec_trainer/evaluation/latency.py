@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from spec_core.records import Generation
-    from spec_trainer.passes import Pass
+    from spec_trainer.decode.passes import Pass
 
 
 def describe_load(one: Pass) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from spec_trainer.passes import Pass, decode
+from spec_trainer.decode.passes import Pass, decode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from spec_trainer.decode.passes import Pass
     from spec_trainer.evaluation.measure import Passes
-    from spec_trainer.passes import Pass
 
 _ENOUGH_TOKENS = 5000
 """Number of generated tokens below which an acceptance length is noise."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spec_core.records import FeatureSchema
     from spec_trainer.data.dataset import Sample
     from spec_trainer.offline.index import FeatureIndex, StoredSample
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.run.spec import RunSpec
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import torch
 
 from spec_core.errors import RunError
 from spec_core.resource import Resource
-from spec_trainer.feature_stream import lay_out
+from spec_trainer.run.feature_stream import lay_out
 
 if TYPE_CHECKING:
     from spec_core.records import DraftBatch, Span
-    from spec_trainer.batch_schedule import GlobalBatch
     from spec_trainer.offline.store import FeatureStore
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.run.batch_schedule import GlobalBatch
+    from spec_trainer.run.spec import RunSpec
 
 _HOST = torch.device("cpu")
 _READERS = 4

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_trainer.draft_trainer import DraftTrainer
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.run.spec import RunSpec
 
 _KEPT = ("serving_version", "serving_acceptance_length")
 """Fields that every record has from the first measurement on."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from spec_kit.weight_sync import PublishReport, ReplicaOutcome
     from spec_trainer.draft_trainer import DraftTrainer
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
 

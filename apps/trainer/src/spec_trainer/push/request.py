@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from spec_core.errors import ConfigError
-from spec_trainer.transport_options import TransportOptions  # noqa: TC001
+from spec_trainer.configuration.push_options import TransportOptions  # noqa: TC001
 
 
 @dataclass(frozen=True, kw_only=True)

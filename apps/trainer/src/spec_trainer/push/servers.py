@@ -13,8 +13,8 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
 from spec_kit.weight_sync import open_weight_transports
 from spec_processes.sockets import check_draft_token, server_address
 from spec_processes.sockets.addresses import bind, parse_address
+from spec_trainer.configuration.push_options import transport_configs
 from spec_trainer.disk import check_writable
-from spec_trainer.transport_options import transport_configs
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from spec_kit.weight_sync import Publisher
     from spec_trainer.config import PushConfig
     from spec_trainer.push.request import PushRequest
-    from spec_trainer.run_spec import RunParts, RunSpec
+    from spec_trainer.run.spec import RunParts, RunSpec
 
 
 ANSWER_S = 60.0

@@ -17,16 +17,16 @@ import torch
 
 from spec_core import Backend, Draft, Engine, EngineConfig, plugins
 from spec_core.records import SamplingParams
+from spec_trainer.command_line.engine_output import engine_output_kept
+from spec_trainer.commands.evaluate import export_untrained
+from spec_trainer.commands.train import run_training
 from spec_trainer.data.tokens import Encoder
+from spec_trainer.decode.passes import decode
 from spec_trainer.disk import cache_folder, check_writable, write_atomically
 from spec_trainer.engine_options import EngineOptions, EngineSections
-from spec_trainer.engine_output import engine_output_kept
-from spec_trainer.evaluation.command import export_untrained
 from spec_trainer.evaluation.document import summarise
 from spec_trainer.evaluation.measure import acceptance_length, decode_with_draft, decode_without_draft
 from spec_trainer.evaluation.workload import Workload
-from spec_trainer.job import run_training
-from spec_trainer.passes import decode
 from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by_file
 from spec_trainer.quickstart.showcase import speeds, texts_and_topics
 from spec_trainer.quickstart.stages import DRAFT, MEASURE, READ, REPORT, TARGET, Stages
@@ -37,10 +37,10 @@ from spec_trainer.quickstart.tiny_target import (
     build_tiny_target,
     tiny_target_cache_key,
 )
-from spec_trainer.report import write_report
+from spec_trainer.report.page import write_report
 from spec_trainer.resolve import resolve
-from spec_trainer.run_directory import RunDirectory
-from spec_trainer.wiring import create_engine
+from spec_trainer.run.directory import RunDirectory
+from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from spec_trainer.evaluation.workload import Prompts
     from spec_trainer.quickstart.corpus import Document
-    from spec_trainer.run_spec import RunSpec
+    from spec_trainer.run.spec import RunSpec
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core.records import AcceptanceCounters
-from spec_trainer.passes import decode_warm
+from spec_trainer.decode.passes import decode_warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,0 +1,1 @@
+"""What a command has around it: words, streams, log, signals, unforeseen errors."""

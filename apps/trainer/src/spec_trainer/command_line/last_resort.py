@@ -1,0 +1,65 @@
+"""Unforeseen errors: the traceback goes to a file, and one line names that file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_core.errors import RunError, SpecError
+from spec_core.foreign import cause
+from spec_trainer.command_line.stop_request import Interrupted
+from spec_trainer.disk import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FORESEEN = (SpecError, OSError, Interrupted, KeyboardInterrupt, SystemExit)
+
+
+@contextmanager
+def unforeseen_errors(logs: Path | None = None, *foreseen: type[BaseException]) -> Iterator[None]:
+    """Raise RunError for an error that nobody foresaw.
+
+    Its traceback is kept in ``logs``; without such a folder in the user's cache, or in the temporary folder.
+    """
+    try:
+        yield
+    except (*_FORESEEN, *foreseen):
+        raise
+    except BaseException as error:  # panics of compiled libraries are no Exception
+        kept = _keep("".join(traceback.format_exception(error)), logs)
+        where = f"; its traceback is in {kept}" if kept else ""
+        raise RunError(f"unforeseen {_name(error)}{where}") from error
+
+
+def _name(error: BaseException) -> str:
+    text = cause(error)
+    return text if text.startswith(type(error).__name__) else f"{type(error).__name__}: {text}"
+
+
+def _keep(text: str, logs: Path | None) -> Path | None:
+    for folder in (logs, _cache(), Path(tempfile.gettempdir())):
+        try:
+            if folder is None:
+                continue
+            # Of mode 0600: values of the run stand in it.
+            descriptor, name = tempfile.mkstemp(prefix="error-", suffix=".log", dir=folder)
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        except OSError:
+            continue
+        return Path(name)
+    return None
+
+
+def _cache() -> Path | None:
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return None
+    return folder

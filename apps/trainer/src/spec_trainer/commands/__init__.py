@@ -1,0 +1,1 @@
+"""Commands, one in each module: ``cli.py`` parses words and calls one."""

@@ -1,0 +1,82 @@
+"""An evaluation, from its request to its document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.command_line.engine_output import engine_output_kept
+from spec_trainer.disk import write_atomically
+from spec_trainer.draft_trainer import export_draft
+from spec_trainer.evaluation.document import summarise
+from spec_trainer.evaluation.measure import (
+    acceptance_length,
+    ask_all,
+    decode_with_draft,
+    decode_without_draft,
+)
+from spec_trainer.evaluation.prepare import prepare
+from spec_trainer.training.wiring import create_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spec_core import Draft, Engine, TargetSpec
+    from spec_trainer.evaluation.request import EvaluationRequest
+    from spec_trainer.evaluation.workload import Workload
+
+
+def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the document of ``evaluate --json``; ``words`` are ``engine.key=value`` and the like."""
+    evaluation = prepare(request, words)
+    with TemporaryDirectory() as scratch:
+        untrained = None
+        if evaluation.measures_untrained:
+            untrained = export_untrained(evaluation.draft, evaluation.target, Path(scratch) / "untrained")
+        options = evaluation.options
+        with engine_output_kept(options.engine_type), create_engine(options, evaluation.target) as engine:
+            work = evaluation.work
+            if evaluation.asked is not None:
+                work = ask_all(engine, work, evaluation.asked)
+            figures = measure(engine, request.draft_model, work, untrained)
+    return {
+        "target": str(evaluation.target.folder),
+        "draft": str(request.draft_model),
+        "engine": evaluation.options.engine_type.name,
+        "engine_versions": dict(evaluation.options.engine_type.probe().versions),
+        "backend": evaluation.options.backend.name,
+        "prompts": len(work.prompts),
+        "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
+        **figures,
+    }
+
+
+def write_page(document: Mapping[str, Any], file: Path) -> None:
+    """Write the figures and plots of an evaluation's document as one page that needs no network."""
+    from spec_trainer.evaluation.evaluation_page import evaluation_page
+
+    write_atomically(file, evaluation_page(document))
+
+
+def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:
+    """Return the figures of a draft (see ``summarise``), and the acceptance length of an untrained one."""
+    plain = decode_without_draft(engine, work)
+    figures = summarise(work, plain, decode_with_draft(engine, draft_model, work))
+    before = None
+    if untrained is not None:
+        before = acceptance_length(engine, untrained, work, "an untrained draft")
+    return {"acceptance_length_before": before, **figures}
+
+
+def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
+    """Export a draft of the same shape with fresh weights, as training began with; return its folder."""
+    import torch
+
+    from spec_kit.targets.target_reader import read_target_tensors
+
+    fresh = type(draft)(draft.config.model_copy(update={"init_from": None}))
+    with torch.random.fork_rng(devices=[]):
+        module = fresh.build(target, read_target_tensors(target), None)
+    export_draft(fresh, module.state_dict(), target, folder)
+    return folder

@@ -1,0 +1,111 @@
+"""The document of ``spec-trainer plan``: what a run would start, and where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.push.servers import open_transports
+from spec_trainer.run.dispatch import sample_bytes
+
+if TYPE_CHECKING:
+    from spec_trainer.run.spec import RunSpec
+
+
+def describe_run(run: RunSpec) -> dict[str, Any]:
+    """Return what ``run`` would do, as JSON values."""
+    config = run.config
+    tensors = run.target.vocab_size * run.target.hidden_size
+    itemsize = 2 if config.train.dtype == "bfloat16" else 4
+    return {
+        "target": str(run.target.folder),
+        "architecture": run.target.architecture,
+        "draft": config.draft.name,
+        "captured_layers": list(run.schema.layers),
+        "features": config.data.features or f"from engine {config.engine.name}",
+        "features_bytes_per_token": run.schema.bytes_per_token(),
+        "features_bytes": sum(sample_bytes(run.schema, length) for length in run.dataset.lengths.values()),
+        "samples": len(run.dataset.train),
+        "held_out_samples": len(run.dataset.held_out),
+        "tokens_per_epoch": run.dataset.total_tokens,
+        "data": str(run.dataset.report),
+        "steps": run.schedule.total_steps,
+        "strategy": config.strategy.model_dump(mode="json"),
+        "placement": config.placement.kind,
+        "processes": _processes(run),
+        "window_bytes": run.window_bytes,
+        **_device_memory(run),
+        **({"push": _pushes(run)} if config.train.push_every else {}),
+        **({"serve": _measuring(run)} if config.train.serve_every else {}),
+        **({"decode": _decoding(run)} if config.decode.every else {}),
+        "frozen_tensor_bytes": tensors * itemsize * (1 if run.target.tied else 2),
+        "output": str(config.output),
+        "identity": run.identity,
+    }
+
+
+def _processes(run: RunSpec) -> list[str]:
+    config = run.config
+    where = f"backend {config.backend.name}"
+    replicas = range(config.engine.replicas if config.data.features is None else 0)
+    if config.placement.kind == "inline":
+        engine = f"engine {config.engine.name} and " if replicas else ""
+        return [f"this process: {engine}trainer rank 0 ({config.strategy.name}), {where}"]
+    engines = [f"engine {config.engine.name} replica {index}, {where}" for index in replicas]
+    if config.decodes:
+        decoders = range(config.decode.replicas)
+        engines += [f"engine {config.engine.name} that decodes {index}, {where}" for index in decoders]
+    shares = run.schedule.settings.data_parallel_ranks
+    ranks = [f"trainer rank {rank} ({_parallel(run, share)}), {where}" for rank, share in enumerate(shares)]
+    hosts = [f", host {member.host}" if member.host else "" for member in run.members()]
+    return [process + host for process, host in zip(engines + ranks, hosts, strict=True)]
+
+
+def _pushes(run: RunSpec) -> str:
+    config = run.config
+    servers = ", ".join(config.push.to) or "the run's own engine"
+    transports = open_transports(run.backend, config.push)
+    order = "the first" if config.push.transport else "what is fastest there"
+    return f"every {config.train.push_every} steps to {servers}, by {order} of {', '.join(transports)}"
+
+
+def _decoding(run: RunSpec) -> str:
+    decode = run.config.decode
+    return f"every {decode.every} steps, {decode.prompts} prompts{_answers(run)}"
+
+
+def _measuring(run: RunSpec) -> str:
+    every, number = run.config.train.serve_every, len(run.serving_prompts)
+    return f"every {every} steps in the run's own engine, {number} held-out prompts{_answers(run)}"
+
+
+def _answers(run: RunSpec) -> str:
+    most = run.config.decode.max_new_tokens
+    return f" with {run.num_draft_tokens} draft tokens, {most} new tokens at most"
+
+
+def _parallel(run: RunSpec, share: int) -> str:
+    """Return the strategy's name, and which data-parallel rank a process is where that is not its own number."""
+    name, num_shares = run.config.strategy.name, run.schedule.num_shares
+    if num_shares == run.config.train.ranks:
+        return name
+    return f"{name}, data-parallel rank {share} of {num_shares}"
+
+
+def _device_memory(run: RunSpec) -> dict[str, Any]:
+    """Return how much memory each process may take of its devices, in bytes, where that is known and limited.
+
+    ``uncounted_bytes`` are taken besides the limit (``MemoryBudget``).
+    """
+    capabilities = run.backend.capabilities()
+    limited = [member for member in run.members() if member.memory_fraction is not None]
+    if not limited or capabilities.device_bytes is None:
+        return {}
+    processes = {
+        member.name: {
+            "devices": list(member.devices),
+            "limit_bytes": int((member.memory_fraction or 0) * capabilities.device_bytes),
+            "uncounted_bytes": member.uncounted_bytes,
+        }
+        for member in limited
+    }
+    return {"device_bytes": capabilities.device_bytes, "device_memory": processes}

@@ -1,0 +1,107 @@
+"""The table of ``spec-trainer plugins``: every installed plugin, and whether it can run here."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+from spec_core import plugins
+from spec_core.errors import PluginError
+from spec_trainer.command_line.documents import document_stream, keep_stdout_for_documents
+
+_INTERFACES = {plugins.kind_of(interface): interface for interface in plugins.INTERFACES}
+_COMMAND = "spec-trainer"
+"""The distribution that names, in its requirements and extras, every plugin of this repository."""
+_IMPORT_S = 120.0
+"""Longest wait for a plugin's module to be imported; a loaded host takes a minute for a large one."""
+_PROBE_S = 20
+"""Longest wait for its probe, once it is imported."""
+_PIPED_COLUMNS = 1000
+"""Width of the table in a file or pipe, where every row is one line."""
+
+TableRow = dict[str, str | int | None]
+
+
+def plugin_rows() -> list[TableRow]:
+    """Return one row per installed entry point.
+
+    The probe of a third party's plugin runs in a process of its own, with a deadline, because it may hang or crash.
+    The status of one that has not answered by then is ``unknown``: this host may be slow.
+    An entry point of a misspelt group has a row, too: nothing else would show it.
+    """
+    rows: list[TableRow] = []
+    ours = plugins.required_by(_COMMAND)
+    for kind, interface in _INTERFACES.items():
+        for record in plugins.installed(interface):
+            probe = _probe_here if record.distribution in ours else _probe_apart
+            rows.append(_row(record, *probe(kind, record.name)))
+    rows += [
+        _row(record, "broken", plugins.unknown_group_problem(record.kind), None)
+        for record in plugins.unknown_groups()
+    ]
+    return rows
+
+
+def _row(record: plugins.PluginRecord, status: str, reason: str, api: int | None) -> TableRow:
+    return {
+        "kind": record.kind,
+        "name": record.name,
+        "distribution": record.distribution,
+        "version": record.version,
+        "api": api,
+        "status": status,
+        "reason": reason,
+    }
+
+
+def print_table(rows: list[TableRow]) -> None:
+    """Print the rows as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in rows[0]:
+        table.add_column(column, overflow="fold", no_wrap=column != "reason")
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    stream = document_stream()
+    Console(file=stream, width=None if stream.isatty() else _PIPED_COLUMNS).print(table)
+
+
+def _probe_here(kind: str, name: str) -> tuple[str, str, int | None]:
+    interface = _INTERFACES[kind]
+    record = next(record for record in plugins.installed(interface) if record.name == name)
+    return plugins.status(interface, record)
+
+
+def _probe_apart(kind: str, name: str) -> tuple[str, str, int | None]:
+    command = [sys.executable, "-P", "-m", "spec_trainer.commands.plugins", kind, name, str(_PROBE_S)]
+    limit_s = _IMPORT_S + _PROBE_S
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return "unknown", f"its import took longer than {_IMPORT_S:.0f} s on this host", None
+    if child.returncode == -signal.SIGALRM:
+        return "unknown", f"its probe took longer than {_PROBE_S} s on this host", None
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        return "broken", f"its probe ended with exit code {child.returncode}: {last}", None
+    status, reason, api = json.loads(child.stdout)
+    return status, reason, api
+
+
+def main(kind: str, name: str, probe_s: str) -> None:
+    """Print the status of one plugin; the kernel ends this process ``probe_s`` seconds after the import."""
+    interface = _INTERFACES[kind]
+    with suppress(PluginError):  # the status says so
+        plugins.load_record(interface, plugins.find(interface, name))
+    signal.alarm(int(probe_s))
+    print(json.dumps(_probe_here(kind, name)), file=document_stream(), flush=True)
+
+
+if __name__ == "__main__":
+    keep_stdout_for_documents()
+    main(*sys.argv[1:])

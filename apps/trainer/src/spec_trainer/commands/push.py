@@ -1,0 +1,147 @@
+"""``spec-trainer push`` and ``spec-trainer serving``: running servers get a draft, and say which one they serve."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from spec_core import Backend
+from spec_core.errors import ConfigError, EngineError
+from spec_core.plugins import load_available
+from spec_core.wording import one_line
+from spec_kit.drafting.draft_files import check_finite
+from spec_trainer.configuration.push_options import read_transport_options, transport_configs
+from spec_trainer.draft_folder import check_draft
+from spec_trainer.push.servers import ask_servers, connect_servers, open_publisher
+from spec_trainer.resolve import resolve_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from spec_kit.hosting import HttpReplica
+    from spec_kit.weight_sync import PublishReport
+    from spec_trainer.push.request import PushRequest
+
+
+def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Publish the draft as one version more than any of the servers has; return the document of ``push --json``.
+
+    ``words`` are options of weight transports, ``push.options.NAME.KEY=VALUE``. Raise UsageError, one line, for
+    anything that is wrong before a server was asked to receive.
+    """
+    from safetensors.torch import load_file
+
+    from spec_kit.targets.target_reader import read_target
+
+    request = replace(request, options=read_transport_options(words))
+    transport_configs(request.options, "options")
+    target = read_target(resolve_target(request.target))
+    check_draft(request.draft_model, target, None)
+    check_finite(request.draft_model)
+    backend_type = load_available(Backend, request.backend)
+    backend = backend_type(backend_type.Config())
+    with ExitStack() as stack:
+        publisher = stack.enter_context(open_publisher(backend, request, target, backend.device(0)))
+        weights = load_file(request.draft_model / "model.safetensors")
+        deadline = time.monotonic() + request.timeout_s
+
+        def left_s() -> float:
+            return max(1e-3, deadline - time.monotonic())
+
+        for url, server in connect_servers(request.to, request.timeout_s).items():
+            stack.enter_context(server)  # closed first: the publisher waits for no answer then
+            publisher.add(url, server, left_s()).result()
+        report = publisher.publish(None, weights, policy=request.policy, timeout_s=left_s()).result()
+    return _document(report)
+
+
+def push_lines(document: Mapping[str, Any]) -> Iterable[str]:
+    """Yield a line for each server of a push."""
+    for url, outcome in document["servers"].items():
+        way = f" by {outcome['transport']}{_others(outcome['not_taken'])}" if outcome["transport"] else ""
+        reason = f": {one_line(outcome['reason'])}" if outcome["reason"] else ""
+        yield (
+            f"{url}  {outcome['state']}  version {document['version']}{way}"
+            f"  {sum(outcome['seconds'].values()):.2f} s{reason}"
+        )
+
+
+def _others(not_taken: Mapping[str, str]) -> str:
+    """Return why other transports were not used, in parentheses."""
+    reasons = "; ".join(f"not {name}: {reason}" for name, reason in not_taken.items())
+    return f" ({one_line(reasons)})" if reasons else ""
+
+
+def describe_serving(urls: Sequence[str], timeout_s: float) -> dict[str, Any]:
+    """Return what each server says of the draft that it serves, or the error of one that does not answer."""
+    if not 0 < timeout_s <= 1e6:
+        raise ConfigError(f"--timeout-s={timeout_s}: expected seconds above 0, at most 1000000")
+    return {url: _describe(server) for url, server in ask_servers(urls, timeout_s).items()}
+
+
+def serving_lines(document: Mapping[str, Any]) -> Iterable[str]:
+    """Yield a line for each server of ``describe_serving``."""
+    for url, server in document.items():
+        if "error" in server:
+            yield f"{url}  {one_line(server['error'])}"
+            continue
+        version = "no version" if server["version"] is None else f"version {server['version']}"
+        parts = [url, version, one_line(server["digest"]), server["state"]]
+        if server["rounds"]:
+            parts.append(f"tau {server['acceptance_length']:.2f} over {server['rounds']:,} rounds")
+        yield "  ".join(filter(None, [*parts, server["reason"]]))
+
+
+def serving_problem(document: Mapping[str, Any]) -> str:
+    """Return in one line why the servers of ``describe_serving`` do not all serve one draft; empty where they do."""
+    if silent := [url for url, server in document.items() if "error" in server]:
+        return f"{', '.join(silent)} did not say what it serves"
+    if broken := [url for url, server in document.items() if server["state"] == "quarantined"]:
+        return (
+            f"{', '.join(broken)} may serve something else than it should; the next push to it settles that"
+        )
+    places: dict[str, list[str]] = {}
+    for url, server in document.items():
+        version = "no version" if server["version"] is None else f"version {server['version']}"
+        places.setdefault(" ".join(filter(None, [version, server["digest"]])), []).append(url)
+    if len(places) == 1:
+        return ""
+    differing = "; ".join(f"{draft} at {', '.join(urls)}" for draft, urls in places.items())
+    return f"the servers differ: {differing}; the next spec-trainer push to all of them settles that"
+
+
+def _document(report: PublishReport) -> dict[str, Any]:
+    return {
+        "version": report.version,
+        "digest": report.digest,
+        "committed": report.committed,
+        "bytes": report.num_bytes,
+        "seconds": dict(report.seconds),
+        "servers": {
+            url: {
+                "state": outcome.state,
+                "transport": outcome.transport,
+                "not_taken": dict(outcome.not_taken),
+                "reason": outcome.reason,
+                "seconds": dict(outcome.seconds),
+            }
+            for url, outcome in report.replicas.items()
+        },
+    }
+
+
+def _describe(server: HttpReplica | EngineError) -> dict[str, Any]:
+    if isinstance(server, EngineError):
+        return {"error": str(server)}
+    status, counted = server.first_answer.status, server.first_answer.acceptance
+    return {
+        "version": status.version,
+        "digest": status.digest,
+        "state": status.state,
+        "reason": status.reason,
+        "rounds": counted.rounds,
+        "acceptance_length": counted.acceptance_length if counted.rounds else None,
+        "acceptance_per_position": counted.acceptance_per_position,
+    }

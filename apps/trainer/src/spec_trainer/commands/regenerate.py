@@ -1,0 +1,202 @@
+"""Run a regeneration, from its request to its document."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ConfigError, DataError
+from spec_core.foreign import foreign_errors
+from spec_core.records import SamplingParams
+from spec_trainer.command_line.engine_output import engine_output_kept
+from spec_trainer.command_line.progress import StepProgress
+from spec_trainer.command_line.stop_request import Interrupted, StopRequest
+from spec_trainer.data.errors import BadRow
+from spec_trainer.engine_options import read_engine_options
+from spec_trainer.regeneration.answer_file import AnswerFile, check_answer_file
+from spec_trainer.regeneration.conversation import open_conversation
+from spec_trainer.training.wiring import create_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spec_core import Engine, TargetSpec
+    from spec_trainer.data.tokens import Encoder
+    from spec_trainer.engine_options import EngineOptions
+    from spec_trainer.regeneration.conversation import Conversation
+    from spec_trainer.regeneration.request import RegenerationRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One row of the data that can be answered."""
+
+    number: int
+    content: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regeneration:
+    """A request, checked on this machine, with its rows."""
+
+    request: RegenerationRequest
+    options: EngineOptions
+    target: TargetSpec
+    encoder: Encoder
+    rows: list[PromptRow]
+    """The rows that can be answered."""
+    num_rows: int
+    """The number of all rows of the data."""
+    data_digest: str
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens that a prompt may have."""
+        return self.target.max_positions - self.request.max_new_tokens
+
+    def open(self, content: object) -> Conversation:
+        """Return the conversation of a row. Raise BadRow for one that cannot be answered."""
+        return open_conversation(content, self.encoder, self.target.eos_token_ids, self.longest)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The options of the engine's sampling."""
+        request = self.request
+        return SamplingParams(
+            max_new_tokens=request.max_new_tokens, temperature=request.temperature, top_p=request.top_p
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that the answers depend on."""
+        request, sections = self.request, self.options.config
+        names = ("max_new_tokens", "temperature", "top_p", "seed", "batch", "drop_cut", "on_bad_row")
+        return {
+            "target_digest": self.target.digest,
+            "data_digest": self.data_digest,
+            **{f"engine.{key}": value for key, value in sections.engine.model_dump(mode="json").items()},
+            "engine_versions": dict(self.options.engine_type.probe().versions),
+            **{f"backend.{key}": value for key, value in sections.backend.model_dump(mode="json").items()},
+            **{name: getattr(request, name) for name in names},
+            **{name: value for name, value in sections.data.record().items() if value},
+        }
+
+
+def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Answer every row and return the document of ``regenerate --json``; ``words`` are ``engine.key=value``."""
+    work = prepare_regeneration(request, words)
+    about = {"target": str(work.target.folder), "data": request.data}
+    with AnswerFile(request.output, work.settings, about) as file, StopRequest() as stop:
+        if file.next_row:
+            log.info("%s holds answers up to row %d of %d", file.path, file.next_row, work.num_rows)
+        figures = {"generated_tokens": 0} if file.complete else _answer_rest(work, file, stop)
+        counts = file.seal()
+    return {"output": str(request.output), "rows": work.num_rows, **counts, **figures}
+
+
+def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> Regeneration:
+    """Read and check everything that the request names. Raise UsageError, one line; create nothing."""
+    from spec_kit.targets.target_reader import read_target
+    from spec_trainer.data.tokens import Encoder
+    from spec_trainer.resolve import resolve_target
+
+    options = read_engine_options(request.engine, request.backend, words)
+    target = read_target(resolve_target(request.target))
+    if request.max_new_tokens >= target.max_positions:
+        raise ConfigError(
+            f"--max-new-tokens={request.max_new_tokens} leaves no room for a prompt in the {target.max_positions} "
+            f"positions of target {target.folder}; lower it"
+        )
+    encoder = Encoder(target.folder, target.vocab_size, options.config.data)
+    empty = Regeneration(
+        request=request, options=options, target=target, encoder=encoder, rows=[], num_rows=0, data_digest=""
+    )
+    work = _read_rows(empty)
+    check_answer_file(request.output, work.settings)
+    return work
+
+
+def _read_rows(work: Regeneration) -> Regeneration:
+    """Parse every row once, so that a bad one is found before the engine starts."""
+    from spec_trainer.data.sources import read_rows
+
+    rows, num_rows, digest = [], 0, hashlib.blake2b(digest_size=16)
+    for number, source in enumerate(read_rows(work.request.data)):
+        num_rows += 1
+        with foreign_errors(DataError, f"{source.where}: the row cannot be written as JSON"):
+            digest.update(json.dumps(source.content, sort_keys=True, default=str).encode())
+        try:
+            work.open(source.content)
+        except BadRow as bad:
+            if work.request.on_bad_row == "error":
+                raise DataError(f"{source.where}: {bad} (--on-bad-row=skip leaves such rows out)") from bad
+            log.warning("left out: %s: %s", source.where, bad)
+        else:
+            rows.append(PromptRow(number, source.content))
+    if not rows:
+        raise DataError(f"data {work.request.data!r} holds no row that can be answered")
+    return replace(work, rows=rows, num_rows=num_rows, data_digest=digest.hexdigest())
+
+
+def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dict[str, Any]:
+    """Answer the rows that the file lacks, batch by batch; return the figures of the document.
+
+    Batches are cut by row number, so that one that was interrupted is answered again as a whole: an answer depends on
+    the place of its prompt in the batch.
+    """
+    batches = _batches(work, file.next_row)
+    num_tokens, started = 0, time.monotonic()
+    progress = StepProgress(len(batches), "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s")
+    options = work.options
+    with engine_output_kept(options.engine_type), create_engine(options, work.target) as engine, progress:
+        for done, (batch, rows) in enumerate(batches.items()):
+            if stop.requested:
+                raise Interrupted(
+                    f"interrupted; {len(batches) - done} batches are left; the same command goes on there"
+                )
+            answered = answer_batch(engine, rows, work, batch)
+            num_tokens += sum(conversation.num_generated for conversation in answered)
+            file.append(
+                conversation.row(row.number, row.content)
+                for row, conversation in zip(rows, answered, strict=True)
+                if row.number >= file.next_row and not (work.request.drop_cut and conversation.was_cut)
+            )
+            progress.show({"step": done + 1, "tokens_per_s": num_tokens / (time.monotonic() - started)})
+    return {"generated_tokens": num_tokens, "tokens_per_s": num_tokens / (time.monotonic() - started)}
+
+
+def _batches(work: Regeneration, next_row: int) -> dict[int, list[PromptRow]]:
+    """Return the rows of each batch by its number, from the batch that holds ``next_row``."""
+    batches: dict[int, list[PromptRow]] = {}
+    for row in work.rows:
+        batch = row.number // work.request.batch
+        if batch >= next_row // work.request.batch:
+            batches.setdefault(batch, []).append(row)
+    return batches
+
+
+def answer_batch(
+    engine: Engine, rows: Sequence[PromptRow], work: Regeneration, batch: int
+) -> list[Conversation]:
+    """Answer all turns of ``rows``: the first turns together, then the second ones, and so on."""
+    conversations = [work.open(row.content) for row in rows]
+    turn = 0
+    while asking := [conversation for conversation in conversations if conversation.prompt]:
+        sampling = replace(work.sampling, seed=_seed(work.request.seed, batch, turn))
+        answers = engine.generate([conversation.prompt for conversation in asking], sampling)
+        for conversation, answer in zip(asking, answers, strict=True):
+            conversation.take(answer.token_ids, sampling.max_new_tokens)
+        turn += 1
+    return conversations
+
+
+def _seed(seed: int, batch: int, turn: int) -> int:
+    """Return a seed of 31 bits, from which engines derive one for each prompt."""
+    digest = hashlib.blake2b(f"{seed} {batch} {turn}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,142 @@
+"""Sections of a report about speculative decoding, for readers who have never seen it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.report.html import table, text
+from spec_trainer.report.svg import svg
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+DECODING_STYLE = """
+.text { white-space: break-spaces; overflow-wrap: anywhere; font: 13px/1.7 ui-monospace, monospace;
+  background: #fafbfd; border-radius: 10px; padding: .8rem 1rem; margin: .6rem 0 }
+.text i { font-style: normal; color: #7a8594 } .text b, .key b { font-weight: inherit; border-radius: 3px }
+.text s, .key s { color: #b3261e; font-size: 85% } dt { font-weight: 600 } dd { margin: 0 0 .5rem }
+.g1 { background: #d6ecff } .g2 { background: #aed8ff } .g3 { background: #86c3ff } .g4 { background: #5aabf5 }
+.g5 { background: #3d8fdb; color: #fff }
+"""
+_LAST_SHADE = 5
+
+_NUMBERS = {
+    "acceptance_length": (
+        "Acceptance length τ of the trained draft",
+        "The target checks several guesses in one pass; this is how many tokens a pass yields on average: the "
+        "guesses that it agrees with, and one of its own.",
+    ),
+    "acceptance_length_before": (
+        "Of an untrained draft",
+        "The same with a draft that has learnt nothing: near 1, which is what decoding without guesses yields.",
+    ),
+    "acceptance_length_bigram": (
+        "Of a bigram draft",
+        "Each token guessed from the one before it, by counted pairs of the training text: a draft that reads the "
+        "target's hidden states has to beat this.",
+    ),
+    "acceptance_length_prompt_lookup": (
+        "Of prompt lookup",
+        "Guesses copied from where the last words stood before in the same text: free, and good at repetitions only.",
+    ),
+    "outputs_equal": (
+        "Greedy output equal to plain decoding",
+        "Whether the most likely text is the same with the draft and without, token by token: guesses change the "
+        "speed and never the text.",
+    ),
+}
+
+
+def explanations(summary: Mapping[str, Any]) -> str:
+    """Return a sentence for each of the five numbers; nothing where they were not all measured."""
+    if any(summary.get(key) is None for key in _NUMBERS):
+        return ""
+    rows = "".join(
+        f"<dt>{title}: {text(_shown(summary[key]))}<dd>{sentence}"
+        for key, (title, sentence) in _NUMBERS.items()
+    )
+    return f"<h2>What the numbers say</h2><dl>{rows}</dl>"
+
+
+def _shown(value: bool | float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.2f}"
+
+
+def speed_picture(summary: Mapping[str, Any]) -> str:
+    """Return tokens per second by number of draft tokens, as a multiple of plain decoding."""
+    rows = summary.get("speeds")
+    if not rows:
+        return ""
+    sizes = list(dict.fromkeys(row["concurrency"] for row in rows))
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for size in sizes:
+            own = [(row["num_draft_tokens"], row["speedup"]) for row in rows if row["concurrency"] == size]
+            axes[0].plot(*zip(*own, strict=True), "o-", ms=4, lw=1.2, label=f"{size} at once")
+        axes[0].axhline(1.0, color="#888", lw=0.8)
+        axes[0].legend(frameon=False)
+        axes[0].set(title="speed-up", xlabel="draft tokens per pass", ylim=(0, None))
+
+    own = [
+        (
+            row["concurrency"],
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['tokens_per_s'] / row['speedup']:,.0f}",
+            f"{row['speedup']:.2f} ×",
+        )
+        for row in rows
+        if row["num_draft_tokens"] == summary["num_draft_tokens"]
+    ]
+    with_draft = f"tokens/s with {summary['num_draft_tokens']} draft tokens"
+    speeds = table(("texts at once", with_draft, "without", "speed-up"), own)
+    return (
+        "<h2>Speed by number of draft tokens</h2><p>Against decoding without a draft, by the same code and with "
+        "as many texts at once. A pass over few tokens leaves the hardware idle, and guesses are nearly free; with "
+        "many texts at once it is busy, and every refused guess costs time.</p>"
+        f"{svg(draw, panels=1)}<div class=wide>{speeds}</div>"
+    )
+
+
+def texts(summary: Mapping[str, Any]) -> str:
+    """Return decoded texts, coloured by the place of each accepted guess, with the refused ones struck out."""
+    shown = summary.get("texts")
+    if not shown:
+        return ""
+    places = range(1, summary["num_draft_tokens"] + 1)
+    key = " ".join(f"<b class=g{min(place, _LAST_SHADE)}>&nbsp;guess {place}&nbsp;</b>" for place in places)
+    parts = "".join(
+        f"<div class=text><i>{text(one['prompt'])}</i>{''.join(map(_token, one['tokens']))}</div>"
+        for one in shown
+    )
+    return (
+        "<h2>What was guessed, and what was refused</h2>"
+        f"<p class=key>The prompt is grey. Accepted: {key}; the darker, the later in its pass. <s>Struck out</s>: a "
+        "guess that the target refused, before the token that it put there. Uncoloured: the target's own token.</p>"
+        f"{parts}"
+    )
+
+
+def _token(token: Mapping[str, Any]) -> str:
+    refused = ""
+    if token["refused"] is not None:  # a refused line end breaks no line
+        refused = f"<s>{text(token['refused'].replace(chr(10), '↵'))}</s>"
+    word = text(token["text"])
+    if token["place"]:
+        return f"{refused}<b class=g{min(token['place'], _LAST_SHADE)}>{word}</b>"
+    return refused + word
+
+
+def topics(summary: Mapping[str, Any]) -> str:
+    """Return the acceptance length by kind of text."""
+    rows = [
+        (topic, f"{row['acceptance_length']:.2f}", f"{row['rounds']:,}")
+        for topic, row in summary.get("topics", {}).items()
+    ]
+    if not rows:
+        return ""
+    heads = ("the prompt begins", "acceptance length τ", "passes of the target")
+    return f"<h2>Acceptance by topic</h2>{table(heads, rows, words=1)}"

@@ -1,0 +1,274 @@
+"""report.html: one self-contained file (inline SVG, no script, no network)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.disk import write_atomically
+from spec_trainer.report.decoding import DECODING_STYLE, explanations, speed_picture, texts, topics
+from spec_trainer.report.html import figures, table, text
+from spec_trainer.report.svg import svg
+from spec_trainer.run.metrics import read_metrics
+from spec_trainer.run.records import MeasurementRow, ReplacementRow, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+    from spec_trainer.run.directory import RunDirectory
+
+Record = dict[str, Any]
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430 }
+h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
+.lead { color: #5b6675; margin-top: .2rem }
+.figures { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1.2rem 0 }
+.figure { background: #f3f6fa; border-radius: 10px; padding: .7rem 1.1rem; min-width: 8rem }
+.figure b { display: block; font-size: 1.5rem }
+table { border-collapse: collapse } td, th { padding: .25rem .9rem .25rem 0; text-align: left; vertical-align: top }
+th { font-weight: 600 } td.n { text-align: right; font-variant-numeric: tabular-nums }
+tr + tr td { border-top: 1px solid #e4e9f0 }
+.wide { overflow-x: auto } .panels { display: flex; flex-wrap: wrap; gap: 1rem }
+svg { max-width: 100%; height: auto } pre { background: #f3f6fa; padding: 1rem; border-radius: 10px; overflow: auto }
+"""
+
+_EVALUATION_ROWS = {
+    "acceptance_length": "trained draft",
+    "acceptance_length_before": "untrained draft",
+    "acceptance_length_bigram": "bigram draft",
+    "acceptance_length_prompt_lookup": "prompt lookup",
+}
+
+
+def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]) -> None:
+    """Render metrics.jsonl, the summary and the configuration of a run as one page."""
+    records = read_metrics(directory.metrics)
+    parts = [
+        f"<h1>{text(title)}</h1>",
+        f"<p class=lead>{text(summary.get('description', ''))}</p>",
+        _figures(summary),
+        _decoding(summary),
+        explanations(summary),
+        speed_picture(summary),
+        texts(summary),
+        _positions(records, summary),
+        topics(summary),
+        _curves(records),
+        _pushes(records, summary),
+        _measurements(read_records(directory.measurements, MeasurementRow), records),
+        _cycles(summary),
+        _replacements(read_records(directory.replacements, ReplacementRow)),
+        _time(summary),
+        f"<h2>Configuration</h2><pre>{text(directory.config.read_text())}</pre>",
+    ]
+    write_atomically(directory.report, page(title, parts))
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """Return a whole page in the style of reports; ``parts`` is the HTML of its body."""
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8>"
+        f'<meta name=viewport content="width=device-width, initial-scale=1"><title>{text(title)}</title>'
+        f"<style>{_STYLE}{DECODING_STYLE}</style><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _figures(summary: Mapping[str, Any]) -> str:
+    shown = [
+        ("acceptance length τ", summary.get("acceptance_length"), "{:.2f}"),
+        ("simulated τ, held out", summary.get("eval_acceptance_length"), "{:.2f}"),
+        ("final loss", summary.get("loss"), "{:.3f}"),
+        ("optimizer steps", summary.get("steps"), "{:,}"),
+        ("tokens trained", summary.get("tokens"), "{:,}"),
+        ("wall time", summary.get("wall_s"), "{:,.0f} s"),
+    ]
+    return figures(shown)
+
+
+def _decoding(summary: Mapping[str, Any]) -> str:
+    """Return what speculative decoding measured: acceptance length beside the baselines, tokens per second."""
+    rows = [
+        (label, f"{summary[key]:.2f}")
+        for key, label in _EVALUATION_ROWS.items()
+        if summary.get(key) is not None
+    ]
+    if not rows:
+        return ""
+    lengths = table(("draft", "acceptance length τ"), rows, words=1)
+    return f"<h2>Speculative decoding on held-out prompts</h2>{lengths}{_speed(summary)}"
+
+
+def _speed(summary: Mapping[str, Any]) -> str:
+    """Return tokens per second with the draft and without, for the whole pass, then by concurrency."""
+    if not summary.get("tokens_per_s_without_draft"):
+        return ""
+    rows = [{"concurrency": "as many as the engine takes", **summary}, *summary.get("throughput", ())]
+    speeds = table(
+        ("at once", "tokens/s with the draft", "without", "speed-up"),
+        [
+            (
+                row["concurrency"],
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['tokens_per_s_without_draft']:,.0f}",
+                f"{row['tokens_per_s'] / row['tokens_per_s_without_draft']:.2f} ×",
+            )
+            for row in rows
+        ],
+        words=1,
+    )
+    return (
+        f"{speeds}<p>Greedy output equal to plain greedy: {'yes' if summary['outputs_equal'] else 'no'}.</p>"
+    )
+
+
+def _curves(records: Sequence[Record]) -> str:
+    if not records:
+        return ""
+    panels = [
+        ("loss", "loss"),
+        ("acceptance_length", "acceptance length (simulated)"),
+        ("lr", "learning rate"),
+    ]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, (key, label) in zip(axes, panels, strict=True):
+            trained = [(record["step"], record[key]) for record in records if key in record]
+            if trained:
+                axis.plot(*zip(*trained, strict=True), lw=1.2, label="training")
+            held_out = [(r["step"], r[f"eval_{key}"]) for r in records if f"eval_{key}" in r]
+            if held_out:
+                axis.plot(*zip(*held_out, strict=True), "o-", ms=4, lw=1, label="held out")
+                axis.legend(frameon=False)
+            axis.set(title=label, xlabel="step")
+
+    return "<h2>Training</h2>" + svg(draw, panels=3)
+
+
+def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
+    bars = {}
+    if records:
+        bars["agreement with the target, last step"] = records[-1].get("accuracy", [])
+    if summary.get("acceptance_per_position"):
+        bars["accepted in decoding"] = summary["acceptance_per_position"]
+    if not bars:
+        return ""
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, (label, values) in zip(axes, bars.items(), strict=True):
+            axis.bar(range(1, len(values) + 1), values, width=0.7)
+            axis.set(title=label, xlabel="draft position", ylim=(0, 1))
+            axis.locator_params(axis="x", integer=True)
+
+    return "<h2>Acceptance per position</h2>" + svg(draw, panels=len(bars))
+
+
+def _pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
+    """Return what became of each version that was pushed to running servers."""
+    outcomes: dict[int, Record] = {}
+    for record in (*records, *summary.get("last_pushes", ())):
+        if "push_version" in record:  # acceptance is compared some steps after the commit
+            outcomes.setdefault(record["push_version"], {}).update(record)
+    if not outcomes:
+        return ""
+    rows = [
+        (
+            version,
+            _fate(outcome),
+            _number(outcome, "push_s", "{:.2f} s"),
+            _number(outcome, "push_acceptance_before", "{:.2f}"),
+            _number(outcome, "push_acceptance_after", "{:.2f}"),
+        )
+        for version, outcome in outcomes.items()
+    ]
+    fates = table(("version", "outcome", "seconds", "τ before", "τ after"), rows, words=2)
+    waits = [record["push_wait_s"] for record in records if "push_wait_s" in record]
+    waited = f"<p>Training waited {max(waits):.3f} s for a push at most.</p>" if waits else ""
+    return f"<h2>Pushes to running servers</h2>{fates}{waited}"
+
+
+def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
+    """Return what the run's engine has measured of its drafts, and how long training waited for that."""
+    if not measured:
+        return ""
+    columns = {
+        "step": "{:,}",
+        "serving_acceptance_length": "{:.2f}",
+        "serving_acceptance_length_per_request": "{:.2f}",
+        "serving_tokens_per_s": "{:,.0f}",
+        "serving_tokens": "{:,}",
+        "serving_s": "{:.1f} s",
+    }
+    rows = [[_number(one, key, form) for key, form in columns.items()] for one in measured]
+    heads = ("step", "τ", "τ, mean of the answers", "tokens/s of an engine", "tokens", "seconds")
+    waited = sum(record.get("serve_wait_s", 0.0) for record in records)
+
+    def draw(axes: Sequence[Axes]) -> None:
+        steps = [one["step"] for one in measured]
+        axes[0].plot(steps, [one["serving_acceptance_length"] for one in measured], "o-", ms=4, lw=1.2)
+        axes[0].set(title="acceptance length in the engine", xlabel="step")
+
+    return (
+        "<h2>The draft in the run's engine</h2>"
+        + svg(draw, panels=1)
+        + table(heads, rows)
+        + f"<p>Training waited {waited:.1f} s for it.</p>"
+    )
+
+
+def _cycles(summary: Mapping[str, Any]) -> str:
+    """Return what each draft was worth that the run's engine has decoded with."""
+    cycles = summary.get("cycles", ())
+    if not cycles:
+        return ""
+    columns = {
+        "held_out_acceptance_length": "{:.2f}",
+        "decode_acceptance_length": "{:.2f}",
+        "decode_tokens": "{:,}",
+        "decode_s": "{:.1f} s",
+        "prefill_s": "{:.1f} s",
+    }
+    rows = [
+        [cycle["draft_version"], *(_number(cycle, key, form) for key, form in columns.items())]
+        for cycle in cycles
+    ]
+    heads = ("draft version", "τ, held out", "τ, trained on", "tokens", "seconds", "second prefill")
+    return f"<h2>Decoding by the run's engine</h2>{table(heads, rows)}"
+
+
+def _replacements(entries: Sequence[Record]) -> str:
+    """Return which engines were replaced, when, and why."""
+    if not entries:
+        return ""
+    rows = [
+        (
+            entry["worker"],
+            entry["step"],
+            f"{datetime.fromtimestamp(entry['time']):%Y-%m-%d %H:%M:%S}",
+            entry["cause"],
+        )
+        for entry in entries
+    ]
+    heads = ("engine", "after step", "at", "cause")
+    return f"<h2>Engines that were replaced</h2>{table(heads, rows, words=4)}"
+
+
+def _fate(outcome: Record) -> str:
+    if outcome.get("push_reverted"):
+        return "reverted"
+    return "committed" if outcome.get("push_committed") else "not committed"
+
+
+def _number(outcome: Record, key: str, form: str) -> str:
+    return form.format(outcome[key]) if key in outcome else ""
+
+
+def _time(summary: Mapping[str, Any]) -> str:
+    times = summary.get("time_s")
+    if not times:
+        return ""
+    total = sum(times.values()) or 1.0
+    rows = [(name, f"{value:.1f} s", f"{100 * value / total:.0f} %") for name, value in times.items()]
+    return f"<h2>Where the time went</h2>{table((), rows, words=1)}"

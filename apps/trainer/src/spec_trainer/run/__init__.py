@@ -1,0 +1,1 @@
+"""A run: its inputs, directory, schedule and records."""

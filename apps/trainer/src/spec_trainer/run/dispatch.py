@@ -1,0 +1,322 @@
+"""The Dispatcher hands capture batches to engines, in the schedule's order, inside each rank's byte window.
+
+Admission in the order of the schedule is what makes the window safe: a sample is dispatched only when it fits
+beside the unreleased samples *before* it, so the sample that a rank waits for always has room, however slow its
+engine is.
+
+Where an engine is lost, the batches that it had are captured again, whole: as they were, so that features are the
+same bit for bit. A rank may then receive a sample twice, and drops one; that is why the room of a sample becomes free
+only once it was released *and* its batch is captured.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from spec_core.errors import ConfigError, SpecError
+from spec_core.records import CaptureRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from spec_core import Engine
+    from spec_core.records import FeatureSchema
+    from spec_trainer.data.dataset import Dataset
+    from spec_trainer.run.batch_schedule import BatchSchedule, GlobalBatch
+
+_QUEUED_PER_ENGINE = 2
+"""Capture batches per engine, one in the target and one behind it: enough to never idle, few enough to share."""
+
+
+@dataclass(frozen=True)
+class SampleReference:
+    """A sample that is to be captured. Its token ids lie in the run's dataset."""
+
+    request_id: int
+    sample_id: int
+    destinations: tuple[str, ...]
+    """Addresses of the trainer processes that train it."""
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Samples to capture together."""
+
+    number: int
+    """Place in the schedule's order."""
+    samples: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Request id and sample id of each."""
+    waiting: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    """Request id -> the ranks that have not released the sample."""
+    need: Counter[int] = field(default_factory=Counter[int])
+    """Bytes that they take of each rank's window."""
+    released: Counter[int] = field(default_factory=Counter[int])
+    """Bytes that ranks have released before the batch was captured."""
+    captured: bool = False
+    """Whether its engine has captured it: then that has sent it, but not all of it may have arrived."""
+
+
+class Capturer(Protocol):
+    """An engine, in this process or another, as the dispatcher sees it."""
+
+    def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
+        """Begin to capture a batch; the future is done when every sample was sent."""
+
+
+class DatasetCapturer:
+    """An engine in this process, with the dataset that has the token ids of samples."""
+
+    def __init__(self, engine: Engine, dataset: Dataset, schema: FeatureSchema) -> None:
+        """Capture samples of ``dataset`` by ``engine``, for ``schema``."""
+        self._engine = engine
+        self._dataset = dataset
+        self._schema = schema
+
+    def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
+        """Begin to capture a batch; the future is done when every sample was sent."""
+        requests = [
+            CaptureRequest(
+                request_id=sample.request_id,
+                input_ids=tuple(self._dataset.sample(sample.sample_id).input_ids.tolist()),
+                destinations=sample.destinations,
+            )
+            for sample in samples
+        ]
+        return self._engine.capture(requests, self._schema)
+
+
+def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
+    """Return the memory of one sample in a transport, in bytes: hidden states and int64 ids."""
+    return num_tokens * (schema.bytes_per_token() + 8)
+
+
+def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: int) -> None:
+    """Raise ConfigError for a sample that the window or a forward pass of the target can never hold."""
+    for sample_id, length in schedule.dataset.lengths.items():
+        if length > schedule.settings.capture_tokens:
+            raise ConfigError(
+                f"engine.batch_tokens={schedule.settings.capture_tokens} is smaller than sample {sample_id} "
+                f"({length} tokens); raise it to {length} or lower data.max_length"
+            )
+        size = sample_bytes(schema, length)
+        if size > window_bytes:
+            raise ConfigError(
+                f"placement.window_bytes={window_bytes} is smaller than sample {sample_id} ({length} tokens, "
+                f"{size} bytes of features); raise it to {size} or lower data.max_length"
+            )
+
+
+class Dispatcher:
+    """Dispatch capture batches. Thread-safe: engines call back from their own threads."""
+
+    def __init__(
+        self,
+        schedule: BatchSchedule,
+        schema: FeatureSchema,
+        engines: Sequence[Capturer],
+        addresses: Sequence[str],
+        window_bytes: int,
+    ) -> None:
+        """Prepare the schedule's captures for ``engines``; nothing is sent before ``start``."""
+        self._schedule = schedule
+        self._token_bytes = sample_bytes(schema, 1)
+        self._engines = engines
+        self._addresses = addresses
+        self._window_bytes = window_bytes
+        self._used_bytes = [0] * len(addresses)
+        self._numbers = itertools.count()
+        self._running: list[list[_Batch]] = [[] for _ in engines]
+        """Batches that each engine was given and has not captured."""
+        self._sent: list[list[_Batch]] = [[] for _ in engines]
+        """Batches that each engine has captured, some of which ranks may not have released."""
+        self._free = [
+            (place, engine) for place in range(_QUEUED_PER_ENGINE) for engine in range(len(engines))
+        ]
+        """Heap of what engines have room for: (batches that the engine has besides, engine)."""
+        self._num_busy = 0
+        """Engines with a capture under way."""
+        self._busy_s = 0.0
+        """Sum of what captures have taken; of one under way, minus the time at which it began."""
+        self._batch_of: dict[int, _Batch] = {}
+        """Request id -> the batch, until every rank has released the sample."""
+        self._batches: Iterator[_Batch] = iter(())
+        self._waiting: _Batch | None = None
+        """The next batch, for which the window has no room yet."""
+        self._lost: list[_Batch] = []
+        """Batches to capture again, in order; they have their room."""
+        self._stopped = False
+        self._lock = threading.RLock()
+
+    def start(
+        self, items: Iterable[GlobalBatch], failed: Callable[[BaseException], None] | None = None
+    ) -> None:
+        """Begin with the first item; later ones follow as memory becomes free.
+
+        ``failed`` gets the first error of any engine; nothing is dispatched after it. Those of other processes are
+        ``lost`` instead.
+        """
+        self._failed = failed
+        self._batches = (batch for item in items for batch in self._requests(item))
+        self._pump()
+
+    def released(self, rank: int, *request_ids: int) -> None:
+        """Free the bytes of samples that a rank has released, once their batches are captured."""
+        with self._lock:
+            for request_id in request_ids:
+                self._release(rank, request_id)
+        self._pump()
+
+    def lost(self, engine: int) -> None:
+        """Have others capture what an engine was given and ranks have not released: it may have died as it sent that.
+
+        The engine gets nothing until ``regained``.
+        """
+        with self._lock:
+            again = [*self._running[engine], *(batch for batch in self._sent[engine] if batch.waiting)]
+            self._lost = sorted([*self._lost, *again], key=lambda batch: batch.number)
+            if self._running[engine]:
+                self._note_busy(-1)
+            for batch in again:
+                batch.captured = False
+            self._running[engine], self._sent[engine] = [], []
+            self._free = [(others, free) for others, free in self._free if free != engine]
+            heapq.heapify(self._free)
+        self._pump()
+
+    def regained(self, engine: int) -> None:
+        """Give batches to an engine that was lost and is there again."""
+        with self._lock:
+            for place in range(_QUEUED_PER_ENGINE):
+                heapq.heappush(self._free, (place, engine))
+        self._pump()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds so far in which engines had captures under way, added up over engines."""
+        with self._lock:
+            return self._busy_s + self._num_busy * time.monotonic()
+
+    def stop(self) -> None:
+        """Dispatch nothing more."""
+        with self._lock:
+            self._stopped = True
+
+    def _requests(self, item: GlobalBatch) -> Iterator[_Batch]:
+        """Yield capture batches of an item, cut further where one would not fit the window by itself."""
+        destinations = self._schedule.destinations(item)
+        for sample_ids in self._schedule.captures(item):
+            batch = _Batch(next(self._numbers))
+            for sample_id in sample_ids:
+                ranks = destinations[sample_id]
+                size = self._schedule.dataset.lengths[sample_id] * self._token_bytes
+                if any(batch.need[rank] + size > self._window_bytes for rank in ranks):
+                    yield batch
+                    batch = _Batch(next(self._numbers))
+                for rank in ranks:
+                    batch.need[rank] += size
+                request_id = self._schedule.request_id(item, sample_id)
+                batch.samples.append((request_id, sample_id))
+                batch.waiting[request_id] = list(ranks)
+            yield batch
+
+    def _pump(self) -> None:
+        """Start every batch that an engine and the window have room for."""
+        while True:
+            with self._lock:
+                start = self._next()
+            if start is None:
+                return
+            engine, batch, samples = start
+            self._capture(engine, samples).add_done_callback(
+                lambda done, engine=engine, batch=batch: self._finished(engine, batch, done)
+            )
+
+    def _capture(self, engine: int, samples: Sequence[SampleReference]) -> Future[None]:
+        """Capture a batch; an engine that refuses at once fails like one that refuses later.
+
+        The caller may be another engine's thread, where an exception would be lost.
+        """
+        try:
+            return self._engines[engine].capture(samples)
+        except SpecError as error:
+            refused: Future[None] = Future()
+            refused.set_exception(error)
+            return refused
+
+    def _next(self) -> tuple[int, _Batch, list[SampleReference]] | None:
+        if self._stopped or not self._free:
+            return None
+        batch = self._lost.pop(0) if self._lost else self._admitted()
+        if batch is None:
+            return None
+        _, engine = heapq.heappop(self._free)
+        if not self._running[engine]:
+            self._note_busy(1)
+        self._running[engine].append(batch)
+        return engine, batch, self._references(batch)
+
+    def _references(self, batch: _Batch) -> list[SampleReference]:
+        """Return all samples of a batch, each with the ranks that want it: of one that is lost, perhaps none do."""
+        return [
+            SampleReference(
+                request_id=request_id,
+                sample_id=sample_id,
+                destinations=tuple(self._addresses[rank] for rank in batch.waiting.get(request_id, ())),
+            )
+            for request_id, sample_id in batch.samples
+        ]
+
+    def _admitted(self) -> _Batch | None:
+        """Return the next batch of the schedule, for which there is room from now on; None while there is none."""
+        self._waiting = self._waiting or next(self._batches, None)
+        if self._waiting is None:
+            return None
+        batch = self._waiting
+        if any(self._used_bytes[rank] + size > self._window_bytes for rank, size in batch.need.items()):
+            return None
+        self._waiting = None
+        for rank, size in batch.need.items():
+            self._used_bytes[rank] += size
+        for request_id in batch.waiting:
+            self._batch_of[request_id] = batch
+        return batch
+
+    def _release(self, rank: int, request_id: int) -> None:
+        size = self._schedule.num_tokens(request_id) * self._token_bytes
+        batch = self._batch_of[request_id]
+        batch.waiting[request_id].remove(rank)
+        if not batch.waiting[request_id]:
+            del batch.waiting[request_id], self._batch_of[request_id]
+        if batch.captured:
+            self._used_bytes[rank] -= size
+        else:
+            batch.released[rank] += size
+
+    def _note_busy(self, change: int) -> None:
+        self._num_busy += change
+        self._busy_s -= change * time.monotonic()
+
+    def _finished(self, engine: int, batch: _Batch, future: Future[None]) -> None:
+        error = None if future.cancelled() else future.exception()
+        with self._lock:
+            self._running[engine].remove(batch)
+            heapq.heappush(self._free, (len(self._running[engine]), engine))
+            if not self._running[engine]:
+                self._note_busy(-1)
+            batch.captured = True
+            self._sent[engine] = [*(sent for sent in self._sent[engine] if sent.waiting), batch]
+            for rank, size in batch.released.items():
+                self._used_bytes[rank] -= size
+            batch.released.clear()
+            first = error is not None and not self._stopped
+            self._stopped = self._stopped or error is not None
+        if error is not None and first and self._failed is not None:
+            self._failed(error)
+        self._pump()

@@ -1,0 +1,216 @@
+"""FeatureStream: one trainer process's micro-batches, in the schedule's order, from a receiver.
+
+``offline/stream.py`` reads them from a folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from spec_core.errors import DeadlineExceeded, EngineError, PeerLost, ProtocolError
+from spec_trainer.data.packing import empty_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from spec_core import FeatureReceiver
+    from spec_core.records import DraftBatch, FeatureSample, FeatureSchema, Span
+    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.run.batch_schedule import BatchSchedule, GlobalBatch
+
+
+log = logging.getLogger(__name__)
+
+
+class BatchSource(Protocol):
+    """Micro-batches of one trainer process, wherever the features come from.
+
+    The loop asks for each item of the schedule once, in order.
+    """
+
+    def prepare(self, item: GlobalBatch) -> None:
+        """Begin with ``item`` without waiting for anything, while the device trains on the item before.
+
+        Calling it is optional.
+        """
+
+    def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
+        """Return this process's part of ``item``, on its device."""
+
+    def check(self) -> None:
+        """Raise RunError if features handed out so far were of other tokens than their samples.
+
+        It waits for the device; the loop calls it where it has waited for the device anyway.
+        """
+
+
+def lay_out(
+    schedule: BatchSchedule,
+    item: GlobalBatch,
+    rank: int,
+    schema: FeatureSchema,
+    config: AnyRunConfig,
+    device: torch.device,
+) -> list[DraftBatch]:
+    """Return a process's micro-batches of ``item`` on ``device``, complete but for the features, which are zero."""
+    return [
+        empty_batch(
+            [schedule.dataset.sample(sample_id) for sample_id in part],
+            schema,
+            packing=config.data.packing,
+            seed=config.seed,
+            epoch=item.epoch,
+            device=device,
+        )
+        for part in schedule.share(item, rank)
+    ]
+
+
+class FeatureStream:
+    """Micro-batches filled by what a receiver delivers.
+
+    A batch is laid out first, and each sample is copied to its place as it arrives: one copy, and the transport's
+    memory is free again at once. Samples of later items that arrive early wait in the transport. Where features are
+    on the device already, the CPU waits for senders only.
+    """
+
+    def __init__(
+        self,
+        schedule: BatchSchedule,
+        rank: int,
+        receiver: FeatureReceiver,
+        schema: FeatureSchema,
+        config: AnyRunConfig,
+        device: torch.device,
+        released: Callable[..., None],
+    ) -> None:
+        """Call ``released(rank, *request_ids)`` for samples whose transport memory is free again.
+
+        It is called before every wait for another sample: that may need the room.
+        """
+        self._schedule = schedule
+        self._rank = rank
+        self._receiver = receiver
+        self._schema = schema
+        self._config = config
+        self._device = device
+        self._released = released
+        self._item: GlobalBatch | None = None
+        self._batches: list[DraftBatch] = []
+        self._places: dict[int, tuple[DraftBatch, Span]] = {}
+        """Places of ``_item`` whose features have not arrived, by request id."""
+        self._early: dict[int, FeatureSample] = {}
+        self._first_id = 0
+        """Least request id of ``_item``."""
+        self._placed: set[int] = set()
+        """Request ids from ``_first_id`` on that have arrived in a place."""
+        self._freed: list[int] = []
+        """Request ids for which ``released`` is to be called."""
+        self._same_tokens: list[tuple[int, Tensor]] = []
+        """Sample ids, each with a flag on the device: whether the captured tokens are the sample's."""
+        self._failure: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """End a wait for features that will never come; called from an engine's thread."""
+        self._failure = error
+        self._receiver.close()
+
+    def prepare(self, item: GlobalBatch) -> None:
+        """Lay ``item`` out and take what has arrived of it."""
+        self._item = item
+        if (first := self._schedule.request_id(item, 0)) != self._first_id:
+            self._first_id = first
+            self._placed.clear()
+        self._batches = lay_out(self._schedule, item, self._rank, self._schema, self._config, self._device)
+        self._places = {
+            self._schedule.request_id(item, span.sample_id): (batch, span)
+            for batch in self._batches
+            for span in batch.spans
+        }
+        for request_id in self._early.keys() & self._places.keys():
+            self._place(self._early.pop(request_id))
+        with suppress(DeadlineExceeded):
+            self._take(0.0)
+
+    def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
+        """Return this process's part of ``item``; wait for its features at most ``timeouts.step_s``."""
+        if self._item != item:
+            self.prepare(item)
+        try:
+            self._take(self._config.timeouts.step_s)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"rank {self._rank}: {len(self._places)} samples of step {item.step} did not arrive within "
+                f"timeouts.step_s={self._config.timeouts.step_s}"
+            ) from error
+        return self._batches
+
+    def check(self) -> None:
+        """Raise ProtocolError if a sample's features were captured of other tokens."""
+        checks, self._same_tokens = self._same_tokens, []
+        if checks and not torch.stack([same for _, same in checks]).all():
+            raise _other_tokens(next(sample_id for sample_id, same in checks if not same))
+
+    def _take(self, timeout_s: float) -> None:
+        """Fill every place; raise DeadlineExceeded at the timeout."""
+        deadline = time.monotonic() + timeout_s
+        while self._places:
+            sample = self._next(deadline)
+            if sample.request_id in self._places:
+                self._place(sample)
+            elif self._has_come_before(sample.request_id):
+                self._receiver.release(sample)
+            else:
+                self._early[sample.request_id] = sample
+        self._report_freed()
+
+    def _next(self, deadline: float) -> FeatureSample:
+        """Return the next sample that arrives."""
+        if self._freed:
+            with suppress(DeadlineExceeded):
+                return self._receive(0.0)
+            self._report_freed()
+        return self._receive(max(0.0, deadline - time.monotonic()))
+
+    def _report_freed(self) -> None:
+        if self._freed:
+            self._released(self._rank, *self._freed)
+            self._freed.clear()
+
+    def _has_come_before(self, request_id: int) -> bool:
+        """Return whether an engine that was lost had sent the sample, too."""
+        return request_id < self._first_id or request_id in self._placed or request_id in self._early
+
+    def _receive(self, timeout_s: float) -> FeatureSample:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._receiver.receive(max(0.0, deadline - time.monotonic()))
+            except PeerLost as error:
+                if self._failure is not None:
+                    raise EngineError(f"capture failed: {self._failure}") from self._failure
+                # Another process: what it had is captured again, or the run ends.
+                log.warning("%s", error)
+
+    def _place(self, sample: FeatureSample) -> None:
+        batch, span = self._places.pop(sample.request_id)
+        self._placed.add(sample.request_id)
+        where = slice(span.start, span.stop)
+        if len(sample.input_ids) != span.stop - span.start:
+            raise _other_tokens(span.sample_id)
+        same = (sample.input_ids.to(self._device) == batch.input_ids_T[where]).all()
+        self._same_tokens.append((span.sample_id, same))
+        batch.hidden_TNH[where].copy_(sample.hidden_TNH)
+        self._receiver.release(sample)
+        self._freed.append(sample.request_id)
+
+
+def _other_tokens(sample_id: int) -> ProtocolError:
+    return ProtocolError(f"the engine captured other tokens than sample {sample_id} has")

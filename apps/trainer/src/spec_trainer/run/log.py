@@ -1,0 +1,122 @@
+"""RunLog: the record of each step. Every rank notes the samples that it has trained; rank 0 logs the rest."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+from spec_trainer.run.metrics import MetricsLog, StepLines, drop_after
+from spec_trainer.run.records import MeasurementRow, ReplacementRow, StepRow, TrainedRow
+from spec_trainer.run.trackers import build_trackers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from spec_trainer.draft_trainer import BatchShare
+    from spec_trainer.run.directory import RunDirectory
+    from spec_trainer.run.spec import RunSpec
+    from spec_trainer.run.trackers import GuardedTracker
+
+log = logging.getLogger(__name__)
+
+
+def cut_records(directory: RunDirectory, done_steps: int) -> None:
+    """Drop from the records what a run wrote after ``done_steps``, before it begins there; warn of what they lack."""
+    metrics = drop_after(directory.metrics, done_steps, StepRow)
+    noted = Counter[int]()
+    for file in directory.logs.glob("trained-*.jsonl"):
+        for step, row in drop_after(file, done_steps, TrainedRow).items():
+            noted[step] += len(row["samples"])
+    drop_after(directory.measurements, done_steps, MeasurementRow)
+    drop_after(directory.replacements, math.inf, ReplacementRow)
+    lacking = {
+        directory.metrics: done_steps - len(metrics),
+        directory.logs / "trained-*.jsonl": sum(
+            noted[step] < metrics.get(step, {}).get("samples", 1) for step in range(1, done_steps + 1)
+        ),
+    }
+    for name, count in lacking.items():
+        if count:
+            log.warning("%s lacks rows of %d of the %d steps that are done", name, count, done_steps)
+
+
+class RunLog:
+    """Writes ``logs/trained-RANK.jsonl`` of each data-parallel rank; on process 0 metrics.jsonl and trackers too."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        process: int,
+        show: Callable[[dict[str, Any]], None],
+        trained: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """``show`` takes the metrics of each step to the user; only process 0 calls it.
+
+        ``trained`` takes what else would go into this rank's file, where it does not see the run directory.
+        """
+        self._show = show
+        self._reports = process == 0
+        self._trackers: list[GuardedTracker] = []
+        self._write_trained: Callable[[dict[str, Any]], None] | None = None
+        logs, ranks = run.directory.logs, run.schedule.settings.data_parallel_ranks
+        with ExitStack() as stack:
+            if ranks.index(ranks[process]) == process:  # the first of those that train the same samples
+                self._write_trained = trained
+                if trained is None:
+                    file = logs / f"trained-{ranks[process]}.jsonl"
+                    self._write_trained = stack.enter_context(StepLines(file)).write
+            if self._reports:
+                self._trackers = build_trackers(run.config.track, run.directory)
+                self._metrics = stack.enter_context(MetricsLog(run.directory.metrics, self._trackers))
+            self._stack = stack.pop_all()
+
+    def trained(self, step: int, share: BatchShare) -> None:
+        """Write which samples this rank's part of a step held: every sample is trained exactly once."""
+        samples = [span.sample_id for batch in share.micro_batches for span in batch.spans]
+        if self._write_trained is not None:
+            self._write_trained({"step": step, "samples": samples})
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Write a step's metrics and show them; nothing on other processes than 0."""
+        if self._reports:
+            self._metrics.log(record)
+            self._show(record)
+
+    def close_trackers(self) -> dict[str, str]:
+        """Close the trackers, and return what each that failed has failed to do, by its name."""
+        for tracker in self._trackers:
+            tracker.close()
+        return {tracker.name: tracker.failure for tracker in self._trackers if tracker.failure}
+
+    def __enter__(self) -> Self:
+        """Return the log itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close every file and tracker."""
+        self._stack.close()
+
+
+class RemoteRankFiles(AbstractContextManager["RemoteRankFiles"]):
+    """``logs/trained-RANK.jsonl`` of data-parallel ranks that do not see the run directory."""
+
+    def __init__(self, logs: Path) -> None:
+        """Write below ``logs``; a file is opened by its first row."""
+        self._logs = logs
+        self._files: dict[int, StepLines] = {}
+
+    def write(self, rank: int, row: dict[str, Any]) -> None:
+        """Write a row of a rank."""
+        if rank not in self._files:
+            self._files[rank] = StepLines(self._logs / f"trained-{rank}.jsonl")
+        self._files[rank].write(row)
+
+    def __exit__(self, *exc: object) -> None:
+        """Close every file."""
+        with ExitStack() as stack:
+            for file in self._files.values():
+                stack.enter_context(file)

@@ -1,0 +1,95 @@
+"""Write metrics.jsonl and the optional trackers: one row per optimizer step, floats in full."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import AbstractContextManager, ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.disk import not_written, write_atomically
+from spec_trainer.run.records import Row, StepRow, read_records, whole_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spec_trainer.run.trackers import GuardedTracker
+
+log = logging.getLogger(__name__)
+
+
+class StepLines(AbstractContextManager["StepLines"]):
+    """A file with one JSON row per step; ``drop_after`` has cut it back to the steps that are done."""
+
+    def __init__(self, file: Path) -> None:
+        """Open ``file``, to write after what is there."""
+        self._file = file.open("a", buffering=1)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Write a row. Raise RunError where the disk is full."""
+        try:
+            self._file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            file = Path(self._file.name)
+            raise not_written(file, file.parent, error) from error
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the file."""
+        with suppress(OSError):  # the disk is full, and ``write`` has raised it
+            self._file.close()
+
+
+def drop_after(file: Path, step: float, kind: type[Row]) -> dict[int, dict[str, Any]]:
+    """Remove the rows of later steps, and with a warning what is no row of a ``kind``; return by step what is left.
+
+    A damaged record is no reason to end a run: nothing depends on it.
+    """
+    if not file.exists():
+        file.unlink(missing_ok=True)  # a link to nothing: rows would go where it says
+        return {}
+    rows, damaged = whole_rows(file, kind)
+    if damaged:
+        log.warning("%s; the run goes on without %d of its rows", damaged[0], len(damaged))
+    kept = [(line, row) for line, row in rows if row["step"] <= step]
+    write_atomically(file, "".join(line for line, _ in kept))
+    return {row["step"]: row for _, row in kept}
+
+
+class MetricsLog(AbstractContextManager["MetricsLog"]):
+    """metrics.jsonl and the trackers of one run."""
+
+    def __init__(self, file: Path, trackers: Sequence[GuardedTracker]) -> None:
+        """Write to ``file`` and to ``trackers``."""
+        self._lines = StepLines(file)
+        self._trackers = trackers
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Write a row, and give its scalars to the trackers."""
+        self._lines.write(row)
+        scalars = dict(_scalars(row))
+        for tracker in self._trackers:
+            tracker.log(row["step"], scalars)
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the file and the trackers."""
+        with ExitStack() as stack:
+            stack.enter_context(self._lines)
+            for tracker in self._trackers:
+                stack.callback(tracker.close)
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """Return every row of metrics.jsonl."""
+    return read_records(file, StepRow)
+
+
+def _scalars(row: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the numbers of a row by name; a list (one per draft position) becomes name/0, name/1, …."""
+    flat: list[tuple[str, float]] = []
+    for name, value in row.items():
+        if isinstance(value, list):
+            flat += [(f"{name}/{index}", item) for index, item in enumerate(value)]
+        elif isinstance(value, int | float) and name != "step":
+            flat.append((name, value))
+    return flat

@@ -1,0 +1,314 @@
+"""Builds the parts of a resolved run and connects them, whichever processes they are in."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from spec_core.engine import EngineContext
+from spec_core.errors import ArtifactError
+from spec_trainer.checkpoint.store import CheckpointStore
+from spec_trainer.draft_trainer import DraftTrainer
+from spec_trainer.report.page import write_report
+from spec_trainer.run.dispatch import DatasetCapturer, Dispatcher
+from spec_trainer.run.log import RunLog
+from spec_trainer.run.metrics import read_metrics
+from spec_trainer.run.records import KeptSummary, read_figures
+from spec_trainer.training.loop import TrainState, train
+from spec_trainer.training.profiling import StepProfiler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+    from torch import nn
+    from torch.distributed import Store
+
+    from spec_core import Engine, FeatureReceiver, Strategy, TargetSpec, TargetTensors, Transport
+    from spec_trainer.engine_options import EngineOptions
+    from spec_trainer.push.live_measurements import Measure
+    from spec_trainer.run.feature_stream import BatchSource, FeatureStream
+    from spec_trainer.run.spec import RunParts, RunSpec
+
+
+_MEASURED = (
+    "serving_acceptance_length",
+    "serving_acceptance_length_per_request",
+    "serving_acceptance_per_position",
+    "serving_tokens_per_s",
+)
+"""Fields of a step's record whose last values the summary has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLinks:
+    """Connections of a trainer rank to the rest of its run, in this process or in others."""
+
+    store: Store
+    """Store of the ranks, for torch's default group."""
+    should_stop: Callable[[int], bool]
+    """Called after every step with the steps done; returns the same on every rank."""
+    show: Callable[[dict[str, Any]], None]
+    """Called with rank 0's record of each step, for the progress display."""
+    measure: Measure | None = None
+    """Has the run's engine measure a draft; rank 0's, with ``train.serve_every``."""
+    trained: Callable[[dict[str, Any]], None] | None = None
+    """Called with the samples of each step of a rank that does not see the run directory; None where it does."""
+
+
+def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around: Any) -> Engine:
+    """Return the engine that the configuration names. ``around``: other fields of its EngineContext.
+
+    Without a placement it generates, and cannot capture.
+    """
+    timeouts = parts.config.timeouts
+    context = EngineContext(backend=parts.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s, **around)
+    return parts.engine_type.create(parts.config.engine, target, context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InlineEngine:
+    """The engine of a run that has one process, and the transport on which it is listened to."""
+
+    engine: Engine
+    transport: Transport
+
+
+@contextmanager
+def inline_engine(spec: RunSpec) -> Iterator[InlineEngine]:
+    """Yield an engine that is ready to capture in this process."""
+    transport = spec.backend.transport("inline")
+    with create_engine(spec, spec.target, placement="inline", transport=transport) as engine:
+        engine.start(spec.schema)
+        yield InlineEngine(engine=engine, transport=transport)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InlineSource:
+    """The batches of a run that has one process."""
+
+    stream: BatchSource
+    begin: Callable[[int], None] = lambda done_steps: None
+    """Begins their capture, given the steps done."""
+    capture_s: Callable[[], float] = float
+    """Returns the seconds that the engine has captured for."""
+
+
+@contextmanager
+def inline_source(
+    spec: RunSpec, device: torch.device, own: InlineEngine | None = None
+) -> Iterator[InlineSource]:
+    """Yield the batches of a run that has one process.
+
+    ``own`` is the run's engine where that is there already, and stays.
+    """
+    if spec.config.data.features is not None:
+        with batch_source(spec, 0, device, lambda rank, request_id: None) as (stored, _):
+            yield InlineSource(stream=stored)
+        return
+    with ExitStack() as stack:
+        own = own or stack.enter_context(inline_engine(spec))
+        receiver = stack.enter_context(own.transport.listen(spec.schema, spec.window_bytes))
+        capturer = DatasetCapturer(own.engine, spec.dataset, spec.schema)
+        dispatcher = Dispatcher(spec.schedule, spec.schema, [capturer], [receiver.address], spec.window_bytes)
+        stack.callback(dispatcher.stop)
+        stream = feature_stream(spec, 0, device, receiver, dispatcher.released)
+        yield InlineSource(
+            stream=stream,
+            begin=lambda done_steps: dispatcher.start(spec.schedule.items(done_steps), failed=stream.fail),
+            capture_s=lambda: dispatcher.busy_s,
+        )
+
+
+@contextmanager
+def batch_source(
+    spec: RunSpec, rank: int, device: torch.device, released: Callable[..., None], host: str = ""
+) -> Iterator[tuple[BatchSource, str | None]]:
+    """Yield the batches of a rank, and the address at which it receives features; None for features of a folder.
+
+    ``released`` is called with the rank and the request ids of samples whose transport memory is free.
+    ``host`` is this host's address for engines on others; empty where there are none.
+    """
+    if spec.config.data.features is not None:
+        from spec_trainer.offline.store import open_features
+        from spec_trainer.offline.stream import StoredStream
+
+        with StoredStream(spec, rank, open_features(spec), device) as stored:
+            yield stored, None
+        return
+    transport = spec.backend.transport(spec.config.placement.kind)
+    with transport.listen(spec.schema, spec.window_bytes, host) as receiver:
+        yield feature_stream(spec, rank, device, receiver, released), receiver.address
+
+
+def feature_stream(
+    spec: RunSpec,
+    rank: int,
+    device: torch.device,
+    receiver: FeatureReceiver,
+    released: Callable[..., None],
+) -> FeatureStream:
+    """Return the batches of a rank, filled by what ``receiver`` delivers."""
+    from spec_trainer.run.feature_stream import FeatureStream
+
+    return FeatureStream(spec.schedule, rank, receiver, spec.schema, spec.config, device, released)
+
+
+@contextmanager
+def train_state(
+    spec: RunSpec,
+    rank: int,
+    device: torch.device,
+    stream: BatchSource,
+    links: RankLinks,
+) -> Iterator[TrainState]:
+    """Yield the state of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
+    import torch.distributed as dist
+
+    from spec_trainer.push.live_measurements import LiveMeasurements
+    from spec_trainer.push.live_pushes import LivePushes
+
+    with ExitStack() as stack:
+        stack.enter_context(_default_group(spec, rank, device, links.store))
+        strategy = stack.enter_context(spec.strategy_type(spec.config.strategy, spec.config.train, device))
+        trainer = _build_trainer(spec, rank, strategy)
+        checkpoints = CheckpointStore(
+            spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD, sees=links.trained is None
+        )
+        start = spec.config.train.resume_from
+        # ``run_training`` has chosen a checkpoint by name, or "latest" where there is none.
+        done_steps = (
+            0 if start == "latest" else checkpoints.load(trainer, spec.directory.checkpoints / start).step
+        )
+        yield TrainState(
+            spec=spec,
+            rank=rank,
+            trainer=trainer,
+            stream=stream,
+            checkpoints=checkpoints,
+            log=stack.enter_context(RunLog(spec, rank, links.show, links.trained)),
+            should_stop=links.should_stop,
+            profiler=StepProfiler(spec.config.profile.steps if rank == 0 else (), spec.directory.root),
+            pushes=stack.enter_context(LivePushes(spec, rank, device, dist.group.WORLD)),
+            measurements=LiveMeasurements(spec, links.measure),
+            done_steps=done_steps,
+            best=checkpoints.best_score(done_steps),
+        )
+
+
+def _build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
+    from spec_kit.targets.target_reader import read_target_tensors
+
+    tensors = read_target_tensors(spec.target)
+    module = new_module(spec, tensors)
+    strategy.attach(module, spec.draft.shard_hints(spec.target))
+    return DraftTrainer(spec.draft, strategy, strategy.vocabulary_ops(spec.target, tensors), rank)
+
+
+def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
+    """Return the draft's network with the weights that the run begins with; seed this process's generators."""
+    import torch
+
+    # Every rank draws the same initial weights; afterwards each has its own generator.
+    torch.manual_seed(spec.config.seed)
+    random.seed(spec.config.seed)
+    counts = torch.from_numpy(spec.source.token_counts(spec.target.vocab_size))
+    return spec.draft.build(spec.target, tensors, counts, spec.backend.kernel)
+
+
+@contextmanager
+def _default_group(spec: RunSpec, rank: int, device: torch.device, store: Store) -> Iterator[None]:
+    """Join torch's default group, which holds the trainer's ranks and no engine."""
+    import torch
+    import torch.distributed as dist
+
+    from spec_kit.collectives.gloo_members import closed_afterwards, prove_default_group
+
+    with closed_afterwards():
+        dist.init_process_group(
+            spec.backend.dist_backend,
+            store=store,
+            rank=rank,
+            world_size=spec.config.train.ranks,
+            # A rank may wait for another that waits for features; the controller watches who is alive.
+            timeout=timedelta(seconds=spec.config.timeouts.step_s),
+        )
+        prove_default_group(store, spec.config.timeouts.start_s)
+    try:
+        if spec.config.train.ranks > 1:
+            # torch connects devices in a group's first call, and HCCL connects one group of a process at a time:
+            # do it now, before engines connect to this rank.
+            dist.all_reduce(torch.zeros(1, device=device))
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def train_and_finish(state: TrainState) -> dict[str, Any]:
+    """Train what is left of the schedule; return the summary on rank 0 where that was the end of the run."""
+    last = train(state)
+    return finish(state, last) if state.done_steps == state.spec.schedule.total_steps else {}
+
+
+def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
+    """Export the trained draft, write summary and report, and return the summary on rank 0."""
+    directory = state.spec.directory
+    directory.check_still_owned(state.spec.identity)
+    with state.timer("export"):
+        state.trainer.export(state.spec.target, directory.draft, state.spec.config.data)
+    if state.rank != 0:
+        return {}
+    summary = _summary(state, last) | ({} if last else _kept_summary(state))
+    if failed := state.log.close_trackers():
+        summary["trackers_failed"] = failed
+    directory.write_summary(summary)
+    if pushed := state.pushes.finish():
+        summary["last_pushes"] = pushed
+        directory.write_summary(summary)
+    write_report(directory, f"Training of {summary['description']}", summary)
+    return summary
+
+
+def _kept_summary(state: TrainState) -> dict[str, Any]:
+    """Return parts of the existing summary if the run was already complete: it has the real times."""
+    try:
+        kept = read_figures(state.spec.directory.summary, KeptSummary)
+    except ArtifactError:  # there is none, or it is damaged
+        return {}
+    return kept if kept.get("steps") == state.done_steps else {}
+
+
+def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
+    directory = state.spec.directory
+    last = last or next(reversed(read_metrics(directory.metrics)), {})
+    return {
+        "description": f"{state.spec.config.draft.name} draft for {state.spec.target.folder.name}",
+        "steps": state.done_steps,
+        "tokens": _trained_tokens(state),
+        **{key: value for key, value in last.items() if key == "loss" or key.startswith("eval_")},
+        "simulated_acceptance_length": last.get("acceptance_length"),
+        **_measured(state, last),
+        "wall_s": state.timer.wall_s,
+        "time_s": state.timer.breakdown(),
+        "draft": str(directory.draft),
+        "data": str(state.spec.source.report),
+    }
+
+
+def _measured(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
+    """Return what the run's engine has measured of the last draft (``train.serve_every``)."""
+    if not state.spec.config.train.serve_every:
+        return {}
+    return {key.removeprefix("serving_"): value for key, value in last.items() if key in _MEASURED}
+
+
+def _trained_tokens(state: TrainState) -> int:
+    """Return the tokens of every step of the run, whichever command has trained it."""
+    if state.spec.prompts is not None:  # each cycle has answers of its own
+        return sum(record["tokens"] for record in read_metrics(state.spec.directory.metrics))
+    lengths, schedule = state.spec.dataset.lengths, state.spec.schedule
+    items = map(schedule.train_item, range(state.done_steps))
+    return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)

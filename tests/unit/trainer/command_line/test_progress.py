@@ -1,0 +1,29 @@
+"""What a person sees of a run where there is no terminal."""
+
+from __future__ import annotations
+
+import logging
+
+from spec_trainer.command_line.progress import StepProgress, step_note
+
+RECORD = {
+    "step": 3, "loss": 3.21049, "acceptance_length": 1.844, "tokens_per_s": 5120.4,
+    "time_step_s": 3.0, "time_data_s": 1.0,
+}  # fmt: skip
+
+
+def test_record_in_words():
+    assert step_note(RECORD) == "loss 3.210  tau 1.84  5,120 tok/s  waits 25 % for features (trainer-bound)"
+    slow = step_note({**RECORD, "time_data_s": 9.0})
+    assert slow.endswith("waits 75 % for features (engine-bound)")
+    assert step_note({**RECORD, "serving_version": 500}).endswith("(trainer-bound)  serves v500")
+
+
+def test_first_and_last_step_are_logged_and_not_every_one_between(caplog):
+    with caplog.at_level(logging.INFO, "spec_trainer.command_line.progress"), StepProgress(50) as progress:
+        for step in range(1, 51):
+            progress.show({**RECORD, "step": step})
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert lines[0].startswith("step 1/50 loss 3.210")
+    assert lines[1].startswith("step 50/50 ")

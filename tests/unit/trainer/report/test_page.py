@@ -1,0 +1,130 @@
+"""report.html: one file with everything in it, made of whatever there is."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from spec_trainer.report.page import write_report
+from spec_trainer.run.directory import RunDirectory
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    (tmp_path / "config.yaml").write_text("target: <b>bold & co</b>\n")
+    return RunDirectory(tmp_path)
+
+
+def records(directory: RunDirectory) -> None:
+    lines = [
+        {
+            "step": step,
+            "loss": 5.0 / step,
+            "acceptance_length": 1 + step / 10,
+            "lr": 1e-3,
+            "accuracy": [0.5, 0.25],
+        }
+        for step in range(1, 6)
+    ]
+    lines[-1] |= {"eval_loss": 1.5, "eval_acceptance_length": 1.4}
+    directory.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+class Words(HTMLParser):
+    """The text that a person reads, and every tag."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text, self.tags = "", []
+        self.feed(page)
+
+    def handle_data(self, data):
+        self.text += data + " "
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_full_report(directory):
+    records(directory)
+    summary = {
+        "description": "a draft", "steps": 1234, "loss": 1.0, "wall_s": 75.2, "acceptance_length": 2.345,
+        "acceptance_length_before": 1.0, "acceptance_length_bigram": 1.3, "acceptance_length_prompt_lookup": 1.1,
+        "tokens_per_s": 300.0, "tokens_per_s_without_draft": 200.0, "outputs_equal": True,
+        "throughput": [{"concurrency": 8, "tokens_per_s": 1111.0, "tokens_per_s_without_draft": 99.0}],
+        "acceptance_per_position": [0.7, 0.4], "time_s": {"data": 25.0, "step": 75.0}, "num_draft_tokens": 2,
+        "texts": [{"prompt": "<p>", "tokens": [{"text": "<em>", "place": 1, "refused": "<del>"}]}],
+    }  # fmt: skip
+    entry = {"time": 0.0, "step": 7, "worker": "engine-1", "cause": "engine-1 was <killed>"}
+    directory.replacements.parent.mkdir()
+    directory.replacements.write_text(json.dumps(entry) + "\n")
+    write_report(directory, "Training", summary)
+    page = Words(directory.report.read_text())
+    assert "engine-1 7 1970-01-01" in " ".join(page.text.split())
+    assert "engine-1 was <killed>" in page.text
+    for part in ("2.35", "1,234", "untrained draft", "1.30", "tokens/s with the draft", "75 %", "yes"):
+        assert part in page.text
+    for row in (("engine takes", "300", "200", "1.50 ×"), ("8", "1,111", "99", "11.22 ×")):
+        assert " ".join(row) in " ".join(page.text.split())
+    assert [tag for tag, _ in page.tags].count("svg") == 5
+    assert "<p> <del> <em>" in page.text
+    assert not [attrs for tag, attrs in page.tags if tag in ("script", "img", "link") or "src" in attrs]
+
+
+def test_what_was_not_measured_is_left_out(directory):
+    records(directory)
+    write_report(directory, "Training", {"steps": 5})
+    text = Words(directory.report.read_text()).text
+    assert "Speculative decoding" not in text
+    assert "Where the time went" not in text
+    assert "Training" in text
+
+
+def test_report_without_a_single_step(directory):
+    write_report(directory, "Training", {})
+    assert "<svg" not in directory.report.read_text()
+
+
+def test_foreign_text_is_escaped(directory):
+    write_report(directory, "A <script>", {"description": "1 < 2"})
+    page = directory.report.read_text()
+    assert "A &lt;script&gt;" in page
+    assert "&lt;b&gt;bold &amp; co&lt;/b&gt;" in page
+    assert "1 &lt; 2" in page
+
+
+def test_the_fate_of_every_push_is_a_row(directory):
+    records(directory)
+    committed = {"push_version": 2, "push_committed": True, "push_s": 0.5}
+    rows = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    rows[1] |= {"push_wait_s": 0.125}
+    rows[2] |= committed
+    rows[3] |= {"push_version": 4, "push_committed": False, "push_s": 60.0}
+    directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verdict = {"push_version": 2, "push_committed": False, "push_reverted": True}
+    verdict |= {"push_acceptance_before": 2.0, "push_acceptance_after": 1.25}
+    write_report(directory, "Training", {"last_pushes": [verdict]})
+    text = " ".join(Words(directory.report.read_text()).text.split())
+    assert "2 reverted 0.50 s 2.00 1.25 4 not committed 60.00 s" in text
+    assert "Training waited 0.125 s for a push at most." in text
+
+
+def test_no_value_of_a_run_directory_is_markup(directory):
+    records(directory)
+    clean = {"cycles": [{"cycle": 0, "draft_version": 1}], "time_s": {"data": 1.0}, "last_pushes": []}
+    entry = {"time": 0.0, "step": 7, "worker": "engine-1", "cause": "killed"}
+    directory.replacements.parent.mkdir()
+    directory.replacements.write_text(json.dumps(entry) + "\n")
+    write_report(directory, "Training", {"description": "a draft", **clean})
+    expected = {tag for tag, _ in Words(directory.report.read_text()).tags}
+    markup = "<img src=x onerror=alert(1)>"
+    forged = {"cycles": [{"cycle": 0, "draft_version": markup}], "time_s": {markup: 1.0}}
+    forged["last_pushes"] = [{"push_version": markup, "push_committed": markup}]
+    directory.config.write_text(markup)
+    directory.replacements.write_text(json.dumps({**entry, "worker": markup, "cause": markup}) + "\n")
+    write_report(directory, markup, {"description": markup, **forged})
+    page = Words(directory.report.read_text())
+    assert {tag for tag, _ in page.tags} == expected
+    assert page.text.count(markup) >= 6
