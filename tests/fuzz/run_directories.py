@@ -17,6 +17,8 @@ MARKUP = "<img src=x onerror=alert(1)>'\"<script>"
 _BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
+_LARGEST_BYTES = 1 << 24
+"""Size of a file from which on no digest of it is written."""
 
 
 def run_directory(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object], Path]:
@@ -131,7 +133,7 @@ def _bomb(run: Path, file: Path, draw: random.Random) -> str:
 
 
 def _seal(step: Path) -> None:
-    """Write digests into meta.json that fit what the folder holds, where it is still a folder."""
+    """Write digests into meta.json that fit what the folder holds, vast files apart, where it is still a folder."""
     from spec_kit.sharding.safetensors_folder import new_digest
 
     meta = step / "meta.json"
@@ -141,7 +143,7 @@ def _seal(step: Path) -> None:
         body["files"] = {
             name: new_digest((step / name).read_bytes()).hexdigest()
             for name in body["files"]
-            if (step / name).is_file()
+            if (step / name).is_file() and (step / name).stat().st_size < _LARGEST_BYTES
         }
         if (step / "state").is_symlink() or step.is_symlink() or step.parent.is_symlink():
             return
