@@ -17,7 +17,7 @@ EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-engines test-sglang test-ascend test-ray test-megatron test-targets test-chaos test-parts check release docs bench mutations mutations-ascend clean
+.PHONY: help install environments quickstart test test-engines test-sglang test-ascend test-ray test-megatron test-targets test-chaos test-soak test-parts check release docs bench mutations mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -57,6 +57,10 @@ test-chaos: install ## kills and stops of every process of a run, and damage to 
 	$(BIN)/python -m tests.integration.chaos --placement colocated
 	$(BIN)/python -m tests.integration.chaos --placement disaggregated
 	$(BIN)/python -m tests.integration.chaos --launcher ray
+
+test-soak: install ## what make test does some hundred times, done thousands of times: damaged input, killed pushes
+	$(BIN)/python -m tests.fuzz.run --cases 2000
+	$(BIN)/python -m tests.integration.killed_pushes --every
 
 test-parts: install ## what CI runs of test-ray, test-megatron and test-chaos: some minutes
 	SPEC_TEST_ALL_OF_RAY=1 SPEC_TEST_ALL_OF_MEGATRON=1 $(BIN)/pytest -n 2 --dist loadgroup $(PARTS)
