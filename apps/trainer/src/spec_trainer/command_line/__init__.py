@@ -1,1 +1,1 @@
-"""What a command has around it: words, streams, log, signals, unforeseen errors."""
+"""Parts that all commands share: words, flags, output, log, signals, unforeseen errors."""
