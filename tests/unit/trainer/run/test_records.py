@@ -35,6 +35,14 @@ def test_what_is_no_row_is_named_with_its_line(tmp_path, kind, text, problem):
         read_records(file, kind)
 
 
+def test_a_vast_file_of_rows_is_not_read(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 40)
+    with pytest.raises(ArtifactError, match=r"metrics\.jsonl has 1099511627776 bytes, expected at most"):
+        read_records(file, StepRow)
+
+
 def test_rows_are_as_they_were_written(tmp_path):
     line = '{"zeta": [1, 2.0], "step": 1, "loss": 1e-3, "alpha": "text"}\n'
     (tmp_path / "rows").write_text(line)

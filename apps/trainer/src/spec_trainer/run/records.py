@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _LINE_BYTES = 1 << 20
 """Bytes of one row; a step's has a few hundred."""
+_FILE_BYTES = 1 << 32
+"""Bytes of a file of rows; those of a million steps have some hundred million."""
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Number = bool | int | float
@@ -127,12 +129,12 @@ def read_records(file: Path, kind: type[Row]) -> list[dict[str, Any]]:
 def whole_rows(file: Path, kind: type[Row]) -> tuple[list[tuple[str, dict[str, Any]]], list[ArtifactError]]:
     """Return the rows of a file with their lines, and what is wrong with its other lines.
 
-    A crash may have cut the last line short: it is neither.
+    A crash may have cut the last line short: it is neither. Raise ArtifactError for what is no file of rows at all.
     """
     rows: list[tuple[str, dict[str, Any]]] = []
     damaged: list[ArtifactError] = []
     if file.exists() or file.is_symlink():
-        check_regular(file, ArtifactError)
+        check_regular(file, ArtifactError, _FILE_BYTES)
         for number, line in enumerate(_lines(file), 1):
             try:
                 with foreign_errors(ArtifactError, f"{file}:{number} is damaged; remove the line"):
