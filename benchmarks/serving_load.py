@@ -23,7 +23,7 @@ PROMPT_TOKENS = 32
 
 @dataclass
 class Answer:
-    """What came of one request."""
+    """The outcome of one request."""
 
     begun_s: float
     status: int = 0

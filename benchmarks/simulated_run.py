@@ -50,7 +50,7 @@ class MeasuredSpeed:
     """How long engines and ranks take for their tokens, as it was measured on H200s."""
 
     capture_s_per_token: Sequence[float]
-    """Of repeated captures."""
+    """Speed of repeated captures."""
     step_s_per_token: Sequence[tuple[float, float]]
     """Quantiles of a trainer's interval between two steps: (share of the steps, value)."""
 

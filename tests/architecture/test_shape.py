@@ -58,7 +58,7 @@ def interfaces() -> list[type]:
 
 
 def public_names() -> list[str]:
-    """What a plugin may rely on: the names of the public modules, and the members of the interfaces."""
+    """Return all that a plugin may rely on: the names of the public modules, and the members of the interfaces."""
     names = []
     for module in (*PACKAGES, *MODULES):
         loaded = importlib.import_module(module)

@@ -11,16 +11,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(ROOT.glob("*/*/src/**/*.py"))
+PROGRAMS = [
+    file for folder in ("tests", "benchmarks", "examples") for file in sorted((ROOT / folder).rglob("*.py"))
+]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *ROOT.glob("*/*/README.md"),
     *ROOT.glob("docs/**/*.md"),
 ]
 
-FRAGMENT = re.compile(
-    r"(Of|For|By|What|Where|Until|With|While)\b|[A-Z]{1,2}\d+([,–-]\s*[A-Z]{0,2}\d+)*\.?$", re.MULTILINE
-)
-"""A beginning that needs the name above it to be understood, or a line of nothing but clause numbers."""
+OPENING = re.compile(r"(Of|For|By|That|What|Where|Until|With|While)\b")
+"""A beginning that needs the name above it to be understood."""
+FRAGMENT = re.compile(rf"{OPENING.pattern}|[A-Z]{{1,2}}\d+([,–-]\s*[A-Z]{{0,2}}\d+)*\.?$", re.MULTILINE)
+"""Such a beginning, or a line of nothing but clause numbers, which only a test may have: its name is a sentence."""
 
 DROPPED = {
     "baton": "block event",
@@ -71,9 +74,9 @@ def docstrings(tree: ast.Module) -> list[tuple[int, str]]:
     ]
 
 
-def fragments(tree: ast.Module) -> list[int]:
+def fragments(tree: ast.Module, pattern: re.Pattern[str] = FRAGMENT) -> list[int]:
     """Return the lines of docstrings whose first line cannot be read alone."""
-    return [line for line, text in docstrings(tree) if FRAGMENT.match(text)]
+    return [line for line, text in docstrings(tree) if pattern.match(text)]
 
 
 FOREIGN = re.compile(r"\bllm\.output_processor\b")
@@ -131,8 +134,9 @@ def test_a_bare_method_is_found_and_an_overriding_one_is_not():
 def test_docstrings_can_be_read_alone():
     found = [
         f"{file.relative_to(ROOT)}:{line}"
-        for file in SOURCES
-        for line in fragments(ast.parse(file.read_text(encoding="utf-8")))
+        for files, pattern in ((SOURCES, FRAGMENT), (PROGRAMS, OPENING))
+        for file in files
+        for line in fragments(ast.parse(file.read_text(encoding="utf-8")), pattern)
     ]
     assert found == []
 
@@ -163,6 +167,7 @@ def test_no_public_name_stands_twice():
         "E5.",
         "T2, T5, T6.",
         "What has died.",
+        "That of a rank.",
         "W1–W3.",
         "While both are so.",
     ],

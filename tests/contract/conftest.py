@@ -1,4 +1,4 @@
-"""What the contracts here leave to a target of its own in the Makefile."""
+"""Leave the long parts of the contracts here to targets of their own in the Makefile."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ TOKENS = 2048
 SAMPLE_BYTES = TOKENS * (8 + SCHEMA.bytes_per_token())
 LONG_S, SHORT_S = 20.0, 0.5
 NOISE_BYTES = 2 << 20
-"""What an MPS server may keep for clients to come; an arena of these tests is 270 times as large."""
+"""Bytes that an MPS server may keep for clients to come; an arena of these tests is 270 times as large."""
 CYCLES = 400_000_000
 """The device sleeps for about 0.2 s."""
 

@@ -82,7 +82,7 @@ SUPERVISED = {
         ],
     ],
 }
-"""What a draft learns of each row, by recipe."""
+"""The texts that a draft learns of each row, by recipe."""
 
 
 @pytest.fixture(params=RECIPES, ids=lambda path: path.stem)

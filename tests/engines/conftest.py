@@ -30,7 +30,7 @@ BATCH_TOKENS = 64
 """Longer prompts run in chunks."""
 NUM_DRAFT_TOKENS = 3
 NEW_TOKENS = 80
-"""Of each of 64 answers: more than the 5,000 that an acceptance length wants."""
+"""Tokens of each of 64 answers: more than the 5,000 that an acceptance length wants."""
 VLLM_ARGS = {"distributed_executor_backend": "uni"}
 """One process less to start for each vLLM; a processor build wants the variable below for it."""
 
@@ -89,13 +89,13 @@ def vllm_context() -> EngineContext:
 
 @pytest.fixture(scope="session")
 def draft_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the rig notes what vLLM drafts."""
+    """Return the folder in which the rig notes the guesses of vLLM's draft."""
     return tmp_path_factory.mktemp("rig") / "drafts.jsonl"
 
 
 @pytest.fixture(scope="session")
 def vllm_environment(draft_notes: Path) -> Iterator[None]:
-    """Of every vLLM that the tests start: without warm-up, with the rig."""
+    """Return the environment of every vLLM that the tests start: without warm-up, with the rig."""
     rigs = [Path(__file__).parent / name for name in ("vllm_rig", "rig_streams", "rig_start")]
     info = draft_notes.parent / "spec_vllm_rig-1.0.dist-info"
     info.mkdir()

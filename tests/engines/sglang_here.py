@@ -1,4 +1,4 @@
-"""What every module of tests that starts the real SGLang on a processor needs.
+"""Parts shared by all modules of tests that start the real SGLang on a CPU.
 
 Everything of SGLang runs but its kernel library, whose packages are CUDA builds: ``tests/rigs/fake_sgl_kernel``
 stands in for it, and for two packages that SGLang imports for nothing that runs here.
@@ -47,7 +47,7 @@ needs_sglang = [pytest.mark.engine, pytest.mark.skipif(bool(_reason()), reason=_
 
 @pytest.fixture(scope="module")
 def sglang_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Of every SGLang that the tests start."""
+    """Return the environment of every SGLang that the tests start."""
     folder = tmp_path_factory.mktemp("packages")
     info = folder / "torchvision-0.28.0.dist-info"  # transformers asks for its version
     info.mkdir()

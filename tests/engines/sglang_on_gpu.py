@@ -1,4 +1,4 @@
-"""What of the sglang engine only a GPU can show; prints one JSON document. Not a test: run it by hand.
+"""Check on a GPU the engine sglang; print one JSON document. It is no test: run it by hand.
 
 ::
 

@@ -48,7 +48,7 @@ TOKEN = "of the measurement"
 LIMIT_S = 60.0
 DRAFT_TOKENS = 3
 ALGORITHMS = {"LlamaForCausalLMEagle3": ("EAGLE3", DRAFT_TOKENS), "DFlashDraftModel": ("DFLASH", 1)}
-"""By architecture: SGLang's name and its number of steps."""
+"""SGLang's name of each architecture, and its number of steps."""
 STREAMS = 6
 NEW_TOKENS = 96
 ROUNDED = 0.15

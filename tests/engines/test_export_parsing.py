@@ -1,4 +1,4 @@
-"""What the installed engines' own parsers make of our exports: no engine is started, no weight is loaded."""
+"""The installed engines' own parsers read our exports: no engine is started, no weight is loaded."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def folders(target, tmp_path_factory):
 
 
 def parsed(script, target, folders):
-    """By case; in a process of its own, as engines configure logging and much else when they are imported."""
+    """Return what each case was parsed to, by a process of its own: engines configure much when they are imported."""
     words = [f"{folder}={case.partition(',')[0]}" for case, folder in folders.items()]
     child = subprocess.run(
         [sys.executable, "-c", script, str(target), *words],

@@ -68,7 +68,7 @@ def engine(llama: Path, sglang_environment: None) -> Iterator[SglangEngine]:  # 
 
 
 def test_states_are_those_of_transformers(llama, engine) -> None:
-    """Of several requests in a pass, and of one in chunks."""
+    """Several requests share a pass, and one comes in chunks."""
     target = read_target(llama)
     schema = FeatureSchema(layers=LAYERS, hidden_size=target.hidden_size, dtype="float32")
     draw = torch.Generator().manual_seed(0)
@@ -81,7 +81,7 @@ def test_states_are_those_of_transformers(llama, engine) -> None:
 
 
 def test_texts_and_acceptance_are_those_of_transformers(llama, engine, trained_draft) -> None:
-    """With a draft: the command above has compared texts with and without one."""
+    """A draft guesses: the command above has compared texts with and without one."""
     trained = trained_draft("eagle3")
     drafting = SamplingParams(max_new_tokens=40, stop_at_eos=False, num_draft_tokens=NUM_DRAFT_TOKENS)
     context = EngineContext(backend=CpuBackend(CpuBackend.Config()))

@@ -1,4 +1,4 @@
-"""What vLLM captures is what Transformers computes."""
+"""vLLM captures the states that Transformers computes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class OfCards(CpuBackend):
 
 @pytest.fixture
 def empty_folder(monkeypatch) -> Iterator[Path]:
-    """For temporary files. A short path: pytest's own are too long for sockets."""
+    """Return a folder with a short path for temporary files: pytest's own are too long for sockets."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)

@@ -1,4 +1,4 @@
-"""What we export is what vLLM serves: the same text, the same guesses, the same acceptance."""
+"""vLLM serves a draft as it was exported: the same text, the same guesses, the same acceptance."""
 
 from __future__ import annotations
 

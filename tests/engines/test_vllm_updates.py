@@ -44,11 +44,11 @@ DRAFTED = SamplingParams(max_new_tokens=60, num_draft_tokens=NUM_DRAFT_TOKENS, s
 LIMIT_S = 120.0
 PROMPTS = slice(3)
 NUM_PUSHES = 4
-"""Of each of two drafts, one a second."""
+"""Pushes of each of two drafts, one a second."""
 VERSIONS = itertools.count(1)
 
 Drafts = list[list[list[int]]]
-"""For each prompt and round, what was drafted."""
+"""The tokens that were drafted, for each prompt and round."""
 
 
 @pytest.fixture(scope="module", params=["eagle3", "dflash"])
@@ -106,7 +106,7 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
 
 
 class Notes:
-    """What the rig writes down in vLLM's processes."""
+    """Notes that the rig writes in vLLM's processes."""
 
     def __init__(self, file: Path) -> None:
         self._drafts, self._swaps = file, file.with_name("swaps.jsonl")
@@ -155,7 +155,7 @@ def generating(engine: Engine, prompts: list[list[int]]) -> Iterator[list[list[t
 def test_pushes_every_second_change_what_is_drafted_and_no_answer(
     llama, trained, worse, serving, sharing_engine, publisher, notes
 ) -> None:
-    """What is drafted afterwards equals what a vLLM drafts that was started with the same folder."""
+    """After a push vLLM drafts as one does that was started with the same folder."""
     prompts = trained.prompts[PROMPTS]
     fresh = sharing_engine(llama)
     fresh.load_draft(trained.folder)

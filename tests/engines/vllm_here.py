@@ -1,4 +1,4 @@
-"""What every module of tests that starts the real vLLM needs."""
+"""Parts shared by all modules of tests that start the real vLLM."""
 
 from __future__ import annotations
 

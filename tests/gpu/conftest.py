@@ -26,9 +26,9 @@ BACKEND = os.environ.get("SPEC_TEST_BACKEND", "cuda")
 AVAILABILITY = CudaBackend.probe()
 NUM_GPUS = CudaBackend.capabilities().num_devices
 LONG_TOKENS = 1 << 15
-"""Of the sample that a process with a tiny memory limit cannot hold."""
+"""Tokens of the sample that a process with a tiny memory limit cannot hold."""
 SETTLE_S = 15.0
-"""For the driver to take back the memory of processes that have ended."""
+"""Longest time for the driver to take back the memory of processes that have ended."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""What the driver says of the devices' use, without a process of ours being on them."""
+"""The use of devices as the driver reports it, without a process of ours being on them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _INSUFFICIENT_SIZE = 7
 @dataclass(frozen=True)
 class DeviceState:
     used_bytes: int
-    """Of all devices."""
+    """Bytes in use, summed over all devices."""
     processes: int
-    """That have a context; in a container the driver may list none."""
+    """Processes that have a context; in a container the driver may list none."""
     mps_folders: frozenset[str]
     mps_processes: frozenset[int]
 
     def beyond(self, before: DeviceState) -> list[str]:
-        """What is there that was not there before."""
+        """Return all that was not there before."""
         found = [*self.mps_folders - before.mps_folders, *self.mps_processes - before.mps_processes]
         if (more := self.used_bytes - before.used_bytes) > NOISE_BYTES:
             found.append(f"{more} bytes of device memory")

@@ -77,7 +77,7 @@ class Chaos:
     _record: int = 0
     """Inode of metrics.jsonl when the newest command began: it has another one once the command trains."""
     _end: tuple[str, int] = ("", -1)
-    """What the run says once the last fault that ends its workers has done that, and how often it had before."""
+    """The run's words once the last fault that ends its workers has done so, and how often they came before."""
     _gone: str | None = None
     """Address of the node whose raylet was killed last, until it is back."""
 

@@ -51,7 +51,7 @@ def _place_among_workers(item: pytest.Item) -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command line came to."""
+    """The outcome of a command line."""
 
     code: int
     out: str
@@ -111,7 +111,7 @@ def write_rows(file: Path, lengths: list[int]) -> Path:
 
 @pytest.fixture(scope="session")
 def lab(peaked_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[launching.Lab]:
-    """Where runs are started as processes; see launching.py."""
+    """Return a place to start runs as processes in; see launching.py."""
     folder = tmp_path_factory.mktemp("lab")
     keys = {
         "target": peaked_target,

@@ -70,7 +70,7 @@ PHASES = (
     "in the commit at the second server",
     "after both commits",
 )
-"""By how often ``Delivery.commit`` was entered and left."""
+"""Phases of a push, by how often ``Delivery.commit`` was entered and left."""
 
 Statement = tuple[str, int, str]
 """File, line and function."""

@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: the ``spec-trainer`` command as a process, seen from outside."""
+"""Tests of whole runs share this: the ``spec-trainer`` command as a process, seen from outside."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 START_S = 120.0
-"""For a run to be up and training, on a machine that is busy with other things."""
+"""Longest time for a run to be up and training, on a machine that is busy with other things."""
 
 STEPS = 120
-"""Of a run that is taken to its end. The learning rate is constant, so a shorter one has the same first steps."""
+"""Keys of a run that is taken to its end. The learning rate is constant: a shorter run has the same steps."""
 
 MAX_TOKENS = 20
 
@@ -86,7 +86,7 @@ class Lab:
         return Traps.lay(self.folder / "traps")
 
     def _path(self) -> str:
-        """Where its runs look for packages: what the tests inherit counts, too."""
+        """Folders in which its runs look for packages: those that the tests inherit count, too."""
         places = [str(self.traps.site), self.python_path, os.environ.get("PYTHONPATH")]
         return os.pathsep.join(filter(None, places))
 
@@ -180,7 +180,7 @@ class Run:
             time.sleep(0.02)
 
     def until_ready(self, who: str = "every process", times: int = 1) -> None:
-        """Until every process is, or one of them has been so often."""
+        """Wait until every process is ready, or one of them has been so often."""
         self.until(lambda: self.errors.read_text().count(f"{who} is ready") >= times)
 
     def resumed_from(self) -> int:
@@ -188,13 +188,13 @@ class Run:
         return int(re.findall(r"every process is ready; (\d+) steps are done", self.errors.read_text())[-1])
 
     def train_on(self, steps: int = 2) -> None:
-        """Until this run, not an earlier one, has trained some steps."""
+        """Wait until this run, not an earlier one, has trained some steps."""
         self.until_ready()
         start = last_step(self.output)
         self.until(lambda: last_step(self.output) >= start + steps)
 
     def save_on(self) -> None:
-        """Until it has written a checkpoint that was not there before."""
+        """Wait until it has written a checkpoint that was not there before."""
         before = _checkpoints(self.output)
         self.until(lambda: bool(_checkpoints(self.output) - before))
 
@@ -219,7 +219,7 @@ class Run:
         return self.errors.read_text().splitlines()[-1]
 
     def story(self) -> str:
-        """What its processes have said."""
+        """Return the output of its processes."""
         logs = [self.errors, *sorted((self.output / "logs").glob("*.log"))]
         return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in logs)
 

@@ -1,4 +1,4 @@
-"""What a run holds of the machine while it lives, and must not leave behind."""
+"""Processes, sockets and memory that a run holds while it lives, and must not leave behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Belongings:
-    """What a run holds of the machine, and must not leave behind."""
+    """Belongings of a run on this machine, which it must not leave behind."""
 
     hosts: frozenset[str]
     """Addresses that it listens on."""
@@ -52,7 +52,7 @@ def belongings(run: Run) -> Belongings:
 
 
 EXTRA_S = 15
-"""What a run may take beyond ``timeouts.peer_s``."""
+"""Seconds that a run may take beyond ``timeouts.peer_s``."""
 
 
 def assert_fails(run: Run, held: Belongings, *words: str, within_s: float) -> None:

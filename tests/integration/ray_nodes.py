@@ -32,11 +32,11 @@ class RayNodes:
     nodes: dict[str, Any] = field(default_factory=dict)
     """Address -> a node of ``ray.cluster_utils`` that is there, but for the own one."""
     orphans: list[psutil.Process] = field(default_factory=list)
-    """What raylets had started that were killed since."""
+    """Processes of raylets that were killed since."""
 
     @property
     def address(self) -> str:
-        """Where the cluster is, for ``launcher.address``."""
+        """Return the cluster's address, for ``launcher.address``."""
         return self.cluster.address
 
     def start(self, address: str) -> None:

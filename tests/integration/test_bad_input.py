@@ -441,7 +441,7 @@ def test_output_that_is_a_file_or_below_one(refused, file):
 
 @pytest.mark.parametrize("command", ["train", "plan", "capture"])
 def test_output_that_cannot_be_written_to(refused, place, monkeypatch, command):
-    """By the operating system's answer: root, who may run this, can write to any folder."""
+    """The operating system says so: root, who may run this, can write to any folder."""
     folder = place / "locked"
     folder.mkdir()
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != folder)

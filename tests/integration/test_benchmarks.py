@@ -47,7 +47,7 @@ def test_trainer_step_agrees_with_the_dense_implementation(document):
 
 
 def test_trainer_step_scales_along_three_axes(monkeypatch, capsys):
-    """With rows made up: everything costs as much as there is to do."""
+    """Rows are made up: everything costs as much as there is to do."""
     monkeypatch.syspath_prepend(str(COMMAND.parent))
     import trainer_step
 

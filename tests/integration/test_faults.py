@@ -78,7 +78,7 @@ def test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run(lab: Lab, outpu
 
 
 def test_launcher_killed(lab: Lab, output: Path) -> None:
-    """With an engine that has a process of its own, which the kernel does not end with the launcher's children; after
+    """The engine has a process of its own, which the kernel does not end with the launcher's children; after
     wrong first records on every socket that the run listens on, which disturb nothing."""
     run, held = under_way(lab, output, engine__name="moody", engine__has_child="true")
     assert any("sleep" in process.name() for process in run.processes())
@@ -112,7 +112,7 @@ def test_what_the_backend_has_started_on_the_host_is_killed(lab: Lab, output: Pa
 
 
 def test_disk_full_at_the_checkpoint(lab: Lab, output: Path) -> None:
-    """Of one rank, in the middle of a file."""
+    """The disk fills at one rank, in the middle of a file."""
     run, held = under_way(lab, output)
     run.member("trainer-1").rlimit(psutil.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
     assert_fails(run, held, "checkpoint", "was not written", "File too large")

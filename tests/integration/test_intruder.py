@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 NOBODY = 65534
 LIMIT_BYTES = 1 << 30
-"""For a process of the run; without an intruder it has some 400 MB. He announces 4 GiB, again and again."""
+"""Most bytes of a process of the run; without an intruder it has some 400 MB. He announces 4 GiB, again and again."""
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 
 def watched(run: Run) -> Iterator[dict[str, list[object]]]:
-    """What the run has and holds, some times a second, until it ends."""
+    """Note what the run holds, some times a second, until it ends."""
     while run.process.poll() is None:
         held = belongings(run)
         names = [name.lstrip("@\0") for name in held.unix_names]

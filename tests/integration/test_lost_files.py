@@ -1,4 +1,4 @@
-"""What a run has written goes: under way it ends, says so, and puts nothing where its directory was."""
+"""A run loses what it has written: it ends, says so, and puts nothing where its directory was."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROFILED = [1, 2, 3]
 
 
 def test_directory_of_two_trainers(lab: Lab) -> None:
-    """Of which one profiles: both would write the same files."""
+    """One of the two profiles: both would write the same files."""
     output = lab.folder / "removed"
     run = lab.start(output, **lab.one_and_two, profile__steps=PROFILED)
     run.train_on(1 + max(PROFILED))

@@ -28,7 +28,7 @@ KEYS = {"train.global_batch_tokens": 64, "draft.num_steps": 2, "train.save_every
 
 
 class Payload:
-    """What makes the file when it is unpickled."""
+    """A pickle that makes the file when it is read."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker

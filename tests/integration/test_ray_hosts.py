@@ -99,7 +99,7 @@ def test_a_run_goes_on_with_fewer_trainers_while_a_host_is_gone(
 
 
 def test_an_engine_moves_to_another_host_and_back(lab: Lab, hosts: RayHosts, uninterrupted: Path) -> None:
-    """Of three hosts, one trains, one captures and one is free; one after the other the latter two go, and one comes
+    """One host of three trains, one captures and one is free; one after the other the latter two go, and one comes
     back."""
     output = hosts.hidden / "moved"
     alone = {"engine__replicas": 1, "train__ranks": 1, "engine__replacements": 9, "train__steps": LONG}

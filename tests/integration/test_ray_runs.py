@@ -84,7 +84,7 @@ def test_the_same_command_colocated_on_a_cluster_of_its_own_goes_on_bitwise_as_u
 def test_workers_end_with_rays_node_of_their_host_and_an_engine_starts_again_once_one_comes_back(
     lab: Lab, uninterrupted: Path
 ) -> None:
-    """That of the engine is lost while it starts one in its place; that of a trainer ends the run."""
+    """The engine's node is lost while it starts one in its place; that of a trainer ends the run."""
     output = lab.folder / "raylet"
     keys = {
         **BY_RAY,

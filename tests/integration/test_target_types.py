@@ -1,4 +1,4 @@
-"""What is read of a target is what transformers' model code computes, for every type that is accepted."""
+"""Targets are read as transformers' model code computes them, for every type that is accepted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_every_accepted_type_is_read_as_its_model_code_computes(group, tmp_path)
 
 
 def differences(folder: Path) -> dict[str, float]:
-    """By what is compared: the largest difference relative to the largest value, where it is above 1e-5."""
+    """Return, by what is compared, the largest difference relative to the largest value, where it is above 1e-5."""
     target = read_target(folder)
     model = HfModel(target, torch.device("cpu"), "float32")
     schema = FeatureSchema(layers=tuple(range(LAYERS + 1)), hidden_size=target.hidden_size, dtype="float32")

@@ -518,7 +518,7 @@ def survives(mutation: Mutation, sources: Path) -> bool:
 
 
 def failure(tests: list[str], sources: Path) -> str:
-    """What pytest says when a test fails; empty when all pass."""
+    """Return pytest's output when a test fails; empty when all pass."""
     environment = {**os.environ, "PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=60", *tests]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What a user installs: metadata and contents of the wheels, and the wheels at work in a clean environment."""
+"""Wheels as a user installs them: their metadata, their contents, and the wheels at work in a clean environment."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def requirements_of(wheel: Path) -> set[str]:
 
 
 def declared_entry_points(name: str) -> dict[str, dict[str, str]]:
-    """What the distribution's own pyproject says."""
+    """Return the entry points that the distribution's own pyproject declares."""
     for file in ROOT.glob("*/*/pyproject.toml"):
         project = tomllib.loads(file.read_text())["project"]
         if project["name"] == name:

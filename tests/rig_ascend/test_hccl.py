@@ -28,7 +28,7 @@ def alone():
 
 
 def in_threads(function):
-    """What each of several threads that start together returned."""
+    """Return the results of several threads that start together."""
     start = threading.Barrier(THREADS)
 
     def run():

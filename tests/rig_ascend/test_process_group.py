@@ -87,7 +87,7 @@ def test_ranks_that_make_different_calls_learn_of_it_before_anything_is_sent():
 
 
 def follow_late_work(me):
-    """What is sent is written by a task that is still to run, and what is received is read by one to come."""
+    """A task still to run writes the tensor that is sent, and a later one reads the tensor that is received."""
     with joined(me) as rendezvous, build(rendezvous) as group:
         source = torch.full((64,), 7.0, device=group.device)
         moved, read = torch.zeros(64, device=group.device), torch.zeros(64, device=group.device)

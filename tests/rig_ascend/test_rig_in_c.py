@@ -175,7 +175,7 @@ def export(line):
 
 
 def ranks(function, size=2):
-    """What ``function(rank, size, root info)`` returned on each rank; rank 0 makes the root info."""
+    """Return the result of ``function(rank, size, root info)`` on each rank; rank 0 makes the root info."""
     context = multiprocessing.get_context("spawn")
     lines, children = [], []
     for rank in range(size):

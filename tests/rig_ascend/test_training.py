@@ -111,7 +111,7 @@ def test_ranks_are_connected_before_engines_connect_to_them(lab, monkeypatch):
 
 @pytest.mark.parametrize(("draft", "victim"), EACH_VICTIM)
 def test_a_killed_run_resumes_and_its_checkpoint_goes_on_on_the_cpu(lab, cpu_curve, draft, victim):
-    """Of an engine another one takes the place: what it had sent, and had not arrived, is sent again over HCCL."""
+    """Another engine takes the place of one that was killed; samples that had not arrived are sent again."""
     output = lab.folder / f"killed-{victim}"
     two_ranks = {**DRAFTS[draft], **Lab.one_and_two}
     run = lab.start(output, **ASCEND, **two_ranks)

@@ -290,7 +290,7 @@ def survives(mutation: Mutation, sources: Path) -> bool:
 
 
 def failure(tests: list[str], sources: Path) -> str:
-    """What pytest says when a test fails; empty when all pass."""
+    """Return pytest's output when a test fails; empty when all pass."""
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(sources)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=90", *tests]

@@ -1,4 +1,4 @@
-"""What the tests of both drafts look with: sizes in memory, gradients, and a vocabulary in two shards."""
+"""Instruments of both drafts' tests: sizes in memory, gradients, and a vocabulary in two shards."""
 
 from __future__ import annotations
 

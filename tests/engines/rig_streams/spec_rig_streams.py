@@ -1,4 +1,4 @@
-"""What the rigs in vLLM and SGLang tell an HTTP client of streamed requests.
+"""Events that the rigs in vLLM and SGLang send to an HTTP client of streamed requests.
 
 ``streams-PID`` in a folder holds the port of process PID. GET / there streams until another client's GET /end: a line
 ``NAME WRITTEN TOKENS`` when a request begins (no tokens), and one for each part of its answer.

@@ -23,7 +23,7 @@ LIMIT_S = 60.0
 
 class ExportingConfig(HfConfig):
     worker_comes_with: Path
-    """Until this file is there, the controller waits for a connection, as for a real engine's worker."""
+    """File without which the controller waits for a connection, as for a real engine's worker."""
 
 
 class ExportingEngine(HfEngine):

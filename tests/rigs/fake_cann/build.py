@@ -81,7 +81,7 @@ def _fill(folder: Path, missing: list[str]) -> None:
 
 
 def _make_home(home: Path) -> None:
-    """What torch_npu and others look for where CANN is installed."""
+    """Make the files that torch_npu and others look for where CANN is installed."""
     for name in ("runtime", "compiler", "opp", "any-linux"):
         (home / name).mkdir(parents=True, exist_ok=True)
     (home / "any-linux/ascend_toolkit_install.info").write_text("package_name=stand-in\nversion=8.3.RC1\n")

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def environment(libraries: Path) -> dict[str, str]:
-    """What a process needs so that the genuine torch_npu loads and computes."""
+    """Return the environment in which the genuine torch_npu loads and computes."""
     paths = {
         "LD_LIBRARY_PATH": libraries,
         "PYTHONPATH": HERE / "python",

@@ -1,4 +1,4 @@
-"""What needs no NPU: the environment of children, limits, options."""
+"""Parts of the backend that need no NPU: the environment of children, limits, options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the probe finds and says, on hosts made of files; no torch_npu, no CANN."""
+"""The probe's findings and words, on hosts made of files; no torch_npu, no CANN."""
 
 from __future__ import annotations
 

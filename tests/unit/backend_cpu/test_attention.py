@@ -51,7 +51,7 @@ def test_equals_dense_attention_forward_and_backward(heads, kv_heads):
 
 
 def test_backward_believes_the_merged_result_it_is_given():
-    """With an lse raised by log 2, as by further keys of equal weight, every probability halves."""
+    """Every probability halves with an lse raised by log 2, as by further keys of equal weight."""
     q, k, v = (tensor.detach() for tensor in random_inputs(2, 2, torch.float64))
     grad_out = torch.randn_like(q)
     out, lse = document_attention(q, k, v, BOUNDS)

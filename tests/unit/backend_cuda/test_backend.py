@@ -1,4 +1,4 @@
-"""What CudaBackend answers without a GPU."""
+"""Answers of CudaBackend without a GPU."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_what_is_in_use_stays_also_when_old_files_are_cleaned_up(install):
 
 
 def _let_go_of_lock(folder: Path) -> None:
-    """What the kernel does when the process that holds it dies."""
+    """Do as the kernel does when the process that holds it dies."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
             if folder.name in os.readlink(f"/proc/self/fd/{descriptor}"):

@@ -123,7 +123,7 @@ def counted_slots(document: Document, anchor: int, block_size: int) -> int:
 
 
 def block_weights(setting: Setting, crosses: list[Tensor]) -> list[float]:
-    """Of the counted slots of one block."""
+    """Return the weights of the counted slots of one block."""
     if setting.loss != "dpace":
         return [math.exp(-k / setting.gamma) for k in range(len(crosses))]
     # P_k: product of smoothed confidences of slots 1 to k; W_k: sum of P_i over i >= k.

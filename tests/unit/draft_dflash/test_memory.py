@@ -1,4 +1,4 @@
-"""What must never exist in memory, and what must not be computed."""
+"""Tensors that must never exist in memory, and work that must not be done."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def ramp(tensor):
 
 
 def test_an_exports_bytes_do_not_change(tmp_path):
-    """Of a format that is in use: a change here must be meant."""
+    """The format is in use: a change here must be meant."""
     target, draft = make_target(dtype="bfloat16", rope=LLAMA3), Eagle3Draft(Eagle3Config(**EVERY_OPTION))
     state = draft.build(target, make_tensors(target), None).state_dict()
     mapping = {name: state[name] for name in ("d2t", "t2d")}

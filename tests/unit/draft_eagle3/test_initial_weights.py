@@ -1,4 +1,4 @@
-"""What a fresh draft's matrices start as, at any width."""
+"""Initial weights of a fresh draft's matrices, at any width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must never exist in memory, and what must be computed once."""
+"""Tensors that must never exist in memory, and work that must be done once."""
 
 from __future__ import annotations
 

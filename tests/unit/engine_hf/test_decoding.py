@@ -91,7 +91,7 @@ def ragged_prompts(lengths=(58, 2, 31, 1, 20)):
 
 @pytest.mark.parametrize("shape", ["gemma2", "gpt2"])
 def test_sequences_side_by_side_are_decoded_as_one_by_one(make_target, open_engine, shape):
-    """Of many lengths, past Gemma's window, ending in different rounds; counters, places and gaps included."""
+    """Sequences have many lengths, past Gemma's window, ending in different rounds; counters and places too."""
     found = {}
     for size in (1, 3):
         engine = open_engine(make_target(shape), max_num_seqs=size)

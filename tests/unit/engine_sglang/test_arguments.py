@@ -1,4 +1,4 @@
-"""What SGLang is started with, for which versions and drafts.
+"""Arguments of SGLang, by version and draft.
 
 With an unpacked SGLang on PYTHONPATH its own sources are asked too: parsed, never imported.
 """

@@ -1,4 +1,4 @@
-"""What vLLM is started with, for what; read from the arguments themselves."""
+"""Arguments of vLLM, read from the words themselves."""
 
 from __future__ import annotations
 

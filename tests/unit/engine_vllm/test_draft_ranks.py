@@ -1,4 +1,4 @@
-"""What one rank of vLLM does with an update, all do, or none; the routes of a server hand calls on."""
+"""All ranks of vLLM take an update, or none; the routes of a server hand calls on."""
 
 from __future__ import annotations
 

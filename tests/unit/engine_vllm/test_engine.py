@@ -1,4 +1,4 @@
-"""What of the vllm engine does not need vLLM: its probe, and its checks before a start."""
+"""Parts of the engine vllm that do not need vLLM: its probe, and its checks before a start."""
 
 from __future__ import annotations
 

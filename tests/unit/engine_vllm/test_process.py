@@ -1,4 +1,4 @@
-"""What of vLLM's process does not need vLLM."""
+"""Parts of vLLM's process that do not need vLLM."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Layer(nn.Module):
 
 
 class Draft(nn.Module):
-    """What vLLM's drafts have: parts of the target, derived tensors, aliases, packed weights, keys and values."""
+    """A module as vLLM's drafts: parts of the target, derived tensors, aliases, packed weights, keys and values."""
 
     def __init__(self, target: Target) -> None:
         super().__init__()

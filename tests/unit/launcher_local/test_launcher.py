@@ -1,4 +1,4 @@
-"""What the local launcher promises beyond LauncherSuite (``tests/contract/test_local_launcher.py``)."""
+"""Promises of the local launcher beyond LauncherSuite (``tests/contract/test_local_launcher.py``)."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Run:
     steps: int = 50
     resume_from: Path | None = None
     save_to: Path | None = None
-    """Where the state at the end is saved."""
+    """Folder for the state at the end."""
     is_forced: bool = False
     """Whether Megatron's configuration is made to say that tokens are divided, whatever it was asked for."""
 

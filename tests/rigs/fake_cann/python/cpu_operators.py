@@ -36,7 +36,7 @@ D2D = 3
 _acl = ctypes.CDLL("libascendcl.so")
 _library = torch.library.Library("aten", "IMPL")
 _issuing: dict[int | None, threading.RLock] = {}
-"""By stream that has been current: held by the thread whose operator runs."""
+"""A lock for each stream that has been current: held by the thread whose operator runs."""
 
 
 def install() -> None:
@@ -94,7 +94,7 @@ def _calm_release_threads() -> None:
 
 @contextmanager
 def _in_order() -> Generator[None]:
-    """What the current stream has to do is done first; until the block ends nobody else puts anything on it, as on
+    """Wait for the work of the current stream; until the block ends nobody else puts anything on it, as on
     a device: memory that one thread frees may serve another's next operator on that stream."""
     with _issuing[_stream().value]:
         _drain()
@@ -170,7 +170,7 @@ def _on_cpu(operator: Any) -> Callable[..., Any]:
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """What an operator takes or returns, with each leaf changed; torch's own ``tree_map`` takes longer than most."""
+    """Return arguments or results of an operator with each leaf changed; torch's own ``tree_map`` is slower."""
     if isinstance(value, (tuple, list)):
         return type(value)(_each(change, part) for part in value)
     if isinstance(value, dict):

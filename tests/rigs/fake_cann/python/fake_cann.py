@@ -1,4 +1,4 @@
-"""What a test asks of the rig in its own process: counters, faults, busy streams."""
+"""Controls of the rig in a test's own process: counters, faults, busy streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gloo leaves open is closed, and who does not know the group's secret is no member."""
+"""Ports that gloo leaves open are closed, and a process without the group's secret is no member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to SharedMemoryTransport: its first records, its arena, what it leaves on the host."""
+"""SharedMemoryTransport's own parts: its first records, its arena, what it leaves on the host."""
 
 from __future__ import annotations
 

@@ -548,7 +548,7 @@ def test_of_two_that_push_at_the_same_moment_the_later_is_committed_everywhere(f
 
 
 def test_version_that_is_taken_at_one_replica_is_committed_at_none(fleet):
-    """By any policy: else it would name two drafts."""
+    """No policy commits it: it would name two drafts."""
     with Publisher(file_transports(), TARGET) as other:
         other.add("0", ReceiverReplica(fleet.receivers[0])).result(LONG_S)
         assert other.publish(1, odd_weights(9)).result(LONG_S).committed

@@ -102,7 +102,7 @@ def waiting_rank_0():
 
 
 def stranger_says(address: str, record: bytes) -> bytes:
-    """What the relay answers to a connection with that first record."""
+    """Return the relay's answer to a connection with that first record."""
     with socket.create_connection(parse_address(address), LONG_S) as stranger:
         stranger.sendall(record)
         with contextlib.suppress(OSError):  # the relay has closed the connection already

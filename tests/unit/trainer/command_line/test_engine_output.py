@@ -1,4 +1,4 @@
-"""What engines write while they run, and where it goes."""
+"""Output of engines while they run, and the file that takes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Acme(SubprocessEngine):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where the log file is made."""
+    """Return the folder of the log file."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
 

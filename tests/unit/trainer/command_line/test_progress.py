@@ -1,4 +1,4 @@
-"""What a person sees of a run where there is no terminal."""
+"""Progress of a run where there is no terminal."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_what_has_died_on_the_host_is_the_cause(collateral):
 
 
 def test_what_comes_during_the_search_and_is_no_failure_is_kept():
-    """Where a worker is replaced, the run must not wait for what it has received already. Each counts once."""
+    """The run must not wait for a message that it has received already. Each counts once."""
     first, others = (
         failed("trainer-0", "PeerLost"),
         [message("engine-0", Ready()), message("engine-1", Ready())],

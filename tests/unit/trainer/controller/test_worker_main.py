@@ -34,7 +34,7 @@ def obedient(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -
 
 
 def failing(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    """What it has opened takes its time to close."""
+    """Fail with a resource open that takes its time to close."""
     stack.callback(time.sleep, 5)
     raise ValueError("what went wrong\nand where")
 

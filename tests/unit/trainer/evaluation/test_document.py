@@ -1,4 +1,4 @@
-"""What is made of two greedy texts, and of too few tokens."""
+"""Notes on two greedy texts that differ, and on too few tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation may be asked for."""
+"""Requests for an evaluation that are accepted, and refused."""
 
 from __future__ import annotations
 

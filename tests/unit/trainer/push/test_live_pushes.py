@@ -78,7 +78,7 @@ class Group:
 
 @pytest.fixture
 def broadcasts(monkeypatch):
-    """What rank 0 of such a group has broadcast, in order; another rank that calls after it takes the last."""
+    """Broadcasts of rank 0 of such a group, in order; another rank that calls after it takes the last."""
     sent = []
 
     def broadcast(tensor, source, group):

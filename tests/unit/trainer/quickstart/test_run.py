@@ -50,7 +50,7 @@ CONTRACT = (
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Where the tiny target and its files are made once."""
+    """Return the folder in which the tiny target and its files are made once."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))

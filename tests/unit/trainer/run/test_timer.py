@@ -1,4 +1,4 @@
-"""Where the time goes adds up."""
+"""Seconds by name add up."""
 
 from __future__ import annotations
 

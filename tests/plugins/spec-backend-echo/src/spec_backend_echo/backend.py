@@ -42,7 +42,7 @@ class EchoBackend(Backend):
         assert isinstance(config, EchoConfig)
         self.threads = config.threads
         self.calls: list[str] = []
-        """What this backend was asked for, in order."""
+        """The calls that this backend has had, in order."""
 
     @classmethod
     def probe(cls) -> Availability:
@@ -58,7 +58,7 @@ class EchoBackend(Backend):
 
     @contextmanager
     def prepare_host(self, placement: Placement) -> Iterator[None]:
-        """Where a vendor would start its daemon, this one makes a directory; leaving the block removes it."""
+        """Make a directory where a vendor would start its daemon; leaving the block removes it."""
         self._echo(f"prepare_host {placement}")
         with tempfile.TemporaryDirectory(prefix="echo-") as folder:
             (Path(folder) / "placement").write_text(placement)
