@@ -156,11 +156,20 @@ def test_module_may_fail_with_any_error_of_many_lines(install):
         ("class Panic(BaseException): ...\nraise Panic('at 0')", "Panic: at 0"),
         ("raise ValueError('no number')", "ValueError: no number"),
         ("import warnings; warnings.warn('old')", "UserWarning: old"),
+        ("import absent", "ModuleNotFoundError: No module named 'absent'"),
     ],
 )
 def test_module_that_would_end_the_process_is_broken(install, source, cause):
     install("spec-planted", source)
     assert refusal(PluginImportFailed).endswith(f"does not import (spec_planted:Planted): {cause}")
+
+
+@pytest.mark.parametrize("line", ["import spec_core.streams", "from spec_core import SharedMemoryTransport"])
+def test_a_name_that_core_lacks_comes_with_where_libraries_are(install, line):
+    install("spec-planted", line)
+    assert refusal(PluginImportFailed).endswith(
+        "; spec_core holds the contract alone: libraries are in spec_kit, spec_processes and spec_testing"
+    )
 
 
 def test_ctrl_c_during_an_import_is_ctrl_c(install):
