@@ -261,7 +261,7 @@ def test_abstract_methods_that_are_left_are_listed(install):
 def test_other_api_version_names_both_and_the_package(install):
     install("spec-planted", GOOD + "        api_version = 7\n")
     message = refusal(PluginApiMismatch)
-    assert "was written for plugin API 7, this spec-core has 2" in message
+    assert "was written for version 7 of spec_core.Backend, this spec-core accepts 2" in message
     assert message.endswith(
         "which is older: pip install --upgrade spec-core spec-trainer, or install an older spec-planted"
     )
@@ -270,8 +270,26 @@ def test_other_api_version_names_both_and_the_package(install):
 def test_older_api_version_is_the_plugins_to_upgrade(install):
     install("spec-planted", GOOD + "        api_version = 1\n")
     assert refusal(PluginApiMismatch) == (
-        "backend 'planted' of spec-planted 3.1 was written for plugin API 1, this spec-core has 2, which is newer: "
-        "pip install --upgrade spec-planted"
+        "backend 'planted' of spec-planted 3.1 was written for version 1 of spec_core.Backend, this spec-core "
+        "accepts 2, which is newer: pip install --upgrade spec-planted"
+    )
+
+
+def test_every_version_of_the_interfaces_range_loads(install, monkeypatch):
+    monkeypatch.setattr(Backend, "API_VERSIONS", range(2, 5))
+    install("spec-planted", GOOD + "        api_version = 3\n")
+    assert plugins.load(Backend, "planted").api_version == 3
+    monkeypatch.setattr(Backend, "API_VERSIONS", range(4, 7))
+    assert "version 3 of spec_core.Backend, this spec-core accepts 4 to 6, which is newer" in refusal(
+        PluginApiMismatch
+    )
+
+
+@pytest.mark.parametrize("version", ["2.0", "'2'"])
+def test_api_version_that_is_no_integer_is_a_mismatch(install, version):
+    install("spec-planted", GOOD + f"        api_version = {version}\n")
+    assert f"states api_version={version}, this spec-core accepts 2; install a matching version" in refusal(
+        PluginApiMismatch
     )
 
 
@@ -337,7 +355,7 @@ def test_probe_that_says_no_is_quoted(install):
             "probe raised ZeroDivisionError",
             None,
         ),
-        (GOOD + "        api_version = 7\n", "broken", "plugin API 7", None),
+        (GOOD + "        api_version = 7\n", "broken", "version 7 of spec_core.Backend", None),
         ("1 / 0", "broken", "ZeroDivisionError", None),
     ],
 )

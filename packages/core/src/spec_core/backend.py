@@ -2,7 +2,8 @@
 
 Contract (``spec_testing.BackendSuite`` quotes the numbers):
 
-B1  ``name`` equals the entry point's name; ``api_version`` is the loader's; ``Config`` derives from BackendConfig.
+B1  ``name`` equals the entry point's name; ``api_version`` is in ``API_VERSIONS``; ``Config`` derives from
+    BackendConfig.
 B2  ``probe`` is cheap, never raises, opens no device context and allocates no device memory; where the SDK is
     missing it says which one and what to install. The module imports without that SDK and without torch.
 B3  ``capabilities`` is frozen and, like ``probe``, touches no device.
@@ -52,8 +53,11 @@ Placement = Literal["inline", "colocated", "disaggregated"]
 class Backend(ABC):
     """A hardware plugin; the module has the contract."""
 
+    API_VERSIONS: ClassVar[range] = range(2, 3)
+    """Versions of this interface that are accepted; newest first: 2, of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
+    """The version that the plugin was written for."""
     Config: ClassVar[type[BackendConfig]] = BackendConfig
     dist_backend: ClassVar[str]
     """Name of torch's backend for the process groups of FSDP and Megatron (``gloo``, ``nccl``, ``hccl``)."""

@@ -105,8 +105,11 @@ class Proposer(ABC):
 class Draft(ABC):
     """A drafting algorithm; the module's docstring has the contract."""
 
+    API_VERSIONS: ClassVar[range] = range(2, 3)
+    """Versions of this interface that are accepted; newest first: 2, of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
+    """The version that the plugin was written for."""
     Config: ClassVar[type[DraftConfig]] = DraftConfig
     small_run: ClassVar[Mapping[str, object]] = {}
     """Keys of section ``draft`` for a target of a few million parameters and minutes of training: what the quickstart

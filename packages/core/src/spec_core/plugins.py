@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
     from spec_core.records import Availability
 
-API_VERSION = 2
-"""Version of the interfaces; a plugin states the one that it was written for as ``api_version``."""
-
 P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy, Tracker, WeightTransport)
 INTERFACES: tuple[Any, ...] = P.__constraints__
 """The interface of each kind of plugin."""
@@ -180,7 +177,7 @@ def load_record(interface: type[P], record: PluginRecord) -> type[P]:
     if not (inspect.isclass(plugin) and issubclass(plugin, interface)):
         raise PluginInvalid(f"{what}: {source} is not a subclass of spec_core.{interface.__name__}")
     # The version comes first: a plugin for another version is not at fault for what it lacks here.
-    if problem := _version_problem(getattr(plugin, "api_version", None), record.distribution):
+    if problem := _version_problem(interface, plugin, record.distribution):
         raise PluginApiMismatch(f"{what} {problem}")
     if problem := _problem(interface, plugin, record.name):
         raise PluginInvalid(f"{what}: {plugin.__name__}{problem}")
@@ -198,15 +195,18 @@ def status(interface: type[P], record: PluginRecord) -> tuple[str, str, int | No
     return ("ok" if availability.ok else "unavailable"), availability.reason, plugin.api_version
 
 
-def _version_problem(version: object, distribution: str) -> str | None:
+def _version_problem(interface: type[P], plugin: type[P], distribution: str) -> str | None:
     """Return what is wrong with a plugin's API version and which side to upgrade, as words to follow its name."""
-    if version == API_VERSION:
-        return None
+    version, accepted = getattr(plugin, "api_version", None), interface.API_VERSIONS
+    oldest, newest = accepted[0], accepted[-1]
+    this = f"this spec-core accepts {newest if oldest == newest else f'{oldest} to {newest}'}"
     if not isinstance(version, int):
         stated = "states no api_version" if version is None else f"states api_version={version!r}"
-        return f"{stated}, this spec-core has {API_VERSION}; install a matching version of {distribution}"
-    numbers = f"was written for plugin API {version}, this spec-core has {API_VERSION}"
-    if version > API_VERSION:
+        return f"{stated}, {this}; install a matching version of {distribution}"
+    if version in accepted:
+        return None
+    numbers = f"was written for version {version} of spec_core.{interface.__name__}, {this}"
+    if version > newest:
         upgrade = "pip install --upgrade spec-core spec-trainer"
         return f"{numbers}, which is older: {upgrade}, or install an older {distribution}"
     return f"{numbers}, which is newer: pip install --upgrade {distribution}"
