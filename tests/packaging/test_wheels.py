@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import email
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -126,7 +127,7 @@ def test_built_ins_take_the_same_road_as_third_parties(wheels):
         "spec_core.weight_transports",
     }
     for folder in THIRD_PARTIES:
-        assert entry_points_of(wheels[folder.name]).keys() < groups.keys()
+        assert entry_points_of(wheels[folder.name]).keys() < {*groups, "spec_core.kernels"}
         assert requirements_of(wheels[folder.name]) == imported_by(wheels[folder.name])
 
 
@@ -220,6 +221,23 @@ def test_a_third_partys_draft_trains(run, clean_python, tiny_llama, rows, losses
     assert measured["outputs_equal"]
     assert measured["drafted"] == 2 * measured["rounds"] > 0
     assert measured["acceptance_length"] == pytest.approx(1 + measured["accepted"] / measured["rounds"])
+
+
+def test_a_run_asks_for_the_kernels_that_distributions_bring(run, clean_python, tiny_llama, rows, tmp_path):
+    """A second kernel of the name of the third party's own is refused before training begins."""
+    info = tmp_path / "site" / "another_medusa-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another-medusa\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[spec_core.kernels]\ncpu:medusa_residual = another_medusa:kernel\n"
+    )
+    words = ["--target", tiny_llama, "--data", rows, "--draft", "medusa", "--output", tmp_path / "run"]
+    command, env = clean_python.parent / "spec-trainer", {**os.environ, "PYTHONPATH": str(info.parent)}
+    with pytest.raises(
+        AssertionError,
+        match=r"kernel 'cpu:medusa_residual' is provided by another-medusa 1\.0 and spec-draft",
+    ):
+        run(command, *words, "train.steps=1", cwd=tmp_path, env=env)
 
 
 def test_a_draft_trains_on_the_features_of_a_third_partys_engine(

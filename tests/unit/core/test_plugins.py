@@ -382,3 +382,45 @@ def test_status_of_both_sides_of_a_conflict_is_broken(install):
 def test_every_plugin_error_is_bad_usage():
     assert {error.exit_code for error in PluginError.__subclasses__()} == {2}
     assert len(PluginError.__subclasses__()) == 6
+
+
+def kernel_of(name: str) -> object:
+    """Return the kernel that a backend whose devices are CPUs finds."""
+    return plugins.find_kernel(CpuBackend(CpuBackend.Config()))(name)
+
+
+DOUBLE = "def Planted(x):\n    return 2 * x\n"
+
+
+def test_a_distribution_brings_a_kernel_for_a_type_of_device(install):
+    install("spec-planted", DOUBLE, name="cpu:twice", group="kernels")
+    install("spec-elsewhere", "1 / 0", name="npu:twice", group="kernels")
+    assert kernel_of("twice")(4) == 8
+    assert kernel_of("thrice") is None
+    assert plugins.unknown_groups() == []
+
+
+def test_the_backends_own_kernel_comes_first(install):
+    install("spec-planted", "1 / 0", name="cpu:causal_attention", group="kernels")
+    assert kernel_of("causal_attention") is CpuBackend(CpuBackend.Config()).kernel("causal_attention")
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("1 / 0", PluginImportFailed, " does not import (spec_planted:Planted): ZeroDivisionError: "),
+        ("Planted = 3", PluginInvalid, ": spec_planted:Planted is no function"),
+    ],
+)
+def test_a_kernel_that_is_none_is_named(install, source, error, message):
+    install("spec-planted", source, name="cpu:twice", group="kernels")
+    with pytest.raises(error) as raised:
+        kernel_of("twice")
+    assert str(raised.value).startswith(f"kernel 'cpu:twice' of spec-planted 3.1{message}")
+
+
+def test_two_kernels_of_one_name_are_both_named(install):
+    install("spec-planted", DOUBLE, name="cpu:twice", group="kernels")
+    install("another-planted", DOUBLE, name="cpu:twice", group="kernels")
+    with pytest.raises(PluginConflict, match=r"by another-planted 3\.1 and spec-planted 3\.1; uninstall one"):
+        kernel_of("twice")

@@ -171,7 +171,7 @@ class Draft(ABC):
         """Return the network with float32 parameters on the CPU (D3).
 
         ``token_counts``: int64 [V], how often each token is supervised in the training data; None counts as all
-        equal. ``kernel``: gives the backend's kernels for the names that ``kernels`` declares. Initial weights
+        equal. ``kernel``: gives kernels for the names that ``kernels`` declares. Initial weights
         are drawn from torch's global generator.
         """
 
