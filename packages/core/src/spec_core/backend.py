@@ -13,8 +13,8 @@ B4  ``child_env`` returns what a child process needs in its environment before i
 B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started. Inside it
     ``check_host`` raises RunError once something that it has started has died; it is cheap and never waits.
 B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process; ``device_type``
-    is torch's word for its kind and ``ray_resource`` Ray's. ``device_id`` is the same in every process of the host,
-    and another one for another device.
+    is torch's word for its kind. ``device_id`` is the same in every process of the host, and another one for another
+    device.
 B7  ``limit_memory`` enforces the fraction where ``capabilities.memory_limit`` says so, and raises ConfigError
     where not: a limit is never ignored.
 B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group. Processes
@@ -63,8 +63,6 @@ class Backend(ABC):
     """Name of torch's backend for the process groups of FSDP and Megatron (``gloo``, ``nccl``, ``hccl``)."""
     device_type: ClassVar[str] = "cpu"
     """``torch.device.type`` of its devices (``cpu``, ``cuda``, ``npu``)."""
-    ray_resource: ClassVar[str] = "CPU"
-    """Name of Ray's resource for these devices (``CPU``, ``GPU``, ``NPU``), for launchers that ask Ray for them."""
 
     def __init__(self, config: BackendConfig) -> None:
         """Keep the validated section of the configuration."""

@@ -163,12 +163,6 @@ class BackendSuite(ConformanceSuite):
         assert usable.device_id(device).isascii()
         assert usable.device_id(device) == usable.device_id(usable.device(0))
 
-    def test_b6_ray_counts_devices_by_a_name(self, usable: Backend) -> None:
-        """B6: ``ray_resource`` is a word; a backend whose devices are not CPUs does not name them ``CPU``."""
-        assert usable.ray_resource.isidentifier()
-        if usable.device(0) != torch.device("cpu"):
-            assert usable.ray_resource != "CPU"
-
     def test_b7_limit_is_enforced_or_refused(self, usable: Backend) -> None:
         """B7: memory beyond the fraction is refused; a backend without limits refuses the call instead."""
         if not usable.capabilities().memory_limit:
