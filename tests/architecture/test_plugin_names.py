@@ -43,7 +43,6 @@ ALLOWED = {
     (f"{APPLICATION}/quickstart/run.py", "cpu"),
     # torch's word for the type of a device.
     (f"{CORE}/backend.py", "cpu"),
-    (f"{TESTING}/backend_suite.py", "cpu"),
     (f"{TESTING}/transport_suite.py", "cpu"),
     (f"{TESTING}/weight_transport_suite.py", "cpu"),
     # The hub's own command `hf`, and its option, in messages.

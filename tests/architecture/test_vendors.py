@@ -24,6 +24,11 @@ NAMED = {
     *((CONFORMANCE, name) for name in ("cuda", "npu", "xpu", "mps")),
     # Ray has an option of its own for this resource.
     ("packages/launcher-ray/src/spec_launcher_ray/cluster.py", "GPU"),
+    # Ray's own names for what it counts, by torch's type of the device.
+    *(
+        ("packages/launcher-ray/src/spec_launcher_ray/config.py", name)
+        for name in ("cuda", "GPU", "npu", "NPU")
+    ),
     # Megatron-Core names one type of device where it means any: it is told the right one.
     *((STAND_IN, name) for name in ("cuda", "torch.cuda.", "torch.cuda.current_device")),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import email
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -30,10 +31,13 @@ OURS = {
     "spec-engine-hf",
     "spec-engine-sglang",
     "spec-engine-vllm",
+    "spec-kit",
     "spec-launcher-local",
     "spec-launcher-ray",
+    "spec-processes",
     "spec-strategy-fsdp",
     "spec-strategy-megatron",
+    "spec-testing",
     "spec-trackers",
     "spec-trainer",
     "spec-weight-transports",
@@ -63,6 +67,14 @@ def requirements_of(wheel: Path) -> set[str]:
     """Names of the required distributions, extras left out."""
     required = metadata_of(wheel).get_all("Requires-Dist") or []
     return {re.match(r"[\w-]+", word)[0] for word in required if "extra ==" not in word}
+
+
+def imported_by(wheel: Path) -> set[str]:
+    """Names of the distributions that a third party's modules import: ours, torch and transformers."""
+    with zipfile.ZipFile(wheel) as archive:
+        sources = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".py")]
+    packages = re.findall(r"^ *(?:from|import) (\w+)", "\n".join(sources), re.MULTILINE)
+    return {package.replace("_", "-") for package in packages} & {*OURS, "torch", "transformers"}
 
 
 def declared_entry_points(name: str) -> dict[str, dict[str, str]]:
@@ -115,8 +127,8 @@ def test_built_ins_take_the_same_road_as_third_parties(wheels):
         "spec_core.weight_transports",
     }
     for folder in THIRD_PARTIES:
-        assert entry_points_of(wheels[folder.name]).keys() < groups.keys()
-        assert requirements_of(wheels[folder.name]) <= {"spec-core", "torch", "transformers"}
+        assert entry_points_of(wheels[folder.name]).keys() < {*groups, "spec_core.kernels"}
+        assert requirements_of(wheels[folder.name]) == imported_by(wheels[folder.name])
 
 
 @pytest.mark.parametrize("name", ["spec-backend-ascend", "spec-backend-cuda"])
@@ -130,7 +142,7 @@ def test_command_brings_what_runs_anywhere(wheels):
         *("trackers", "weight-transports"),
     }
     required = {name for name in requirements_of(wheels["spec-trainer"]) if name in OURS}
-    assert required == {"spec-core", *(f"spec-{name}" for name in anywhere)}
+    assert required == {f"spec-{name}" for name in ("core", "kit", "processes", *anywhere)}
 
 
 @pytest.mark.parametrize("extra", ["vllm", "sglang", "cuda", "ascend", "megatron"])
@@ -145,7 +157,16 @@ def test_extra_of_the_command_brings_the_plugin(wheels, extra):
 VENDORS = ("cuda", "nvidia", "torch-npu", "triton")
 
 
-@pytest.mark.parametrize("name", sorted(OURS - {"spec-launcher-local", "spec-launcher-ray", "spec-trackers"}))
+WITHOUT_TORCH = {"spec-core", "spec-processes", "spec-launcher-local", "spec-launcher-ray", "spec-trackers"}
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_TORCH))
+def test_torch_is_not_required(wheels, name):
+    """Nor by what these require."""
+    assert requirements_of(wheels[name]) - {"pydantic", "h11", "psutil"} <= WITHOUT_TORCH
+
+
+@pytest.mark.parametrize("name", sorted(OURS - WITHOUT_TORCH))
 def test_torch_is_required_without_a_vendor(wheels, name):
     required = metadata_of(wheels[name]).get_all("Requires-Dist")
     assert "torch>=2.11" in required
@@ -200,6 +221,23 @@ def test_a_third_partys_draft_trains(run, clean_python, tiny_llama, rows, losses
     assert measured["outputs_equal"]
     assert measured["drafted"] == 2 * measured["rounds"] > 0
     assert measured["acceptance_length"] == pytest.approx(1 + measured["accepted"] / measured["rounds"])
+
+
+def test_a_run_asks_for_the_kernels_that_distributions_bring(run, clean_python, tiny_llama, rows, tmp_path):
+    """A second kernel of the name of the third party's own is refused before training begins."""
+    info = tmp_path / "site" / "another_medusa-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another-medusa\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[spec_core.kernels]\ncpu:medusa_residual = another_medusa:kernel\n"
+    )
+    words = ["--target", tiny_llama, "--data", rows, "--draft", "medusa", "--output", tmp_path / "run"]
+    command, env = clean_python.parent / "spec-trainer", {**os.environ, "PYTHONPATH": str(info.parent)}
+    with pytest.raises(
+        AssertionError,
+        match=r"kernel 'cpu:medusa_residual' is provided by another-medusa 1\.0 and spec-draft",
+    ):
+        run(command, *words, "train.steps=1", cwd=tmp_path, env=env)
 
 
 def test_a_draft_trains_on_the_features_of_a_third_partys_engine(

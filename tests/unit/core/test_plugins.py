@@ -156,11 +156,20 @@ def test_module_may_fail_with_any_error_of_many_lines(install):
         ("class Panic(BaseException): ...\nraise Panic('at 0')", "Panic: at 0"),
         ("raise ValueError('no number')", "ValueError: no number"),
         ("import warnings; warnings.warn('old')", "UserWarning: old"),
+        ("import absent", "ModuleNotFoundError: No module named 'absent'"),
     ],
 )
 def test_module_that_would_end_the_process_is_broken(install, source, cause):
     install("spec-planted", source)
     assert refusal(PluginImportFailed).endswith(f"does not import (spec_planted:Planted): {cause}")
+
+
+@pytest.mark.parametrize("line", ["import spec_core.streams", "from spec_core import SharedMemoryTransport"])
+def test_a_name_that_core_lacks_comes_with_where_libraries_are(install, line):
+    install("spec-planted", line)
+    assert refusal(PluginImportFailed).endswith(
+        "; spec_core holds the contract alone: libraries are in spec_kit, spec_processes and spec_testing"
+    )
 
 
 def test_ctrl_c_during_an_import_is_ctrl_c(install):
@@ -252,7 +261,7 @@ def test_abstract_methods_that_are_left_are_listed(install):
 def test_other_api_version_names_both_and_the_package(install):
     install("spec-planted", GOOD + "        api_version = 7\n")
     message = refusal(PluginApiMismatch)
-    assert "was written for plugin API 7, this spec-core has 2" in message
+    assert "was written for version 7 of spec_core.Backend, this spec-core accepts 2" in message
     assert message.endswith(
         "which is older: pip install --upgrade spec-core spec-trainer, or install an older spec-planted"
     )
@@ -261,8 +270,26 @@ def test_other_api_version_names_both_and_the_package(install):
 def test_older_api_version_is_the_plugins_to_upgrade(install):
     install("spec-planted", GOOD + "        api_version = 1\n")
     assert refusal(PluginApiMismatch) == (
-        "backend 'planted' of spec-planted 3.1 was written for plugin API 1, this spec-core has 2, which is newer: "
-        "pip install --upgrade spec-planted"
+        "backend 'planted' of spec-planted 3.1 was written for version 1 of spec_core.Backend, this spec-core "
+        "accepts 2, which is newer: pip install --upgrade spec-planted"
+    )
+
+
+def test_every_version_of_the_interfaces_range_loads(install, monkeypatch):
+    monkeypatch.setattr(Backend, "API_VERSIONS", range(2, 5))
+    install("spec-planted", GOOD + "        api_version = 3\n")
+    assert plugins.load(Backend, "planted").api_version == 3
+    monkeypatch.setattr(Backend, "API_VERSIONS", range(4, 7))
+    assert "version 3 of spec_core.Backend, this spec-core accepts 4 to 6, which is newer" in refusal(
+        PluginApiMismatch
+    )
+
+
+@pytest.mark.parametrize("version", ["2.0", "'2'"])
+def test_api_version_that_is_no_integer_is_a_mismatch(install, version):
+    install("spec-planted", GOOD + f"        api_version = {version}\n")
+    assert f"states api_version={version}, this spec-core accepts 2; install a matching version" in refusal(
+        PluginApiMismatch
     )
 
 
@@ -328,7 +355,7 @@ def test_probe_that_says_no_is_quoted(install):
             "probe raised ZeroDivisionError",
             None,
         ),
-        (GOOD + "        api_version = 7\n", "broken", "plugin API 7", None),
+        (GOOD + "        api_version = 7\n", "broken", "version 7 of spec_core.Backend", None),
         ("1 / 0", "broken", "ZeroDivisionError", None),
     ],
 )
@@ -355,3 +382,45 @@ def test_status_of_both_sides_of_a_conflict_is_broken(install):
 def test_every_plugin_error_is_bad_usage():
     assert {error.exit_code for error in PluginError.__subclasses__()} == {2}
     assert len(PluginError.__subclasses__()) == 6
+
+
+def kernel_of(name: str) -> object:
+    """Return the kernel that a backend whose devices are CPUs finds."""
+    return plugins.find_kernel(CpuBackend(CpuBackend.Config()))(name)
+
+
+DOUBLE = "def Planted(x):\n    return 2 * x\n"
+
+
+def test_a_distribution_brings_a_kernel_for_a_type_of_device(install):
+    install("spec-planted", DOUBLE, name="cpu:twice", group="kernels")
+    install("spec-elsewhere", "1 / 0", name="npu:twice", group="kernels")
+    assert kernel_of("twice")(4) == 8
+    assert kernel_of("thrice") is None
+    assert plugins.unknown_groups() == []
+
+
+def test_the_backends_own_kernel_comes_first(install):
+    install("spec-planted", "1 / 0", name="cpu:causal_attention", group="kernels")
+    assert kernel_of("causal_attention") is CpuBackend(CpuBackend.Config()).kernel("causal_attention")
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("1 / 0", PluginImportFailed, " does not import (spec_planted:Planted): ZeroDivisionError: "),
+        ("Planted = 3", PluginInvalid, ": spec_planted:Planted is no function"),
+    ],
+)
+def test_a_kernel_that_is_none_is_named(install, source, error, message):
+    install("spec-planted", source, name="cpu:twice", group="kernels")
+    with pytest.raises(error) as raised:
+        kernel_of("twice")
+    assert str(raised.value).startswith(f"kernel 'cpu:twice' of spec-planted 3.1{message}")
+
+
+def test_two_kernels_of_one_name_are_both_named(install):
+    install("spec-planted", DOUBLE, name="cpu:twice", group="kernels")
+    install("another-planted", DOUBLE, name="cpu:twice", group="kernels")
+    with pytest.raises(PluginConflict, match=r"by another-planted 3\.1 and spec-planted 3\.1; uninstall one"):
+        kernel_of("twice")

@@ -58,7 +58,6 @@ class AscendBackend(Backend):
     Config: ClassVar[type[BackendConfig]] = AscendConfig
     dist_backend: ClassVar[str] = "hccl"
     device_type: ClassVar[str] = "npu"
-    ray_resource: ClassVar[str] = "NPU"
 
     config: AscendConfig
 

@@ -83,7 +83,6 @@ class CudaBackend(Backend):
     Config: ClassVar[type[BackendConfig]] = CudaConfig
     dist_backend: ClassVar[str] = "nccl"
     device_type: ClassVar[str] = "cuda"
-    ray_resource: ClassVar[str] = "GPU"
 
     config: CudaConfig
 

@@ -2,7 +2,8 @@
 
 Contract (``spec_testing.BackendSuite`` quotes the numbers):
 
-B1  ``name`` equals the entry point's name; ``api_version`` is the loader's; ``Config`` derives from BackendConfig.
+B1  ``name`` equals the entry point's name; ``api_version`` is in ``API_VERSIONS``; ``Config`` derives from
+    BackendConfig.
 B2  ``probe`` is cheap, never raises, opens no device context and allocates no device memory; where the SDK is
     missing it says which one and what to install. The module imports without that SDK and without torch.
 B3  ``capabilities`` is frozen and, like ``probe``, touches no device.
@@ -12,8 +13,8 @@ B4  ``child_env`` returns what a child process needs in its environment before i
 B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started. Inside it
     ``check_host`` raises RunError once something that it has started has died; it is cheap and never waits.
 B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process; ``device_type``
-    is torch's word for its kind and ``ray_resource`` Ray's. ``device_id`` is the same in every process of the host,
-    and another one for another device.
+    is torch's word for its kind. ``device_id`` is the same in every process of the host, and another one for another
+    device.
 B7  ``limit_memory`` enforces the fraction where ``capabilities.memory_limit`` says so, and raises ConfigError
     where not: a limit is never ignored.
 B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group. Processes
@@ -52,15 +53,16 @@ Placement = Literal["inline", "colocated", "disaggregated"]
 class Backend(ABC):
     """A hardware plugin; the module has the contract."""
 
+    API_VERSIONS: ClassVar[range] = range(2, 3)
+    """Versions of this interface that are accepted; newest first: 2, of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
+    """The version that the plugin was written for."""
     Config: ClassVar[type[BackendConfig]] = BackendConfig
     dist_backend: ClassVar[str]
     """Name of torch's backend for the process groups of FSDP and Megatron (``gloo``, ``nccl``, ``hccl``)."""
     device_type: ClassVar[str] = "cpu"
     """``torch.device.type`` of its devices (``cpu``, ``cuda``, ``npu``)."""
-    ray_resource: ClassVar[str] = "CPU"
-    """Name of Ray's resource for these devices (``CPU``, ``GPU``, ``NPU``), for launchers that ask Ray for them."""
 
     def __init__(self, config: BackendConfig) -> None:
         """Keep the validated section of the configuration."""

@@ -105,8 +105,11 @@ class Proposer(ABC):
 class Draft(ABC):
     """A drafting algorithm; the module's docstring has the contract."""
 
+    API_VERSIONS: ClassVar[range] = range(2, 3)
+    """Versions of this interface that are accepted; newest first: 2, of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
+    """The version that the plugin was written for."""
     Config: ClassVar[type[DraftConfig]] = DraftConfig
     small_run: ClassVar[Mapping[str, object]] = {}
     """Keys of section ``draft`` for a target of a few million parameters and minutes of training: what the quickstart
@@ -168,7 +171,7 @@ class Draft(ABC):
         """Return the network with float32 parameters on the CPU (D3).
 
         ``token_counts``: int64 [V], how often each token is supervised in the training data; None counts as all
-        equal. ``kernel``: gives the backend's kernels for the names that ``kernels`` declares. Initial weights
+        equal. ``kernel``: gives kernels for the names that ``kernels`` declares. Initial weights
         are drawn from torch's global generator.
         """
 

@@ -92,8 +92,11 @@ class EngineContext:
 class Engine(Resource):
     """An engine captures the target's hidden states and decodes with it. The module's docstring is the contract."""
 
+    API_VERSIONS: ClassVar[range] = range(2, 3)
+    """Versions of this interface that are accepted; newest first: 2, of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
+    """The version that the plugin was written for."""
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     in_process: ClassVar[bool] = True
     """Whether the target runs in the process that creates the engine, which may then train as well (placement

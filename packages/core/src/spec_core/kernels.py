@@ -1,6 +1,8 @@
-"""Kernels: what a backend does faster than plain torch, by name.
+"""Kernels: what is done faster than in plain torch on some device, by name.
 
-``Backend.kernel(name)`` gives a kernel or None. Drafts know the names, core lists none: a draft that can use a kernel
+``Backend.kernel(name)`` gives a kernel or None. A draft brings kernels of its own as entry points of the group
+``spec_core.kernels``, called ``"cpu:NAME"`` with the device type of the backends that are to use it; a backend's own
+kernel of that name is preferred. Drafts know the names, core lists none: a draft that can use a kernel
 declares it in its ``KernelSet``, and the plain version of that name documents what the kernel takes and returns.
 
 Contract of a kernel, which ``spec_testing.assert_kernel_agrees`` compares with the plain version:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 Kernel = Callable[..., Any]
 FindKernel = Callable[[str], Kernel | None]
-"""``Backend.kernel``: the kernel of a name, or None."""
+"""Gives the kernel of a name, or None; ``plugins.find_kernel`` makes one for a backend."""
 
 
 def no_kernel(name: str) -> None:
@@ -40,7 +42,7 @@ class KernelSet:
 
     @classmethod
     def of(cls, find: FindKernel) -> Self:
-        """Return the backend's kernels, and plain versions where it has none: done once, when a draft is built."""
+        """Return the kernels that are found, and plain versions of the others: done once, when a draft is built."""
         return cls(**{name: _with_plain(find(name), plain) for name, plain in vars(cls()).items()})
 
     @classmethod

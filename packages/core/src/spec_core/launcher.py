@@ -160,8 +160,11 @@ class LaunchContext:
 class Launcher(Resource):
     """Starts workers and ends them. The run calls it from one thread; only ``wake`` may interrupt that."""
 
+    API_VERSIONS: ClassVar[range] = range(2, 3)
+    """Versions of this interface that are accepted; newest first: 2, of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
+    """The version that the plugin was written for."""
     Config: ClassVar[type[LauncherConfig]] = LauncherConfig
 
     def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
+_ELSEWHERE = (
+    "; spec_core holds the contract alone: libraries are in spec_kit, spec_processes and spec_testing"
+)
+
+
 class NotImported(Exception):
     """A module did not import; the message says why."""
 
@@ -40,6 +45,8 @@ def import_entry_point(entry_point: EntryPoint) -> Any:
 def _words(error: BaseException) -> str:
     """Return type and first line of an error; those of a ValueError too, whose text alone says little here."""
     text = cause(error)
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "spec_core":
+        text += _ELSEWHERE
     name = type(error).__name__
     return text if text.startswith(name) else f"{name}: {text}"
 

@@ -35,14 +35,14 @@ from spec_core.weight_transport import WeightTransport
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from spec_core.kernels import FindKernel, Kernel
     from spec_core.records import Availability
-
-API_VERSION = 2
-"""Version of the interfaces; a plugin states the one that it was written for as ``api_version``."""
 
 P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy, Tracker, WeightTransport)
 INTERFACES: tuple[Any, ...] = P.__constraints__
 """The interface of each kind of plugin."""
+_KERNELS = "spec_core.kernels"
+"""Group of the entry points of kernels, which are called ``DEVICE_TYPE:NAME``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,11 @@ class PluginRecord:
         """Distribution and version, for messages."""
         return f"{self.distribution} {self.version}"
 
+    @property
+    def what(self) -> str:
+        """Kind, name and owner, for messages."""
+        return f"{self.kind} {self.name!r} of {self.owner}"
+
 
 def required_by(distribution: str) -> set[str]:
     """Return the distributions that another one requires, those of its extras too."""
@@ -73,15 +78,19 @@ def kind_of(interface: type) -> str:
 
 def installed(interface: type[P]) -> list[PluginRecord]:
     """Return every entry point of the interface's group, in order of name, duplicates included."""
+    return _records(_group(interface), kind_of(interface))
+
+
+def _records(group: str, kind: str) -> list[PluginRecord]:
     records: dict[tuple[str, str, str], PluginRecord] = {}
     for distribution in metadata.distributions():
-        for entry_point in distribution.entry_points.select(group=_group(interface)):
+        for entry_point in distribution.entry_points.select(group=group):
             # An editable install and its source folder can both be on the path: one distribution, listed once.
             key = (entry_point.name, distribution.name, entry_point.value)
             records.setdefault(
                 key,
                 PluginRecord(
-                    kind=kind_of(interface),
+                    kind=kind,
                     name=entry_point.name,
                     distribution=distribution.name,
                     version=distribution.version,
@@ -96,7 +105,7 @@ def unknown_groups() -> list[PluginRecord]:
 
     The kind of each is its group.
     """
-    known = list(map(_group, INTERFACES))
+    known = _groups()
     found: dict[tuple[str, str, str], PluginRecord] = {}
     for distribution in metadata.distributions():
         for point in distribution.entry_points:
@@ -114,7 +123,7 @@ def unknown_groups() -> list[PluginRecord]:
 
 def unknown_group_problem(group: str) -> str:
     """Say that a group of entry points is none, and which one is meant."""
-    return f"there is no such kind of plugin{suggestion(group, list(map(_group, INTERFACES)))}"
+    return f"there is no such kind of plugin{suggestion(group, _groups())}"
 
 
 def packages() -> set[str]:
@@ -158,33 +167,66 @@ def load_each(interface: type[P]) -> Iterator[tuple[str, type[P] | PluginError]]
 
 def find(interface: type[P], name: str) -> PluginRecord:
     """Return the entry point called ``name``. Raise PluginNotFound or PluginConflict."""
-    kind = kind_of(interface)
     records = installed(interface)
+    if (record := _only(records, name)) is None:
+        raise PluginNotFound(_not_found(kind_of(interface), name, [record.name for record in records]))
+    return record
+
+
+def find_kernel(backend: Backend) -> FindKernel:
+    """Return what finds kernels for a backend's devices: its own, then those of entry points for its ``device_type``.
+
+    The result raises a PluginError for an entry point that gives no function.
+    """
+    records = _records(_KERNELS, "kernel")
+
+    def find(name: str) -> Kernel | None:
+        if (kernel := backend.kernel(name)) is not None:
+            return kernel
+        record = _only(records, f"{backend.device_type}:{name}")
+        return None if record is None else _load_kernel(record)
+
+    return find
+
+
+def _load_kernel(record: PluginRecord) -> Kernel:
+    kernel = _import(record)
+    if not callable(kernel):
+        raise PluginInvalid(f"{record.what}: {record.entry_point.value} is no function")
+    return kernel
+
+
+def _only(records: list[PluginRecord], name: str) -> PluginRecord | None:
+    """Return the record of that name, or None. Raise PluginConflict for two."""
     matches = [record for record in records if record.name == name]
-    if not matches:
-        raise PluginNotFound(_not_found(kind, name, [record.name for record in records]))
     if len(matches) > 1:
         owners = " and ".join(sorted(record.owner for record in matches))
-        raise PluginConflict(f"{kind} {name!r} is provided by {owners}; uninstall one of them")
-    return matches[0]
+        raise PluginConflict(f"{matches[0].kind} {name!r} is provided by {owners}; uninstall one of them")
+    return matches[0] if matches else None
 
 
 def load_record(interface: type[P], record: PluginRecord) -> type[P]:
     """Return the class of an entry point. Raise a PluginError if it is not what the interface asks for."""
-    what = f"{record.kind} {record.name!r} of {record.owner}"
-    source = record.entry_point.value
-    try:
-        plugin: Any = import_entry_point(record.entry_point)
-    except NotImported as error:
-        raise PluginImportFailed(f"{what} does not import ({source}): {error}") from error.__cause__
+    what = record.what
+    plugin = _import(record)
     if not (inspect.isclass(plugin) and issubclass(plugin, interface)):
-        raise PluginInvalid(f"{what}: {source} is not a subclass of spec_core.{interface.__name__}")
+        raise PluginInvalid(
+            f"{what}: {record.entry_point.value} is not a subclass of spec_core.{interface.__name__}"
+        )
     # The version comes first: a plugin for another version is not at fault for what it lacks here.
-    if problem := _version_problem(getattr(plugin, "api_version", None), record.distribution):
+    if problem := _version_problem(interface, plugin, record.distribution):
         raise PluginApiMismatch(f"{what} {problem}")
     if problem := _problem(interface, plugin, record.name):
         raise PluginInvalid(f"{what}: {plugin.__name__}{problem}")
     return plugin
+
+
+def _import(record: PluginRecord) -> Any:
+    try:
+        return import_entry_point(record.entry_point)
+    except NotImported as error:
+        source = record.entry_point.value
+        raise PluginImportFailed(f"{record.what} does not import ({source}): {error}") from error.__cause__
 
 
 def status(interface: type[P], record: PluginRecord) -> tuple[str, str, int | None]:
@@ -198,15 +240,18 @@ def status(interface: type[P], record: PluginRecord) -> tuple[str, str, int | No
     return ("ok" if availability.ok else "unavailable"), availability.reason, plugin.api_version
 
 
-def _version_problem(version: object, distribution: str) -> str | None:
+def _version_problem(interface: type[P], plugin: type[P], distribution: str) -> str | None:
     """Return what is wrong with a plugin's API version and which side to upgrade, as words to follow its name."""
-    if version == API_VERSION:
-        return None
+    version, accepted = getattr(plugin, "api_version", None), interface.API_VERSIONS
+    oldest, newest = accepted[0], accepted[-1]
+    this = f"this spec-core accepts {newest if oldest == newest else f'{oldest} to {newest}'}"
     if not isinstance(version, int):
         stated = "states no api_version" if version is None else f"states api_version={version!r}"
-        return f"{stated}, this spec-core has {API_VERSION}; install a matching version of {distribution}"
-    numbers = f"was written for plugin API {version}, this spec-core has {API_VERSION}"
-    if version > API_VERSION:
+        return f"{stated}, {this}; install a matching version of {distribution}"
+    if version in accepted:
+        return None
+    numbers = f"was written for version {version} of spec_core.{interface.__name__}, {this}"
+    if version > newest:
         upgrade = "pip install --upgrade spec-core spec-trainer"
         return f"{numbers}, which is older: {upgrade}, or install an older {distribution}"
     return f"{numbers}, which is newer: pip install --upgrade {distribution}"
@@ -230,8 +275,7 @@ def _probe(plugin: type[P], record: PluginRecord) -> Availability:
         raise
     except BaseException as error:  # a third party's probe may raise anything, although it must not
         raise PluginInvalid(
-            f"{record.kind} {record.name!r} of {record.owner}: its probe raised {type(error).__name__}: "
-            f"{first_line(error)}"
+            f"{record.what}: its probe raised {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
@@ -261,3 +305,8 @@ def _group(interface: type[P]) -> str:
     """Return the group of the interface's entry points."""
     kind = kind_of(interface)
     return f"spec_core.{kind[:-1]}ies" if kind.endswith("y") else f"spec_core.{kind}s"
+
+
+def _groups() -> list[str]:
+    """Return the groups of entry points in which something is looked for."""
+    return [*map(_group, INTERFACES), _KERNELS]

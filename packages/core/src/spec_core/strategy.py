@@ -94,8 +94,11 @@ class Strategy(Resource):
     The caller has initialised torch's default group among the trainer's processes.
     """
 
+    API_VERSIONS: ClassVar[range] = range(2, 3)
+    """Versions of this interface that are accepted; newest first: 2, of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
+    """The version that the plugin was written for."""
     Config: ClassVar[type[StrategyConfig]] = StrategyConfig
 
     def __init__(self, config: StrategyConfig, optimizer: OptimizerConfig, device: torch.device) -> None:

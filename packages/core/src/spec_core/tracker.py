@@ -36,8 +36,11 @@ class Tracker(Resource):
     The key ``track.NAME`` of a run asks for the tracker of that name: any value but null and false.
     """
 
+    API_VERSIONS: ClassVar[range] = range(2, 3)
+    """Versions of this interface that are accepted; newest first: 2, of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
+    """The version that the plugin was written for."""
     Config: ClassVar[type[TrackerConfig]] = TrackerConfig
     Value: ClassVar[Any] = Annotated[str, pydantic.Field(min_length=1)]
     """Type of the key's value, any that pydantic knows; by default a text, such as a project's name."""

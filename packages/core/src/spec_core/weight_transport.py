@@ -90,8 +90,11 @@ class WeightSender(Resource):
 class WeightTransport(Resource):
     """A way for weights; the module has the contract. One object serves any number of updates, several at once."""
 
+    API_VERSIONS: ClassVar[range] = range(2, 3)
+    """Versions of this interface that are accepted; newest first: 2, of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
+    """The version that the plugin was written for."""
     Config: ClassVar[type[WeightTransportConfig]] = WeightTransportConfig
 
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:

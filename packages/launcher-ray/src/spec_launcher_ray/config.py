@@ -5,6 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from spec_core import LauncherConfig
+from spec_core.errors import ConfigError
+
+_RESOURCES = {"cpu": "CPU", "cuda": "GPU", "npu": "NPU"}
+"""Type of a device -> Ray's own resource for these."""
 
 
 class RayConfig(LauncherConfig):
@@ -19,9 +23,21 @@ class RayConfig(LauncherConfig):
     """Addresses or names of the hosts to use, in this order; by default all, sorted by address."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels that a host must have, as ray start --labels gives them."""
+    resource: str | None = Field(None, min_length=1)
+    """Ray's resource that counts the backend's devices; by default Ray's own for their type: CPU, GPU or NPU."""
     spread: bool = False
     """Workers take the devices of all hosts in turns, in place of one host after the other."""
     resources_s: float = Field(300.0, gt=0, le=1e6)
     """Longest wait until devices that others use are free."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of every worker, besides those of the host's Ray."""
+
+    def resource_of(self, device_type: str) -> str:
+        """Return Ray's resource for devices of this type. Raise ConfigError where nobody has named one."""
+        resource = self.resource or _RESOURCES.get(device_type)
+        if resource is None:
+            raise ConfigError(
+                f"Ray has no resource of its own for devices of type {device_type!r}; set launcher.resource to the "
+                "name of one that the hosts of the cluster offer"
+            )
+        return resource

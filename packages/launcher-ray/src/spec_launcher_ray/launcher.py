@@ -216,7 +216,7 @@ class RayLauncher(Launcher):
 
     @property
     def _resource(self) -> str:
-        return self.context.backend.ray_resource
+        return self.config.resource_of(self.context.backend.device_type)
 
     @cached_property
     def _found_hosts(self) -> list[Host]:
@@ -248,7 +248,7 @@ class RayLauncher(Launcher):
         here = all(bundle.host.address == own for bundle in bundles)
         self._listener = ChannelListener(LOOPBACK if here else own, self.context.logs.absolute())
         self._witness.touch()
-        self._hosts = PreparedHosts(self._cluster, self.context, self._actor_name)
+        self._hosts = PreparedHosts(self._cluster, self.context, self._resource, self._actor_name)
         self._hosts.prepare(dict.fromkeys(bundle.host for bundle in bundles))
         reservation = cluster.Reservation(self._run_name, self._resource, bundles, self.config.resources_s)
         self._place(reservation, bundles, LOOPBACK if here else None)

@@ -27,12 +27,14 @@ log = logging.getLogger(__name__)
 class PreparedHosts:
     """The actors on the hosts of a run; what they raise names the host."""
 
-    def __init__(self, cluster: Cluster, context: LaunchContext, named: Callable[[str], str]) -> None:
-        """Prepare no host yet. ``named`` returns the name of an actor for Ray's dashboard."""
+    def __init__(
+        self, cluster: Cluster, context: LaunchContext, resource: str, named: Callable[[str], str]
+    ) -> None:
+        """Prepare no host yet. ``resource`` counts devices; ``named`` returns an actor's name in Ray's dashboard."""
         self._cluster = cluster
         self._named = named
         backend = context.backend
-        self._resource = backend.ray_resource
+        self._resource = resource
         self._needs = HostNeeds((type(backend), backend.config), context.placement, package_versions())
         self._actors: dict[Host, Any] = {}
         self._watches: dict[Any, Host] = {}

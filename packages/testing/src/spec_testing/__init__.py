@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from spec_testing.kernels import assert_kernel_agrees
     from spec_testing.launcher_suite import LauncherSuite
     from spec_testing.process_group_suite import ProcessGroupSuite
-    from spec_testing.reference import reference_backend
+    from spec_testing.reference import reference_backend, reference_kernel
     from spec_testing.strategy_suite import StrategySuite
     from spec_testing.tracker_suite import TrackerSuite
     from spec_testing.transport_suite import TransportSuite
@@ -66,6 +66,7 @@ __all__ = [
     "assert_kernel_agrees",
     "draw_draft",
     "reference_backend",
+    "reference_kernel",
 ]
 
 __getattr__ = lazy_names(
@@ -79,7 +80,7 @@ __getattr__ = lazy_names(
     kernels="assert_kernel_agrees",
     launcher_suite="LauncherSuite",
     process_group_suite="ProcessGroupSuite",
-    reference="reference_backend",
+    reference="reference_backend reference_kernel",
     strategy_suite="StrategySuite",
     tracker_suite="TrackerSuite",
     transport_suite="TransportSuite",

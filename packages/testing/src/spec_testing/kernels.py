@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from spec_core.kernels import Kernel
+    from spec_core.kernels import FindKernel, Kernel, KernelSet
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Largest ‖difference‖ / ‖result‖ for each dtype that a kernel is tried with, in this order."""
@@ -24,6 +24,17 @@ def drawing(device: torch.device) -> Callable[..., Tensor]:
         return torch.randn(shape, generator=generator).to(device)
 
     return draw
+
+
+def compared_kernels(find: FindKernel, kernels: type[KernelSet], draw: Callable[..., Tensor]) -> list[str]:
+    """Compare each kernel that is found with its plain version; return the names of those that took an example."""
+    examples = kernels.examples(draw)
+    found = [(name, find(name), plain) for name, plain in vars(kernels()).items()]
+    return [
+        name
+        for name, kernel, plain in found
+        if kernel is not None and plain is not None and assert_kernel_agrees(kernel, plain, examples[name])
+    ]
 
 
 def assert_kernel_agrees(kernel: Kernel, plain: Kernel, arguments: Sequence[object]) -> bool:

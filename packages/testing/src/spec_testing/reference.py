@@ -21,5 +21,5 @@ def reference_backend() -> Backend:
 
 
 def reference_kernel(name: str) -> Kernel | None:
-    """Return the reference backend's kernel."""
-    return reference_backend().kernel(name)
+    """Return the kernel for the reference backend's devices, its own or one of an installed draft."""
+    return plugins.find_kernel(reference_backend())(name)

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import torch
+from spec_draft_medusa import cpu
 from spec_draft_medusa.draft import MedusaDraft
+from spec_draft_medusa.kernels import MedusaKernels
+from spec_draft_medusa.model import Block
+from torch.nn import functional as F
 
-from spec_testing import DraftSuite
+from spec_testing import DraftSuite, reference_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,3 +32,11 @@ class TestDraft(DraftSuite):
     @pytest.fixture
     def others(self, target: TargetSpec) -> Mapping[str, Tensor]:
         return {target.norm_name: torch.ones(target.hidden_size)}
+
+
+def test_the_kernel_for_cpus_is_found_and_used(monkeypatch):
+    calls, kernel = [], cpu.medusa_residual
+    monkeypatch.setattr(cpu, "medusa_residual", lambda *args: calls.append(args) or kernel(*args))
+    block, x = Block(4, MedusaKernels.of(reference_kernel)), torch.randn(2, 4)
+    torch.testing.assert_close(block(x), x + F.silu(block.layers[0](x)))
+    assert len(calls) == 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from spec_core import plugins
 from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError
 from spec_trainer.checkpoint.store import CheckpointStore
@@ -216,7 +217,7 @@ def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
     torch.manual_seed(spec.config.seed)
     random.seed(spec.config.seed)
     counts = torch.from_numpy(spec.source.token_counts(spec.target.vocab_size))
-    return spec.draft.build(spec.target, tensors, counts, spec.backend.kernel)
+    return spec.draft.build(spec.target, tensors, counts, plugins.find_kernel(spec.backend))
 
 
 @contextmanager

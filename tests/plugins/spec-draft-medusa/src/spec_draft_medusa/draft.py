@@ -5,7 +5,7 @@ The method is that of arXiv 2401.10774. Nothing here needs torch to be imported.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from spec_core import Proposer, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import Supervision
+    from spec_draft_medusa.kernels import MedusaKernels
     from spec_draft_medusa.model import MedusaModel
     from spec_kit.drafting import Json, Shapes
 
@@ -66,6 +67,12 @@ class MedusaDraft(ServedDraft[MedusaConfig, MedusaShape]):
     architecture: ClassVar[str] = "MedusaModel"
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "medusa"}
 
+    @classmethod
+    def kernels(cls) -> type[MedusaKernels]:
+        from spec_draft_medusa.kernels import MedusaKernels
+
+        return MedusaKernels
+
     def fresh_shape(self, target: TargetSpec) -> MedusaShape:
         return MedusaShape.for_target(self.options, target, num_heads=self.num_heads)
 
@@ -89,10 +96,10 @@ class MedusaDraft(ServedDraft[MedusaConfig, MedusaShape]):
             counts += torch.stack([sample.loss_mask[k + 2 :].sum() for k in range(self.num_heads)])
         return counts
 
-    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: Any) -> nn.Module:
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: MedusaKernels) -> nn.Module:
         from spec_draft_medusa.model import MedusaModel
 
-        return MedusaModel(self.shape(target), tensors.others[target.norm_name], target.norm_eps)
+        return MedusaModel(self.shape(target), tensors.others[target.norm_name], target.norm_eps, kernels)
 
     def initialize(
         self, module: MedusaModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None

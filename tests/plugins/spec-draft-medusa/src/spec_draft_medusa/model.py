@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     from spec_core import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_draft_medusa.draft import MedusaShape
+    from spec_draft_medusa.kernels import MedusaKernels
 
 
 class Block(nn.Module):
     """One residual layer. Names of parameters are those of vLLM's model."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, kernels: MedusaKernels) -> None:
         super().__init__()
         self.layers = nn.ModuleList([linear(hidden_size, hidden_size)])
+        self.kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + F.silu(self.layers[0](x))
+        return self.kernels.medusa_residual(x, self.layers[0](x))
 
 
 class MedusaModel(nn.Module):
@@ -41,10 +43,10 @@ class MedusaModel(nn.Module):
 
     final_norm: Tensor
 
-    def __init__(self, shape: MedusaShape, norm_H: Tensor, norm_eps: float) -> None:
+    def __init__(self, shape: MedusaShape, norm_H: Tensor, norm_eps: float, kernels: MedusaKernels) -> None:
         super().__init__()
         heads, width = range(shape.num_heads), shape.hidden_size
-        self.blocks = nn.ModuleList(Block(width) for _ in heads)
+        self.blocks = nn.ModuleList(Block(width, kernels) for _ in heads)
         self.lm_heads = nn.ModuleList(linear(width, shape.target_vocab_size) for _ in heads)
         # The target's: neither trained nor exported.
         self.register_buffer("final_norm", norm_H.float(), persistent=False)

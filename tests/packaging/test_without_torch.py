@@ -1,0 +1,24 @@
+"""Trackers and launchers of third parties install and work without torch, as built and by pip's own choice."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .environments import make_environment, required_of_others
+from .release import install, requirements
+
+pytestmark = pytest.mark.xdist_group("packaging")  # one worker: the wheels are built once
+
+LIGHT = ["spec-tracker-lines", "spec-launcher-pipes"]
+
+
+def test_a_third_partys_tracker_and_launcher_work_without_torch(run, wheels, tmp_path):
+    """The environment holds what their metadata requires, and nothing else."""
+    needed = [line for name in LIGHT for line in requirements(name, wheels)]
+    python = make_environment(tmp_path / "environment", required_of_others(needed))
+    install(python, wheels["spec-core"].parent, *LIGHT)
+    script = shutil.copy(Path(__file__).with_name("without_torch.py"), tmp_path)
+    run(python, script, tmp_path, cwd=tmp_path)
