@@ -4,10 +4,11 @@
 
 A command whose process was killed is given again. Where the newest checkpoint was damaged, the same command is
 refused and names it; then it is given with ``--resume-from previous`` or ``step-N``, and often loses a trainer
-before it has written the damaged step again. Under ``ray`` the run is on a cluster of several nodes. Their raylets
-are killed, too, but for that of the run's own node; each node comes back once its loss is told. Every fault is named
-in the output of the run or in ``logs/replacements.jsonl``, every sample is trained exactly once, the final weights
-are those of a run that nothing disturbed, bit for bit, and nothing is left. Exit code 1 if not.
+before it has written the damaged step again. Where a link has taken the place of a file, the command is refused in
+one line that names it, until the link is removed. Under ``ray`` the run is on a cluster of several nodes. Their
+raylets are killed, too, but for that of the run's own node; each node comes back once its loss is told. Every fault
+is named in the output of the run or in ``logs/replacements.jsonl``, every sample is trained exactly once, the final
+weights are those of a run that nothing disturbed, bit for bit, and nothing is left. Exit code 1 if not.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from .damage import RunFiles
+from .damage import Damage, RunFiles
 from .launching import (
     Lab,
     Run,
@@ -172,13 +173,12 @@ class Chaos:
         found = self.files.damage()
         for damage in found:
             self._note(damage.name)
+        self._remove_links(found)
         for damage in found:
             if damage.refused:
-                refused = self.lab.start(self.output, **self.keys)
-                assert refused.wait(COMMAND_S) == 2, refused.story()
+                refused = self._refused()
                 assert damage.place in refused.last_line(), f"{damage.name} is not told\n{refused.story()}"
                 assert "--resume-from previous" in refused.last_line(), refused.story()
-                assert "Traceback" not in refused.errors.read_text(), refused.story()
         run = self._start()
         self._until_ready(run)
         told = [damage.place for damage in found if not damage.refused]
@@ -188,13 +188,35 @@ class Chaos:
     def _damage_finished(self) -> None:
         """Damage what a finished run has written at its end: the same command writes it anew."""
         weights = (self.output / "draft" / "model.safetensors").read_bytes()
-        for damage in self.files.damage_products():
+        found = self.files.damage_products()
+        for damage in found:
             self._note(damage.name)
+        self._remove_links(found)
         run = self.lab.start(self.output, **self.keys)
         assert run.wait(COMMAND_S) == 0, run.story()
         assert json.loads((self.output / "summary.json").read_text())["steps"] == last_step(self.output)
         assert (self.output / "draft" / "model.safetensors").read_bytes() == weights
         assert "<svg" in (self.output / "report.html").read_text()
+
+    def _remove_links(self, found: list[Damage]) -> None:
+        """Remove each link once a command was refused that names it, and has changed nothing behind any."""
+        links = {damage.link for damage in found if damage.link is not None}
+        while links:
+            refused = self._refused()
+            (line,) = refused.errors.read_text().splitlines()
+            named = [link for link in links if str(link) in line]
+            assert named, f"none of {links} is told\n{refused.story()}"
+            named[0].unlink()
+            links.remove(named[0])
+
+    def _refused(self) -> Run:
+        """Give the command, which must end with exit code 2 and leave alone what is outside the run directory."""
+        aside = self.files.contents_aside()
+        run = self.lab.start(self.output, **self.keys)
+        assert run.wait(COMMAND_S) == 2, run.story()
+        assert "Traceback" not in run.errors.read_text(), run.story()
+        assert self.files.contents_aside() == aside, f"{self.files.aside} was changed\n{run.story()}"
+        return run
 
     def _expect(self, run: Run, words: str) -> None:
         self._end = (words, run.errors.read_text().count(words))
