@@ -139,7 +139,7 @@ class DraftReplicaSuite(ConformanceSuite):
             assert _named(engine) == {(version, report.digest)}
         assert seen == [fresh(version) for version in range(3)]
         assert seen[0] != seen[1] != seen[2], (
-            "versions draft alike: the test shows nothing; give it a target of larger weights, or a fixture 'drafted'"
+            "versions draft alike: the test shows nothing; draw target or drafts by other seeds, or give 'drafted'"
         )
 
     def test_u2_u4_answers_go_on_and_the_target_stays(
