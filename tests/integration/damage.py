@@ -18,6 +18,10 @@ WHOLE = 3
 """Whole checkpoints of which the newest one may be damaged: after two of them are swapped one is left."""
 OTHERS = 0.4
 """How often ``best`` is damaged, and how often a record, beside a checkpoint."""
+UNREAD = 0.2
+"""How often a link takes the place of a file without rows instead of a record."""
+LIVE = 0.5
+"""How often a link leads to a file: to what was in its place."""
 _RECORD_MARKS = b'{}\n"'
 """Bytes of a record whose change leaves no row; that of a digit leaves one, and nobody promises to notice it."""
 
@@ -31,6 +35,8 @@ class Damage:
     """Part of the file's path that the next command names; empty where it writes the file anew and says nothing."""
     refused: bool = False
     """Whether the next command ends with exit code 2."""
+    link: Path | None = None
+    """A link where the run keeps a file of its own: every command is refused until it is removed."""
 
 
 @dataclass
@@ -80,13 +86,17 @@ class RunFiles:
 
     def damage_products(self) -> list[Damage]:
         """Damage everything that a finished run writes anew when it is asked for again."""
-        output, how = self.output, self.draw.choice(["empty", "truncate"])  # links are refused
+        output, found = self.output, []
         for file in (output / "summary.json", output / "report.html", output / "config.yaml"):
-            _change(how, file, self.draw, self._elsewhere())
+            how = self.draw.choice(["empty", "truncate", "link"])
+            found.append(Damage(f"{how} {file.name}", "", link=self._harm(how, file)))
         shutil.move(output / "draft", self._elsewhere())
         (output / "draft").symlink_to(self.aside / "nowhere")
-        names = ("summary.json", "report.html", "config.yaml")
-        return [*(Damage(f"{how} {name}", "") for name in names), Damage("link draft", "")]
+        return [*found, Damage("link draft", "")]
+
+    def contents_aside(self) -> dict[Path, bytes]:
+        """What is outside the run directory, where links in it lead to."""
+        return {file: file.read_bytes() for file in self.aside.rglob("*") if file.is_file()}
 
     def mend_records(self) -> None:
         """Put the rows back that damaged records have lost; all others are the run's."""
@@ -120,7 +130,7 @@ class RunFiles:
                 file.unlink()
                 file.symlink_to(other)
             else:
-                _change(how, file, self.draw, self._elsewhere())
+                self._harm(how, file)
         self._damaged[newest] = _version_of(newest)
         return Damage(f"{how} {place}", newest.name, refused=True)
 
@@ -141,8 +151,11 @@ class RunFiles:
     def _damage_record(self) -> Damage:
         logs = self.output / "logs"
         records = [self.output / "metrics.jsonl", *sorted(logs.glob("trained-*.jsonl"))]
+        if self.draw.random() < UNREAD:
+            unread = self.draw.choice([self.output / "config.yaml", *sorted(logs.glob("*.log"))])
+            return Damage(f"link {unread.name}", "", link=self._harm("link", unread))
         file = self.draw.choice(records)
-        how = self.draw.choice(["flip", "truncate", "empty", "swap"])
+        how, link = self.draw.choice(["flip", "truncate", "empty", "swap", "link"]), None
         touched = records[:2] if how == "swap" else [file]
         for one in touched:
             self._rows[one] = {**self._rows.get(one, {}), **dict(_rows_of(one))}
@@ -154,33 +167,35 @@ class RunFiles:
             content[self.draw.choice(marks)] = ord("#")
             file.write_bytes(content)
         else:
-            _change(how, file, self.draw, self._elsewhere())
+            link = self._harm(how, file)
         done = self.step_of(self.resume_from())
         lost = [one for one in touched if any(step <= done for step in self._lost(one))]
         place = lost[0].name.partition("-")[0] if lost else ""  # all ranks' records are told of as one
-        return Damage(f"{how} {' '.join(one.name for one in touched)}", place)
+        return Damage(f"{how} {' '.join(one.name for one in touched)}", place, link=link)
 
     def _lost(self, file: Path) -> set[int]:
         return self._rows[file].keys() - dict(_rows_of(file)).keys()
 
+    def _harm(self, how: str, file: Path) -> Path | None:
+        """Flip a bit of a file, cut it or empty it; or return a link, to it or to nothing, that takes its place."""
+        content = bytearray(file.read_bytes())
+        if how == "flip":
+            content[self.draw.randrange(len(content))] ^= 1 << self.draw.randrange(8)
+        elif how == "truncate":
+            del content[self.draw.randrange(1, len(content)) :]
+        elif how == "empty":
+            content.clear()
+        else:
+            behind = self._elsewhere()
+            file.rename(behind if self.draw.random() < LIVE else self._elsewhere())
+            file.symlink_to(behind)
+            return file
+        file.write_bytes(content)
+        return None
+
     def _elsewhere(self) -> Path:
         self.aside.mkdir(exist_ok=True)
         return self.aside / f"{self.draw.getrandbits(64):x}"
-
-
-def _change(how: str, file: Path, draw: random.Random, elsewhere: Path) -> None:
-    """Flip a bit of a file, cut it, empty it, or put a link to nothing in its place."""
-    content = bytearray(file.read_bytes())
-    if how == "flip":
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-        file.write_bytes(content)
-    elif how == "truncate":
-        file.write_bytes(content[: draw.randrange(1, len(content))])
-    elif how == "empty":
-        file.write_bytes(b"")
-    else:
-        file.unlink()
-        file.symlink_to(elsewhere)
 
 
 def _swap(one: Path, other: Path) -> None:
@@ -188,6 +203,10 @@ def _swap(one: Path, other: Path) -> None:
     one.rename(scratch)
     other.rename(one)
     scratch.rename(other)
+
+
+def _is_own(file: Path) -> bool:
+    return file.is_file() and not file.is_symlink()
 
 
 def _equal(one: Path, other: Path) -> bool:
@@ -202,7 +221,7 @@ def _version_of(folder: Path) -> tuple[int, int]:
 def _rows_of(file: Path) -> list[tuple[int, str]]:
     """Return step and line of each row that is one of such a file."""
     rows: list[tuple[int, str]] = []
-    for line in file.read_text().splitlines(keepends=True) if file.exists() else ():
+    for line in file.read_text().splitlines(keepends=True) if _is_own(file) else ():
         with suppress(ValueError):
             row = json.loads(line)
             if line.endswith("\n") and ("loss" in row) == (file.name == "metrics.jsonl"):

@@ -27,7 +27,7 @@ def test_two_processes_train_the_same_samples_and_give_the_losses_of_one(
     words, run, clean_python, losses_of, tmp_path
 ):
     """Two copies are one data-parallel rank, as the ranks of a tensor-parallel group are. They resume, too, but not
-    with another momentum."""
+    with another momentum, or by a strategy that cannot read their files."""
     ours, theirs = tmp_path / "one", tmp_path / "two"
     command = clean_python.with_name("spec-trainer")
     run(command, *words(ours, "train.steps=4", "strategy.name=replicated"), cwd=tmp_path)
@@ -35,14 +35,19 @@ def test_two_processes_train_the_same_samples_and_give_the_losses_of_one(
     two += [f"track.lines={tmp_path / 'lines'}"]
     for steps in (2, 4):
         run(command, *words(theirs, f"train.steps={steps}", *two), cwd=tmp_path)
-    refused = [command, *words(theirs, "train.steps=6", *two, "strategy.momentum=0.5")]
-    for word in ("train", "plan"):
-        refused[1:1] = [word]
-        done = subprocess.run(refused, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
-        assert done.returncode == 2
+    another = words(theirs, "train.steps=6", *two, "strategy.momentum=0.5")
+    fsdp = words(ours, "train.steps=6", "placement.kind=colocated", "strategy.name=fsdp")
+    for refused, told in [
+        (["train", *another], f"{theirs} belongs to another run ("),
+        (["plan", *another], f"{theirs} belongs to another run ("),
+        (["train", *fsdp], "step-4 was written by strategy 'replicated', and 'fsdp' cannot read it; set "),
+    ]:
+        done = subprocess.run(
+            [command, *refused], capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 2, done.stderr
         assert done.stderr.count("\n") == 1
-        assert f"{theirs} belongs to another run (" in done.stderr
-        del refused[1]
+        assert told in done.stderr
     assert losses_of(theirs) == pytest.approx(losses_of(ours), rel=1e-5)
     assert [file.name for file in (theirs / "logs").glob("trained-*")] == ["trained-0.jsonl"]
     config = yaml.safe_load((theirs / "config.yaml").read_text())

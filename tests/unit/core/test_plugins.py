@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import Backend, Draft, Engine, Strategy, plugins
+from spec_core import Backend, Draft, Engine, Strategy, plugin_import, plugins
 from spec_core.errors import (
     PluginApiMismatch,
     PluginConflict,
@@ -176,6 +176,20 @@ def test_ctrl_c_during_an_import_is_ctrl_c(install):
     install("spec-planted", "raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         plugins.load(Backend, "planted")
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [("import time; time.sleep(600)", 1), ("import time\ntry: time.sleep(600)\nexcept Exception: pass", 2)],
+)
+def test_module_that_hangs_is_broken(install, monkeypatch, source, line):
+    module = install("spec-planted", source) / "spec_planted.py"
+    monkeypatch.setattr(plugin_import, "IMPORT_S", 0.1)
+    handler = signal.getsignal(signal.SIGALRM)
+    timer = signal.setitimer(signal.ITIMER_REAL, 1000)
+    assert refusal(PluginImportFailed).endswith(f"was not done after 0.1 s, and hangs at {module}:{line}")
+    assert signal.getsignal(signal.SIGALRM) == handler
+    assert signal.setitimer(signal.ITIMER_REAL, *timer)[0] > 0, "the process's own alarm is kept"
 
 
 DISTURBING = """

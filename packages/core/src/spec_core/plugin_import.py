@@ -16,6 +16,11 @@ from spec_core.foreign import cause
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from importlib.metadata import EntryPoint
+    from types import FrameType
+
+
+IMPORT_S = 300.0
+"""Longest wait for a plugin's module, which imports neither torch nor its vendor's SDK."""
 
 
 _ELSEWHERE = (
@@ -31,13 +36,15 @@ def import_entry_point(entry_point: EntryPoint) -> Any:
     """Return what an entry point names. Raise NotImported for whatever its module raises, SystemExit as well.
 
     What the module prints goes to standard error. Settings of the process that it changes are put back, because a
-    command may look at a plugin that it does not use.
+    command may look at a plugin that it does not use. In the main thread it has ``IMPORT_S`` seconds.
     """
     try:
-        with _process_kept():
+        with _process_kept(), _limited():
             return entry_point.load()
     except KeyboardInterrupt:
         raise
+    except _TooLong as error:
+        raise NotImported(str(error)) from error
     except BaseException as error:
         raise NotImported(_words(error)) from error
 
@@ -60,6 +67,31 @@ def _process_kept() -> Generator[None]:
         for restore in (_kept_folder(), _kept_log(), _kept_signals(), _kept_dtype()):
             stack.callback(restore)
         yield
+
+
+class _TooLong(BaseException):
+    """The time for an import is over: no Exception, which a module may pass over."""
+
+
+@contextmanager
+def _limited() -> Generator[None]:
+    """Raise _TooLong in a block that takes longer than ``IMPORT_S``; outside the main thread nothing can do that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(_: int, frame: FrameType | None) -> None:
+        place = f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+        raise _TooLong(f"it was not done after {IMPORT_S:g} s, and hangs{place}")
+
+    handler = signal.signal(signal.SIGALRM, ring)
+    rest = signal.setitimer(signal.ITIMER_REAL, IMPORT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
+        signal.setitimer(signal.ITIMER_REAL, *rest)
 
 
 def _kept_folder() -> Callable[[], None]:

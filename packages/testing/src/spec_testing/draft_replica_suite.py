@@ -138,7 +138,9 @@ class DraftReplicaSuite(ConformanceSuite):
             seen.append(drafted(engine))
             assert _named(engine) == {(version, report.digest)}
         assert seen == [fresh(version) for version in range(3)]
-        assert seen[0] != seen[1] != seen[2], "versions draft alike: the test shows nothing"
+        assert seen[0] != seen[1] != seen[2], (
+            "versions draft alike: the test shows nothing; draw target or drafts by other seeds, or give 'drafted'"
+        )
 
     def test_u2_u4_answers_go_on_and_the_target_stays(
         self,

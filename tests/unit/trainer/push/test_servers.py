@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,23 @@ import torch
 
 from spec_core.errors import ConfigError
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
+from spec_testing import reference_backend
+from spec_trainer.config import PushConfig
 from spec_trainer.push import servers
-from spec_trainer.push.servers import check_servers, open_publisher
+from spec_trainer.push.servers import check_servers, open_publisher, open_transports
 
+BUCKET = """
+    from spec_core import WeightTransportConfig
+    from spec_weight_transports.file import FileTransport
+
+    class BucketConfig(WeightTransportConfig):
+        folder: str = ""
+
+    class Bucket(FileTransport):
+        name = "bucket"
+        Config = BucketConfig
+"""
+"""A third party's transport, one of whose options is called like a key of this project's, and is no path."""
 ELSEWHERE = "192.0.2.1"
 """An address of no host (RFC 5737)."""
 
@@ -31,3 +46,14 @@ def test_where_workers_are_on_other_hosts_whoever_pushes_finds_out_whether_it_ca
     check_servers(spec)
     with refused:
         open_publisher(spec.backend, spec.config.push, spec.target, torch.device("cpu"))
+
+
+def test_an_option_of_a_third_partys_transport_may_be_called_folder_and_be_no_path(tmp_path, monkeypatch):
+    info = tmp_path / "bucket-1.0.dist-info"
+    info.mkdir()
+    (tmp_path / "bucket.py").write_text(dedent(BUCKET))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bucket\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[spec_core.weight_transports]\nbucket = bucket:Bucket\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    push = PushConfig(transport=("bucket",), options={"bucket": {"folder": "s3://drafts"}})
+    assert open_transports(reference_backend(), push)["bucket"].config.folder == "s3://drafts"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors
+from spec_core.wording import shown
 from spec_kit.sharding import SafetensorsFolder
 from spec_kit.sharding.safetensors_folder import write_synced
 from spec_trainer.checkpoint.folder import (
@@ -27,6 +28,7 @@ from spec_trainer.checkpoint.folder import (
     step_of,
 )
 from spec_trainer.checkpoint.rank_files import RankFiles
+from spec_trainer.configuration import read_resolved
 from spec_trainer.disk import not_written, remove
 
 if TYPE_CHECKING:
@@ -45,6 +47,21 @@ def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tenso
     """Return the draft's full tensors of a checkpoint, under its module's names, without any group."""
     with _readable(folder):
         return strategy_type.read_weights(SafetensorsFolder(folder / STATE_FOLDER))
+
+
+def check_strategy(strategy_type: type[Strategy], folder: Path) -> None:
+    """Raise ArtifactError where another strategy wrote a checkpoint and ``strategy_type`` cannot read its weights."""
+    with foreign_errors(ArtifactError, f"{folder / CONFIG_FILE} names no strategy"):
+        written_by = read_resolved(folder / CONFIG_FILE)["strategy"]["name"]
+    if written_by == strategy_type.name:
+        return
+    try:
+        read_weights(strategy_type, folder)
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"{folder} was written by strategy {shown(written_by)}, and {strategy_type.name!r} cannot read it; set "
+            "strategy.name to that, or choose another output"
+        ) from error
 
 
 class CheckpointStore:

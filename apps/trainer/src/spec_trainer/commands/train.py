@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import RunError
 from spec_trainer.checkpoint.folder import read_meta, step_of
 from spec_trainer.checkpoint.resume import CommandCheckpoints
+from spec_trainer.checkpoint.store import check_strategy
 from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import StopRequest
 from spec_trainer.data.kept import keep_run_data
@@ -52,6 +53,8 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
         checkpoints = CommandCheckpoints(
             spec.directory.checkpoints, spec.config.train.resume_from, spec.identity
         )
+        if checkpoints.first is not None:
+            check_strategy(spec.strategy_type, checkpoints.first)
         start, asked, limit = checkpoints.first, spec, spec.config.train.restarts
         for restart in range(limit):
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError, EngineError, ProtocolError
@@ -72,7 +73,7 @@ def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict
     transports = open_weight_transports(backend, options.transport, values, configs)
     for transport in transports.values():
         folder = getattr(transport.config, "folder", None)
-        if folder is not None:
+        if isinstance(folder, Path):  # another's option of that name may be anything
             check_writable(folder, "folder for weights")
     if not transports:
         raise ConfigError("no weight transport can run here; spec-trainer plugins says what is installed")
