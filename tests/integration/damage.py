@@ -95,7 +95,7 @@ class RunFiles:
         return [*found, Damage("link draft", "")]
 
     def contents_aside(self) -> dict[Path, bytes]:
-        """What is outside the run directory, where links in it lead to."""
+        """Return the files outside the run directory to which links in it lead."""
         return {file: file.read_bytes() for file in self.aside.rglob("*") if file.is_file()}
 
     def mend_records(self) -> None:

@@ -1,4 +1,4 @@
-"""What Medusa can do faster than in plain torch, and how plain torch does it."""
+"""A computation of Medusa in plain torch, and a faster kernel for it."""
 
 from __future__ import annotations
 
