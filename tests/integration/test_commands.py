@@ -274,7 +274,7 @@ def test_relative_paths_hold_from_any_working_directory(
 
 def test_resumed_run_ends_bitwise_equal_after_sigint_and_sighup(words, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    steps = "train.steps=50"
+    steps = "train.steps=120"
     assert run(words(whole, steps)) == 0
     for number in (signal.SIGINT, signal.SIGHUP):
         child, step = _interrupted(words(broken, steps), broken, number)
@@ -282,7 +282,7 @@ def test_resumed_run_ends_bitwise_equal_after_sigint_and_sighup(words, tmp_path)
         folder = broken / "checkpoints" / f"step-{step}"
         line = child.stderr.splitlines()[-1]
         assert line == f"spec-trainer: interrupted; saved {folder}; the same command continues there"
-        assert step < 50
+        assert step < 120
         assert not (broken / "summary.json").exists()
     assert run(words(broken, steps)) == 0
     assert [record["loss"] for record in metrics(broken)] == [record["loss"] for record in metrics(whole)]

@@ -76,7 +76,7 @@ MUTATIONS = [
     Mutation(
         "U3",
         PUSH,
-        'if not self._is_enough("received"):',
+        'if self.version_is_taken or not self._is_enough("received"):',
         "if False:",
         PUBLISHER_TEST + "nothing_is_committed_where_too_few_have_received_it",
     ),

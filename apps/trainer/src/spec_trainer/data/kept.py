@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -60,7 +61,7 @@ def load_run_data(
         "with_questions": with_questions,
     }
     sources = list(filter(None, (config.path, config.eval_path)))
-    if any(run_directory.glob(f"{_KEPT}*")):
+    if os.path.isdir(run_directory) and any(run_directory.glob(f"{_KEPT}*")):
         origin = _origin(settings, sources, tokenizer_folder)
         folder = run_directory / f"{_KEPT}{origin}"
         kept = _open(folder, origin) if origin else None
