@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -253,7 +254,8 @@ def test_a_server_that_is_lost_ends_no_run(lab, drafts):
     run.until(lambda: "was not committed" in log.read_text())
     run.train_on(20)
     assert "serving_version" in launching.metrics(run.output)[-1]
-    assert f"{url} does not answer" in log.read_text()
+    # Where it is lost in the midst of a push, the reason is the rank's lost connection.
+    assert re.search(f"was not committed; {re.escape(url)} (aborted|quarantined): .", log.read_text())
     run.kill_everything()  # it would train beside every test that follows
 
 
