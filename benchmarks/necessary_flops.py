@@ -39,10 +39,10 @@ def dflash_flops(problem: Problem) -> float:
 
     The context's products run on every token, the layers on every slot, the head on counted slots only.
     """
-    from spec_draft_dflash.blocks import BlockRule, Blocks
+    from spec_kit.block_drafting import BlockRule, Blocks
 
     case, target = problem.case, problem.target
-    blocks = Blocks.of(problem.batch, BlockRule(case.num_anchors, case.block_size))
+    blocks = Blocks.of(problem.batch, BlockRule(case.num_anchors, case.block_size - 1))
     width, queries = target.hidden_size, target.num_heads * target.head_dim
     keys, slots = target.num_kv_heads * target.head_dim, len(blocks.anchor_A) * case.block_size
     fused = problem.batch.hidden_TNH.shape[1] * width**2
