@@ -276,7 +276,7 @@ def test_target_whose_head_no_draft_expresses(refused, whole, make_target, algor
 def test_more_draft_tokens_than_a_block_holds(refused, whole):
     line = refused(whole["dflash"], "--num-draft-tokens", 4)
     assert line.startswith("--num-draft-tokens=4: draft")
-    assert "blocks of 4 (a known token and 3 guesses); use 3 or less" in line
+    assert "guesses 3 tokens in one block; use 3 or less" in line
 
 
 def test_a_report_that_cannot_be_written(refused, whole, tmp_path):
