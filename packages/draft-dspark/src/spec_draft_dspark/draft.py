@@ -39,6 +39,12 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dspark", "sglang": "DSPARK"}
 
+    def __init__(self, config: DraftConfig) -> None:
+        """Leave out vLLM where the Markov head is one that it has no place for."""
+        super().__init__(config)
+        if self.options.markov_head not in (None, "vanilla"):
+            self.serving_methods = {"sglang": "DSPARK"}
+
     @classmethod
     def is_own(cls, fields: Json) -> bool:
         """Return whether a config.json is DeepSpec's, or SpecForge's, which has a name of its own."""
