@@ -262,7 +262,7 @@ def test_speculators_folder_is_read(tmp_path):
         ({"draft_vocab_size": 20}, "draft_vocab_size=20: expected 29"),
         (
             {"transformer_layer_config": {"layer_types": ["sliding_attention"] * 2}},
-            "layer_types.0='sliding_attention', expected 'full_attention'",
+            "layer_types='sliding_attention', expected 'full_attention'",
         ),
     ],
     ids=str,
