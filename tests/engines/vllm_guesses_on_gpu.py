@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/engines/vllm_guesses_on_gpu.py --target DIR --draft DIR [DIR …] --output DIR -- --gpu-memory-utilization 0.3
+    python tests/engines/vllm_guesses_on_gpu.py --target DIR --draft DIR [DIR …] --output DIR -- …
 
 For each draft a server starts as a user starts it, with CUDA graphs. Prompts go one at a time. Wherever the server's
 drafter was asked, the proposer of engine ``hf`` guesses from the target's states in float32: ``same_guesses`` is the
