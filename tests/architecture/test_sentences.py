@@ -14,6 +14,7 @@ PAGES = [
         "README.md",
         "CHANGELOG.md",
         "docs/ascend.md",
+        "docs/choose-a-draft.md",
         "docs/commands.md",
         "docs/cuda.md",
         "docs/data.md",
