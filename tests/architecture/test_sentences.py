@@ -93,7 +93,9 @@ def test_planted_construction_is_found(text):
     assert len(banned(text)) == 1
 
 
-@pytest.mark.parametrize("text", ["It is `that of`.", "```sh\necho that of\n```", "Most of it.", "He said that often."])
+@pytest.mark.parametrize(
+    "text", ["It is `that of`.", "```sh\necho that of\n```", "Most of it.", "He said that often."]
+)
 def test_other_text_passes(text):
     assert banned(text) == []
 
