@@ -21,9 +21,11 @@ PAGES = [
         "docs/data.md",
         "docs/evaluation.md",
         "docs/install.md",
+        "docs/launcher-ray.md",
         "docs/offline-features.md",
         "docs/serve.md",
         "docs/targets.md",
+        "docs/train-with-decode.md",
         "docs/troubleshooting.md",
         "docs/weight-sync.md",
     )
