@@ -35,6 +35,7 @@ from spec_core.rendezvous import Rendezvous
 from spec_core.state_folder import StateFolder
 from spec_core.strategy import DataParallel, OptimizerConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
+from spec_core.target_type import TargetType, TargetValues
 from spec_core.tracker import Tracker
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 from spec_core.weight_manifest import Manifest
@@ -77,6 +78,8 @@ __all__ = [
     "StrategyConfig",
     "TargetSpec",
     "TargetTensors",
+    "TargetType",
+    "TargetValues",
     "Tracker",
     "TrackerConfig",
     "TrainStep",
