@@ -13,7 +13,7 @@ from spec_core.config import (
 )
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.draft_replica import LARGEST_VERSION, DraftReplica, ServingStatus, UpdateId, UpdateOrder
-from spec_core.engine import Engine, EngineContext
+from spec_core.engine import Engine, EngineAbilities, EngineContext
 from spec_core.foreign import foreign_errors, read_json_object
 from spec_core.host_tensors import to_device_async
 from spec_core.kernels import FindKernel, Kernel, KernelSet, no_kernel
@@ -52,6 +52,7 @@ __all__ = [
     "DraftConfig",
     "DraftReplica",
     "Engine",
+    "EngineAbilities",
     "EngineConfig",
     "EngineContext",
     "FeatureReceiver",

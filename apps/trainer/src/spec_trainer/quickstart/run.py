@@ -215,7 +215,7 @@ def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> di
         plain = decode_without_draft(engine, work)
         drafted = decode_with_draft(engine, run.directory.draft, work)
         result = summarise(work, plain, drafted)
-        if run.engine_type.in_process:  # others start again for every number of draft tokens
+        if run.engine_type.abilities.in_process:  # others start again for every number of draft tokens
             log.info("timing the draft with other numbers of draft tokens")
             result["speeds"] = speeds(engine, prompts, sampling, run.draft.max_draft_tokens)
             text_of = Encoder(run.target.folder, run.target.vocab_size).decode
