@@ -45,6 +45,15 @@ SECTIONS: dict[str, type[Any]] = {
 }
 """Interface of each section that names a plugin; the section is called like the kind of plugin."""
 
+DEFAULT_PLUGINS: Mapping[str, str] = {
+    "backend": "cpu",
+    "draft": "eagle3",
+    "strategy": "fsdp",
+    "engine": "hf",
+    "launcher": "local",
+}
+"""Name of each section's plugin where a configuration names none."""
+
 B = TypeVar("B", bound=BackendConfig)
 D = TypeVar("D", bound=DraftConfig)
 S = TypeVar("S", bound=StrategyConfig)
@@ -215,17 +224,17 @@ class RunConfig(Config, Generic[B, D, S, E, L, K]):
     """Run directory; by default runs/ and the stem of the configuration file or the name of the target."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of initial weights, data order, and whatever a draft draws."""
-    backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
+    backend: B
     data: DataConfig
-    draft: D = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
+    draft: D
     train: TrainConfig = TrainConfig()
-    strategy: S = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
-    engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
+    strategy: S
+    engine: E
     placement: PlacementConfig = PlacementConfig()
     capture: CaptureConfig = CaptureConfig()
     push: PushConfig = PushConfig()
     decode: DecodeConfig = DecodeConfig()
-    launcher: L = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
+    launcher: L
     timeouts: TimeoutsConfig = TimeoutsConfig()
     track: K = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     profile: ProfileConfig = ProfileConfig()
@@ -234,6 +243,20 @@ class RunConfig(Config, Generic[B, D, S, E, L, K]):
     def decodes(self) -> bool:
         """Whether engines of the run decode, for it to train on that or to measure its draft."""
         return bool(self.decode.every or self.train.serve_every)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_default_plugins(cls, values: Any) -> Any:
+        """Name the default plugin in each section that names none."""
+        if not isinstance(values, dict):
+            return values
+        parts = {section: values.get(section, {}) for section in DEFAULT_PLUGINS}
+        named = {
+            section: {"name": DEFAULT_PLUGINS[section], **part}
+            for section, part in parts.items()
+            if isinstance(part, dict)
+        }
+        return {**values, **named}
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
@@ -265,11 +288,12 @@ def run_config_type(
 
 
 def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:
-    """Return the plugin that a configuration names in the interface's section, by default that of its ``Config``.
+    """Return the plugin that a configuration names in the interface's section, or the default one.
 
     Raise UsageError where the section names none, or one that cannot run here.
     """
-    section, default = plugins.kind_of(interface), interface.Config.model_fields["name"].default
+    section = plugins.kind_of(interface)
+    default = DEFAULT_PLUGINS[section]
     given = values.get(section, {})
     if not isinstance(given, dict):
         name = given if isinstance(given, str) else default
