@@ -224,17 +224,17 @@ class RunConfig(Config, Generic[B, D, S, E, L, K]):
     """Run directory; by default runs/ and the stem of the configuration file or the name of the target."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of initial weights, data order, and whatever a draft draws."""
-    backend: B
+    backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     data: DataConfig
-    draft: D
+    draft: D = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     train: TrainConfig = TrainConfig()
-    strategy: S
-    engine: E
+    strategy: S = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
+    engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     placement: PlacementConfig = PlacementConfig()
     capture: CaptureConfig = CaptureConfig()
     push: PushConfig = PushConfig()
     decode: DecodeConfig = DecodeConfig()
-    launcher: L
+    launcher: L = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     timeouts: TimeoutsConfig = TimeoutsConfig()
     track: K = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     profile: ProfileConfig = ProfileConfig()
@@ -243,20 +243,6 @@ class RunConfig(Config, Generic[B, D, S, E, L, K]):
     def decodes(self) -> bool:
         """Whether engines of the run decode, for it to train on that or to measure its draft."""
         return bool(self.decode.every or self.train.serve_every)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_default_plugins(cls, values: Any) -> Any:
-        """Name the default plugin in each section that names none."""
-        if not isinstance(values, dict):
-            return values
-        parts = {section: values.get(section, {}) for section in DEFAULT_PLUGINS}
-        named = {
-            section: {"name": DEFAULT_PLUGINS[section], **part}
-            for section, part in parts.items()
-            if isinstance(part, dict)
-        }
-        return {**values, **named}
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
@@ -285,6 +271,17 @@ def run_config_type(
 ) -> type[AnyRunConfig]:
     """Return the run configuration for the plugins that a run names."""
     return RunConfig[backend, draft, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
+
+
+def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with the default plugin's name in each section that names none."""
+    parts = {section: values.get(section, {}) for section in DEFAULT_PLUGINS}
+    named = {
+        section: {"name": DEFAULT_PLUGINS[section], **part}
+        for section, part in parts.items()
+        if isinstance(part, dict)
+    }
+    return {**values, **named}
 
 
 def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:

@@ -17,6 +17,7 @@ from spec_trainer.config import (
     DecodeConfig,
     named_plugin,
     run_config_type,
+    with_plugin_names,
 )
 from spec_trainer.configuration import read_configuration, read_resolved
 from spec_trainer.configuration.push_options import absolute, anchor_options, transport_configs
@@ -235,7 +236,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
         track=track_config_type(values.get("track", {})),
     )
     _place(values, types["engine"])
-    config = validate(model, values, source)
+    config = validate(model, with_plugin_names(values), source)
     transport_configs(config.push.options, source)
     _check_decoding(config)
     _check_placement(config, types["engine"])
