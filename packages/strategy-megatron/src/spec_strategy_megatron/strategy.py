@@ -82,6 +82,12 @@ class MegatronStrategy(Strategy):
         return DataParallel(rank // config.tensor_parallel, world_size // config.tensor_parallel)
 
     @classmethod
+    def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
+        """Return a division of the layers alone, and one of the tokens between them too (S7)."""
+        divided = MegatronConfig(name=cls.name, tensor_parallel=ranks)
+        return divided, divided.model_copy(update={"sequence_parallel": True})
+
+    @classmethod
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
         """Raise ConfigError where heads, channels or a vocabulary do not split evenly (S10)."""
         assert isinstance(config, MegatronConfig)
