@@ -1,4 +1,4 @@
-"""WorkerDriver: a run of several processes, engine replicas and trainer ranks, on any launcher.
+"""WorkerDriver carries a run out by workers, engine replicas and trainer ranks, on any launcher.
 
 The driver is the controller's side of the protocol: it hands out capture batches, answers the ranks after every step,
 and trains nothing itself. A capture has one writer in place of the ranks. In a run that decodes the workers stay from
@@ -86,7 +86,7 @@ class WorkerDriver(RunDriver):
         """The engines that capture, by name."""
         self._decoders = RemoteDecoders(self._workers, stop)
         self._ranks: dict[str, protocol.Ready] = {}
-        """What each rank has said when it was ready last."""
+        """The newest Ready of each rank."""
         self._cycle: protocol.TrainCycle | None = None
         """The newest cycle of a run that decodes."""
         self._part: _PartInTraining | None = None

@@ -1,4 +1,4 @@
-"""Workers: the processes of a run on any launcher, from their start to their end, and the replacement of engines."""
+"""Workers starts, watches, replaces and ends the processes of a run, on any launcher."""
 
 from __future__ import annotations
 
@@ -69,17 +69,12 @@ class Workers:
         """Workers that wait for Begin when they start."""
         self._starting: dict[str, float] = {}
         """Replaced engines that are not ready -> when they are to be."""
-        self._waiting_for_devices: dict[str, float] = {}
+        self.without_devices: dict[str, float] = {}
         """Lost engines for which no host has devices -> when at least one engine is to be there again."""
         self._next_check_s = 0.0
         """When the hosts are to be looked at again."""
         self._next_room_check_s = 0.0
         """When devices are to be looked for again."""
-
-    @property
-    def without_devices(self) -> Iterable[str]:
-        """Lost engines for which no host has devices."""
-        return self._waiting_for_devices
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """Start every worker; they load in parallel, and touch shared devices one after the other."""
@@ -148,7 +143,7 @@ class Workers:
 
     def _handle(self, event: WorkerMessage | WorkerEnded) -> None:
         name = event.worker.name
-        if event.worker is not self._handles[name] or name in self._waiting_for_devices:
+        if event.worker is not self._handles[name] or name in self.without_devices:
             return  # it was lost after it had sent this
         if isinstance(event, WorkerEnded):
             self._running.discard(name)
@@ -191,9 +186,9 @@ class Workers:
             self._wait_for_devices(name, error)
             return None
         except RunError as error:
-            self._waiting_for_devices.pop(name, None)
+            self.without_devices.pop(name, None)
             return Failure(name, error, 0)
-        self._waiting_for_devices.pop(name, None)
+        self.without_devices.pop(name, None)
         self._handles[name] = worker
         self._failures.replaced(name)
         self._running.add(name)
@@ -205,7 +200,7 @@ class Workers:
     def _wait_for_devices(self, name: str, error: NoDevices) -> None:
         """Go on without an engine; raise ``error`` where it was the last one and none is back in time."""
         now, start_s = time.monotonic(), self._timeouts.start_s
-        waiting = self._waiting_for_devices
+        waiting = self.without_devices
         if name not in waiting:
             log.warning("%s; the run goes on without %s until a host has room", error, name)
             waiting[name] = now + start_s
@@ -218,7 +213,7 @@ class Workers:
     def _check_devices(self) -> None:
         """Start lost engines for which there are devices again."""
         if time.monotonic() >= self._next_room_check_s:
-            names = list(self._waiting_for_devices)
+            names = list(self.without_devices)
             self._treat([refused for name in names if (refused := self._start_again(name)) is not None])
 
     def _check_starting(self) -> None:

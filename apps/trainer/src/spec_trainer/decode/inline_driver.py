@@ -1,4 +1,4 @@
-"""InlineDriver: a run in one process, its engine and its one rank."""
+"""InlineDriver carries a run out in this process, which is its engine and its one rank."""
 
 from __future__ import annotations
 
