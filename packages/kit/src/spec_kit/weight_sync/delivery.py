@@ -32,8 +32,10 @@ Outcome = Literal["committed", "aborted", "reverted", "quarantined"]
 
 _ANSWER_S = 1.0
 """How long the reason of a rank's failure is waited for, once the transport has shown that there is one."""
+_COMMIT_SHARE = 0.25
+"""Share of the time that is kept for the commit: a replica that hangs until then must not keep it from others."""
 _UNDO_S = 10.0
-"""Least time for taking an update back, also where its own is over."""
+"""Longest wait for a busy replica to say whether a later trainer publishes there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,8 @@ class Delivery(Resource):
 
     def begin(self, update: UpdateId, payload: Payload, deadline: float) -> Self:
         """Take on a push that must be over by ``deadline``; its ranks may connect until ``close``."""
-        self.update, self.payload, self._deadline = update, payload, deadline
+        self.update, self.payload, self._end = update, payload, deadline
+        self._deadline = deadline - _COMMIT_SHARE * (deadline - time.monotonic())
         self._expected = self._link.expect(update, self.name, self.replica.num_ranks)
         if self._cancelled:
             self._expected.cancel()
@@ -115,6 +118,7 @@ class Delivery(Resource):
 
     def commit(self) -> None:
         """Make the replica serve what it has received; afterwards ``committed``, or ``quarantined`` with a reason."""
+        self._deadline = self._end
         try:
             with self._timed("commit"):
                 status = settled(self.replica.commit(self.update), self._deadline, f"replica {self.name!r}")
@@ -126,19 +130,6 @@ class Delivery(Resource):
         except Exception as error:  # noqa: BLE001 (a replica may raise anything)
             self.has_failed = True
             self.state, self.reason = "quarantined", self._later_trainer(self.replica.status) or cause(error)
-
-    def revert(self, reason: str) -> None:
-        """Undo a commit, or what may be one; afterwards ``reverted``, or ``quarantined`` where that failed."""
-        deadline = max(self._deadline, time.monotonic() + _UNDO_S)
-        try:
-            status = settled(self.replica.revert(self.update), deadline, f"replica {self.name!r}")
-            if status.state != "reverted":
-                raise EngineError(f"its state is {status.state} ({status.reason or 'no reason given'})")
-            self.state, self.reason = "reverted", reason
-        except Exception as error:  # noqa: BLE001 (a replica may raise anything)
-            self.has_failed = True
-            self.state = "quarantined"
-            self.reason = self.reason or self._later_trainer(self.replica.status) or cause(error)
 
     def abort(self, reason: str) -> None:
         """Give up an update that is not committed; the replica serves on what it served."""
@@ -177,7 +168,7 @@ class Delivery(Resource):
             replica=self.name,
             address=self._link.address,
             token=self._expected.token,
-            seconds=max(1e-3, self._deadline - time.monotonic()),
+            seconds=max(1e-3, self._end - time.monotonic()),
         )
         settled(self.replica.prepare(order), self._deadline, f"replica {self.name!r}")
         try:

@@ -81,10 +81,10 @@ class UpdateReceiver(Resource):
                 return self._status
             self._check(order.update)
             before, self._transfer = self._transfer, _Transfer(self, order, self._transfer)
-            if before is not None:
-                before.cancel()
             self._replaced = None
             self._set("prepared", update=order.update)
+            if before is not None:  # its publisher asks at once who has taken its place
+                before.cancel()
             self._transfer.start()
             return self._status
 
