@@ -53,7 +53,7 @@ class ReplicaOutcome:
     """Why the update was not committed there."""
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Time of each part: ``prepare``, ``send``, ``load``, ``commit`` and ``confirm``; of these the slowest rank has
-    taken ``receive`` (into the spare copy, while it was sent), ``digest`` (of that), ``swap`` and ``digest_live``."""
+    taken ``receive`` (into the spare copy, while it was sent) and ``swap``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,6 @@ class Delivery(Resource):
         self.seconds: dict[str, float] = {}
         self.not_taken: Mapping[str, str] = {}
         self._link, self._choice, self._device = link, choice, device
-        self._digests: list[str] = []
         self._expected: ExpectedRanks | None = None
         self._sender: WeightSender | None = None
         self._cancelled = False
@@ -220,7 +219,7 @@ class Delivery(Resource):
             self._raise_reason_of(ends)
             raise
         with self._timed("load"):
-            self._digests = [self._digest_from(end) for end in ends]
+            self._await_loaded(ends)
 
     def _close_sender(self) -> None:
         if (sender := self._sender) is not None:
@@ -234,21 +233,18 @@ class Delivery(Resource):
                 end.expect(Loaded, deadline)
 
     def _confirm(self) -> None:
-        """Raise EngineError where a rank's live copy is not what its spare one was."""
+        """Return when each rank has said how long its commit took."""
         assert self._expected is not None
         ends = self._expected.wait(self._deadline)
         for end in ends:
             end.post(Confirm(), self._deadline)
-        for end, digest in zip(ends, self._digests, strict=True):
-            if (live := self._digest_from(end)) != digest:
-                raise EngineError(f"rank {end.rank} serves digest {live} after the commit, expected {digest}")
+        self._await_loaded(ends)
 
-    def _digest_from(self, end: RankEnd) -> str:
-        """Return the digest that a rank reports next, and note its times."""
-        loaded = end.expect(Loaded, self._deadline)
-        for part, seconds in loaded.seconds.items():
-            self.seconds[part] = max(seconds, self.seconds.get(part, 0.0))
-        return loaded.digest
+    def _await_loaded(self, ends: Sequence[RankEnd]) -> None:
+        """Wait for what each rank says next, and note its times."""
+        for end in ends:
+            for part, seconds in end.expect(Loaded, self._deadline).seconds.items():
+                self.seconds[part] = max(seconds, self.seconds.get(part, 0.0))
 
     @contextlib.contextmanager
     def _timed(self, part: str) -> Generator[None]:
