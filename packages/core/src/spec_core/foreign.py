@@ -1,6 +1,6 @@
 """The boundary to other libraries' parsers: whatever they raise becomes a one-line error of this project.
 
-transformers, tokenizers, safetensors, OmegaConf, jinja and json promise no type of exception for damaged input:
+transformers, tokenizers, safetensors, yaml, jinja and json promise no type of exception for damaged input:
 RecursionError, AttributeError and a plain Exception were all seen, and tokenizers' panics derive from BaseException
 alone. A call into one of them stands inside ``foreign_errors``; a file is opened through ``read_bytes``.
 """
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MAX_JSON_BYTES = 64 << 20  # the largest index and tokenizer files of public models have some 20 MB
-_OURS = (SpecError, KeyboardInterrupt, SystemExit, GeneratorExit)
+_OURS = (SpecError, KeyboardInterrupt, GeneratorExit)
 
 
 @contextmanager
 def foreign_errors(error_type: type[SpecError], problem: str) -> Generator[None]:
-    """Raise ``error_type`` with the text "problem: cause" for any error inside, except this project's own."""
+    """Raise ``error_type`` with the text "problem: cause" for any error inside, except this project's own.
+
+    SystemExit is such an error, too: no library or plugin ends a command.
+    """
     try:
         yield
     except _OURS:

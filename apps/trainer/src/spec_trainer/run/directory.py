@@ -159,3 +159,7 @@ class RunDirectory:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write ``summary.json``."""
         write_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """Return ``summary.json``."""
+        return json.loads(self.summary.read_text())
