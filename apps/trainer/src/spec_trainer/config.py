@@ -150,9 +150,6 @@ class PushConfig(Config):
     to: tuple[Annotated[str, AfterValidator(_address_of_server)], ...] = ()
     """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is not written here: the environment
     variable SPEC_DRAFT_TOKEN holds it."""
-    policy: Literal["all", "quorum", "best_effort"] = "all"
-    """Servers that must have received a version before any serves it: all, more than half, or any. One where a push
-    has failed does not count until it serves the newest version again."""
     transport: tuple[Name, ...] = ()
     """Weight transports, the preferred one first; by default of those installed what is fastest towards
     each server."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from spec_core import Backend, Engine, TargetSpec
     from spec_trainer.data.dataset import Dataset
 
+log = logging.getLogger(__name__)
 
 _PATHS = (
     (None, "target"),
@@ -42,6 +44,7 @@ _PATHS = (
     ("data", "features"),
     ("draft", "init_from"),
 )
+_POLICIES = ("all", "quorum", "best_effort")
 _FILES_OF_A_TARGET = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 
 
@@ -236,6 +239,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
         track=track_config_type(values.get("track", {})),
     )
     _place(values, types["engine"])
+    _drop_policy(values)
     config = validate(model, with_plugin_names(values), source)
     transport_configs(config.push.options, source)
     _check_decoding(config)
@@ -253,6 +257,18 @@ def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
             placement.setdefault("kind", "colocated")
     elif _key(values, "train", "ranks") not in (None, 1):
         placement.setdefault("kind", "disaggregated")
+
+
+def _drop_policy(values: dict[str, Any]) -> None:
+    """Leave out ``push.policy``, which earlier run directories have."""
+    if (policy := _key(values, "push", "policy")) not in _POLICIES:
+        return
+    values["push"] = {key: value for key, value in values["push"].items() if key != "policy"}
+    if policy != "all":
+        log.warning(
+            "push.policy=%s does nothing any more: each server commits what it has received; remove the key",
+            policy,
+        )
 
 
 def _key(values: Mapping[str, Any], section: str, key: str) -> Any:
