@@ -27,6 +27,7 @@ APPLICATION, CORE = "apps/trainer/src/spec_trainer", "packages/core/src/spec_cor
 KIT, TESTING = "packages/kit/src/spec_kit", "packages/testing/src/spec_testing"
 ALLOWED = {
     # Defaults: what a configuration that names no plugin asks for.
+    (f"{CORE}/config.py", "adamw"),
     (f"{CORE}/config.py", "cpu"),
     (f"{CORE}/config.py", "eagle3"),
     (f"{CORE}/config.py", "fsdp"),

@@ -20,6 +20,7 @@ from spec_trainer.config import (
     run_config_type,
 )
 from spec_trainer.configuration import read_configuration, read_resolved
+from spec_trainer.configuration.moved_keys import move_keys, warn_of_moved
 from spec_trainer.configuration.push_options import absolute, anchor_options, transport_configs
 from spec_trainer.configuration.track import track_config_type
 from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
@@ -189,6 +190,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
         backend=backend,
         draft=draft,
         engine_type=types["engine"],
+        optimizer=types["optimizer"](config.optimizer),
         strategy_type=types["strategy"],
         launcher_type=types["launcher"],
         target=target,
@@ -202,13 +204,18 @@ def resolve_config(
     """Return the validated configuration and the plugin class of each section that names one."""
     values = read_configuration(config_file, flags, overrides)
     values.setdefault("output", str(_default_output(config_file, values)))
+    moved = move_keys(values)
     _anchor(values)
-    return _validated(values, f"config {config_file}" if config_file else "configuration")
+    resolved = _validated(values, f"config {config_file}" if config_file else "configuration")
+    warn_of_moved(moved)
+    return resolved
 
 
 def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
     """Return the same as ``resolve_config`` for the ``config.yaml`` of a run or checkpoint: it has no references."""
-    return _validated(read_resolved(file), f"config {file}")
+    values = read_resolved(file)
+    move_keys(values)
+    return _validated(values, f"config {file}")
 
 
 def _anchor(values: dict[str, Any]) -> None:

@@ -46,6 +46,17 @@ class StrategyConfig(Config):
     """How the trainer is parallel; a strategy plugin."""
 
 
+class OptimizerConfig(Config):
+    """Section ``optimizer``; an optimizer's own options are fields of its subclass."""
+
+    speed_only: ClassVar[frozenset[str]] = frozenset()
+    """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
+    all others belong to its identity."""
+
+    name: str = "adamw"
+    """How gradients change the draft; an optimizer plugin."""
+
+
 class EngineConfig(Config):
     """Section ``engine``; an engine's own options are fields of its subclass."""
 
