@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,19 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
     parts, dataset = read_inputs(config_file, flags, overrides)
     run = parts.with_dataset(dataset)
     with _one_line():
+        run = _as_begun(run)
         _check(run)
     return run
+
+
+def _as_begun(run: RunSpec) -> RunSpec:
+    """Return the run with the former defaults of its draft, where its directory began with these."""
+    former = run.config.draft.as_before()
+    if former is None or run.directory.begun_as() is None:
+        return run
+    config = run.config.model_copy(update={"draft": former})
+    before = replace(run, config=config, draft=type(run.draft)(former))
+    return before if before.identity == run.directory.begun_as() else run
 
 
 def read_inputs(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import pydantic
 
@@ -29,10 +30,20 @@ class BackendConfig(Config):
 class DraftConfig(Config):
     """Section ``draft``; a draft's own options are fields of its subclass."""
 
+    former_defaults: ClassVar[Mapping[str, object]] = {}
+    """Options whose default has changed, with the one before: a run directory that began with it goes on with it."""
+
     name: str = "eagle3"
     """Drafting algorithm; a draft plugin."""
     init_from: Path | None = None
     """Folder of a published draft to start from."""
+
+    def as_before(self) -> Self | None:
+        """Return the section with the former defaults of what was not written, or None where that changes nothing."""
+        former = {
+            key: value for key, value in self.former_defaults.items() if key not in self.model_fields_set
+        }
+        return self.model_copy(update=former) if former else None
 
 
 class StrategyConfig(Config):

@@ -106,13 +106,17 @@ class RunDirectory:
 
     def check_owner(self, identity: str) -> None:
         """Raise ArtifactError as ``check_folder`` does, and if the directory belongs to another run."""
-        self.check_folder()
-        if os.path.exists(self._owner) and self._identity() != identity:
+        if self.begun_as() not in (None, identity):
             raise ArtifactError(
                 f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, options of "
                 "the strategy, seed, dtype, global batch or decoding differ); choose another output, or remove it to "
                 "start anew"
             )
+
+    def begun_as(self) -> str | None:
+        """Return the identity of the run that the directory belongs to; None where it is no run directory."""
+        self.check_folder()
+        return self._identity() if self._owner.exists() else None
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep a second run out during the ``with`` block; a run refused before a first checkpoint leaves nothing."""
