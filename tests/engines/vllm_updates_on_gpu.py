@@ -39,7 +39,7 @@ from spec_kit.targets import read_target
 log = logging.getLogger("updates")
 
 TOKEN = "of the measurement"
-METHODS = {"LlamaForCausalLMEagle3": "eagle3", "DFlashDraftModel": "dflash"}
+METHODS = {"LlamaForCausalLMEagle3": "eagle3", "DFlashDraftModel": "dflash", "Qwen3DSparkModel": "dspark"}
 DRAFT_TOKENS = 3
 NEW_TOKENS = 64
 NUM_PROMPTS = 6

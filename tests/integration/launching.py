@@ -133,7 +133,7 @@ class Lab:
         env = {**os.environ, "PYTHONPATH": self._path()}
         here = self.traps.directory
         return subprocess.run(
-            words, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=here
+            words, capture_output=True, text=True, timeout=START_S, check=False, env=env, cwd=here
         )
 
     def sample_bytes(self, num_tokens: int) -> int:
@@ -174,8 +174,12 @@ class Run:
 
     def until(self, condition: Callable[[], bool], timeout_s: float = START_S) -> None:
         deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert self.process.poll() is None, f"ended early\n{self.story()}"
+        while True:
+            # Before the look, which then sees all that an ended one has done.
+            has_ended = self.process.poll() is not None
+            if condition():
+                return
+            assert not has_ended, f"ended early\n{self.story()}"
             assert time.monotonic() < deadline, f"not within {timeout_s} s\n{self.story()}"
             time.sleep(0.02)
 

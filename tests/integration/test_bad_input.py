@@ -449,8 +449,11 @@ def test_output_that_cannot_be_written_to(refused, place, monkeypatch, command):
     assert line == f"output {folder}: {folder} is not a folder that can be written to"
 
 
-def test_output_whose_name_is_too_long(refused, place):
-    assert "cannot be created: File name too long" in refused(output=place / ("x" * 300))
+@pytest.mark.parametrize("command", ["train", "plan", "capture"])
+def test_output_whose_name_no_folder_can_have(refused, place, command):
+    (place / "circle").symlink_to("circle")
+    for name, why in (("x" * 300, "File name too long"), ("circle", "Too many levels of symbolic links")):
+        assert f"cannot be created: {why}" in refused(command=command, output=place / name)
 
 
 def test_output_in_use(refused, place):

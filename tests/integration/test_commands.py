@@ -515,7 +515,7 @@ def _interrupted(
     before = _num_lines(output / "metrics.jsonl")
     child = _started(words)
     try:
-        for _ in _ticks(60):
+        for _ in _ticks(120):
             if child.poll() is not None or _num_lines(output / "metrics.jsonl") >= before + 3:
                 break
         child.send_signal(number)

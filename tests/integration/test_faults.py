@@ -120,9 +120,10 @@ def test_disk_full_at_the_checkpoint(lab: Lab, output: Path) -> None:
     assert newest_checkpoint(output) > 0
 
 
-def test_not_ready_in_time(lab: Lab, output: Path) -> None:
-    run = start(lab, output, timeouts__start_s=1)
-    run.until((output / "logs" / "engine-0.log").exists)
+def test_not_ready_in_time(lab: Lab) -> None:
+    """In a directory of its own, whose log shows that the workers were started: the time runs from then on."""
+    run = start(lab, lab.folder / "late", timeouts__start_s=1)
+    run.until((run.output / "logs" / "engine-0.log").exists)
     late = "engine-0, trainer-0, trainer-1 not ready within timeouts.start_s=1"
     assert_fails(run, belongings(run), late, peer_s=1)
 

@@ -267,7 +267,7 @@ def test_a_server_that_hangs_keeps_no_run_from_ending(lab, drafts):
         draft_server.traffic(url, "/hang")
         run.train_on(10)
         run.process.send_signal(signal.SIGINT)
-        assert run.wait(30) == 130, run.story()
+        assert run.wait(LIMIT_S) == 130, run.story()
 
 
 def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab, drafts, caplog):

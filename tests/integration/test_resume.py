@@ -126,7 +126,7 @@ def test_asked_to_stop_before_the_first_step_it_stops(lab: Lab) -> None:
     run = lab.start(lab.folder / "early", **lab.one_and_two)
     run.until((run.output / "logs" / "trainer-1.log").exists)
     run.process.terminate()
-    assert run.wait(15) == 130, run.story()
+    assert run.wait(60) == 130, run.story()
     assert run.last_line() == "spec-trainer: interrupted before the first step; the same command starts again"
     assert_nothing_left(run, belongings(run))
 

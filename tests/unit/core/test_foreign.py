@@ -17,6 +17,7 @@ from spec_core.foreign import foreign_errors, parse_json_object, read_bytes, rea
         (Exception(), "it broke: Exception"),
         (RecursionError("deep"), "it broke: it is nested too deeply"),
         (MemoryError(), "it broke: MemoryError"),
+        (SystemExit(0), "it broke: SystemExit: 0"),
         (ValueError("first\nsecond"), "it broke: first"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import signal
 import sys
 import warnings
@@ -223,6 +225,20 @@ def test_a_modules_import_leaves_the_process_as_it_was(install, capsys, end):
     assert plugins.status(Backend, plugins.find(Backend, "planted"))[0] == ("broken" if end else "ok")
     assert settings() == before
     assert capsys.readouterr() == ("", "to stdout\nmore")
+
+
+def test_a_working_directory_that_is_closed_to_this_user_keeps_no_module_out(install, monkeypatch):
+    """The operating system says so: root, who may run this, can search any folder."""
+    install("spec-planted")
+    open_file = os.open
+
+    def refuse(path, *options, **more):
+        if path == ".":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return open_file(path, *options, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert plugins.load(Backend, "planted").name == "planted"
 
 
 def test_an_entry_point_of_a_misspelt_group_is_found(install):

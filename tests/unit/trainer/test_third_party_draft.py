@@ -143,6 +143,7 @@ def test_an_export_of_a_third_party_is_checked_by_the_engines_that_it_names(targ
         ('KeyError("layers")', "KeyError: 'layers'"),
         ('OSError(2, "No such file")', "No such file"),
         ('Exception("two\\nlines")', "Exception: two"),
+        ("SystemExit(0)", "SystemExit: 0"),
     ],
 )
 @pytest.mark.parametrize("named", [False, True])
@@ -164,18 +165,17 @@ def test_only_an_engine_that_the_draft_names_refuses_its_export(
         ]
 
 
+@pytest.mark.parametrize(
+    ("statement", "said"), [("return {}['x']", "KeyError: 'x'"), ("raise SystemExit(0)", "SystemExit: 0")]
+)
 def test_a_draft_plugin_that_fails_on_anothers_folder_does_not_hide_the_one_that_knows_it(
-    install, target, cousin, tmp_path
+    install, target, cousin, statement, said
 ):
-    broken = COUSIN.replace("cousin", "another").replace(
-        "fields = read_config(folder) or {}", "return {}['x']"
-    )
+    broken = COUSIN.replace("cousin", "another").replace("fields = read_config(folder) or {}", statement)
     install("drafts", "another", "CousinDraft", broken)
     assert recognise(cousin, target).name == "cousin"
     (cousin / "config.json").write_text(json.dumps({"architectures": ["Unknown"]}))
-    with pytest.raises(
-        ArtifactError, match=r"another \(its plugin another-plugin 1.0 failed: KeyError: 'x'\)"
-    ):
+    with pytest.raises(ArtifactError, match=rf"another \(its plugin another-plugin 1.0 failed: {said}\)"):
         recognise(cousin, target)
 
 

@@ -44,6 +44,12 @@ def cache_folder() -> Path:
 def check_writable(folder: Path, what: str = "output") -> None:
     """Raise ArtifactError where ``folder``, which is called ``what``, cannot be made or written to; make nothing."""
     path = folder.absolute()
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # whether it can be made depends on the folder that is there
+    except OSError as error:  # a name that is too long, links in a circle
+        raise ArtifactError(f"{what} {folder} cannot be created: {error.strerror}") from error
     there = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ArtifactError(f"{what} {folder}: {there} is not a folder that can be written to")

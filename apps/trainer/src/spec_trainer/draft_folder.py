@@ -76,5 +76,5 @@ def _failures_of(checker: str) -> Generator[None]:
     """Raise whatever a plugin's check ends in as RunError, one line that begins with ``checker``."""
     try:
         yield
-    except Exception as error:  # a plugin may raise anything
+    except (Exception, SystemExit) as error:  # a plugin may raise anything
         raise RunError(f"{checker}: {cause(error)}") from error

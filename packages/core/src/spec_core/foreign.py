@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MAX_JSON_BYTES = 64 << 20  # the largest index and tokenizer files of public models have some 20 MB
-_OURS = (SpecError, KeyboardInterrupt, SystemExit, GeneratorExit)
+_OURS = (SpecError, KeyboardInterrupt, GeneratorExit)
 
 
 @contextmanager
 def foreign_errors(error_type: type[SpecError], problem: str) -> Generator[None]:
-    """Raise ``error_type`` with the text "problem: cause" for any error inside, except this project's own."""
+    """Raise ``error_type`` with the text "problem: cause" for any error inside, except this project's own.
+
+    SystemExit is such an error, too: no library or plugin ends a command.
+    """
     try:
         yield
     except _OURS:

@@ -95,7 +95,10 @@ def _limited() -> Generator[None]:
 
 
 def _kept_folder() -> Callable[[], None]:
-    folder = os.open(".", os.O_PATH)
+    try:
+        folder = os.open(".", os.O_PATH)
+    except OSError:  # closed to this user, who could not come back to it
+        return lambda: None
 
     def restore() -> None:
         os.fchdir(folder)

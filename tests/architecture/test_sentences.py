@@ -1,0 +1,110 @@
+"""Pages for users are written in short, plain sentences."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "CHANGELOG.md",
+        "docs/ascend.md",
+        "docs/choose-a-draft.md",
+        "docs/checkpoints.md",
+        "docs/commands.md",
+        "docs/cuda.md",
+        "docs/data.md",
+        "docs/evaluation.md",
+        "docs/install.md",
+        "docs/launcher-ray.md",
+        "docs/offline-features.md",
+        "docs/serve.md",
+        "docs/targets.md",
+        "docs/train-with-decode.md",
+        "docs/troubleshooting.md",
+        "docs/weight-sync.md",
+    )
+]
+MOST_WORDS = 20
+"""Largest mean number of words of a page's sentences; a name or a command in backticks counts as one word."""
+
+BANNED = re.compile(r"\bthat of\b|\bone that\b|\bthose that\b", re.IGNORECASE)
+"""Constructions whose noun a reader has to search for: write the noun."""
+OPENING = re.compile(r"Of\b")
+"""A sentence that opens so names its subject last."""
+
+
+def prose(text: str) -> list[str]:
+    """Return the paragraphs and list items of a page in Markdown, without code, tables, headings and pictures."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^( {4}\S.*|\|.*|#+ .*|<.*)$", "", text, flags=re.MULTILINE)
+    parts = re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", text, flags=re.MULTILINE)
+    return [part for part in (" ".join(plain(part).split()) for part in parts) if part]
+
+
+def plain(text: str) -> str:
+    """Return the text with each name in backticks as one word, links as their text, and no emphasis."""
+    text = re.sub(r"`[^`]+`", "Name", text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"\*\*|(?<!\w)[_*]|[_*](?!\w)", "", text)
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a page."""
+    return [sentence for part in prose(text) for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z\d\"'(])", part)]
+
+
+def mean_words(found: list[str]) -> float:
+    """Return the mean number of words of these sentences."""
+    words = [len(re.findall(r"\S*\w\S*", sentence)) for sentence in found]
+    return sum(words) / max(1, len(words))
+
+
+def banned(text: str) -> list[str]:
+    """Return the constructions of a page that hide a noun, those in tables too."""
+    flat = " ".join(plain(re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)).split())
+    return [*BANNED.findall(flat), *(sentence for sentence in sentences(text) if OPENING.match(sentence))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sentences_are_short(page):
+    found = sentences(page.read_text(encoding="utf-8"))
+    longest = sorted(found, key=lambda sentence: -len(sentence))[:3]
+    assert mean_words(found) <= MOST_WORDS, longest
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_nouns_are_named(page):
+    assert banned(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Its size is that\nof the target.",
+        "Take the one that fits.",
+        "| those that fit | 1 |",
+        "- Of an engine, the first sends.",
+        "It is so. Of several the first sends.",
+    ],
+)
+def test_planted_construction_is_found(text):
+    assert len(banned(text)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["It is `that of`.", "```sh\necho that of\n```", "Most of it.", "He said that often."]
+)
+def test_other_text_passes(text):
+    assert banned(text) == []
+
+
+def test_sentences_are_counted_as_read():
+    text = "# A title\n\nOne two `three four`. Five\nsix 0.98!\n\n- Seven [eight](nine.md)\n\n| a | b |\n\n    code\n"
+    assert sentences(text) == ["One two Name.", "Five six 0.98!", "Seven eight"]
+    assert mean_words(sentences(text)) == pytest.approx(8 / 3)
