@@ -74,6 +74,7 @@ def data_parallel(
     return DistributedDataParallel(config, settings, module, pg_collection=groups)
 
 
+@torch.no_grad()  # a view that it makes of a parameter is then a leaf, which any optimizer takes
 def build_optimizer(
     parallel: DistributedDataParallel,
     settings: StepConfig,
