@@ -25,6 +25,7 @@ DESIGN = {
     "backend": "name",
     "data": "path max_length last_turn_only packing on_bad_row",
     "draft": "name loss num_steps step_decay vocab_size init_from",
+    "optimizer": "name betas eps weight_decay",
     "strategy": "name",
     "train": "ranks steps epochs dtype lr schedule warmup_steps accumulation global_batch_tokens clip "
     "save_every keep eval_every push_every",
