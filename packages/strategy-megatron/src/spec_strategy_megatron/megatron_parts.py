@@ -15,6 +15,7 @@ from megatron.core.optimizer.optimizer import (
     MegatronOptimizer,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import copy_tensor_model_parallel_attributes
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ def data_parallel(
     return DistributedDataParallel(config, settings, module, pg_collection=groups)
 
 
-@torch.no_grad()  # a view that it makes of a parameter is then a leaf, which any optimizer takes
 def build_optimizer(
     parallel: DistributedDataParallel,
     settings: StepConfig,
@@ -128,6 +128,7 @@ def masters_of(optimizer: MegatronOptimizer, parameters: Sequence[nn.Parameter])
         (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
     ):
         for group, masters in zip(models, shards, strict=True):
+            masters[:] = map(_as_leaf, masters)
             own.update(zip(group, masters, strict=True))
     return [
         Master(own[parameter], first[parameter])
@@ -135,3 +136,12 @@ def masters_of(optimizer: MegatronOptimizer, parameters: Sequence[nn.Parameter])
         else Master(parameter.detach().new_empty(0, dtype=torch.float32))
         for parameter in parameters
     ]
+
+
+def _as_leaf(master: Tensor) -> Tensor:
+    """Return the same elements as a leaf, which optimizers ask for: Megatron may have a view of a parameter."""
+    if master.is_leaf:
+        return master
+    leaf = master.detach()
+    copy_tensor_model_parallel_attributes(leaf, master)
+    return leaf
