@@ -30,7 +30,8 @@ from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import StopRequest
 from spec_trainer.config import run_config_type
-from spec_trainer.controller.run_controller import RunController, worker_specs
+from spec_trainer.controller.worker_driver import WorkerDriver
+from spec_trainer.controller.worker_specs import worker_specs
 from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.run.spec import RunSpec
 
@@ -127,7 +128,8 @@ def measured(size: Size, kills: bool = False) -> dict[str, Any]:
         workers = list(worker_specs(spec, Path("simulated")))
         placed = time.process_time() - began
         began = launcher.controller_cpu_s()
-        RunController(spec, launcher, StopRequest(), StepProgress(size.steps)).run(workers)
+        with WorkerDriver(spec, launcher, StopRequest(), StepProgress(size.steps)).started(workers) as driver:
+            driver.train(spec)
         launcher.forget()
     samples = sum(len(spec.schedule.train_item(step).sample_ids) for step in spec.schedule.steps)
     return {

@@ -23,7 +23,6 @@ from spec_core import (
     Backend,
     Draft,
     Optimizer,
-    OptimizerConfig,
     StepConfig,
     Strategy,
     TargetSpec,
@@ -32,6 +31,7 @@ from spec_core import (
 )
 from spec_core.kernels import no_kernel
 from spec_core.records import DraftBatch, Span, Supervision
+from spec_trainer.config import DEFAULT_PLUGINS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -252,7 +252,7 @@ def strategy_step(problem: Problem, backend: Backend) -> Step:
 
 def default_optimizer() -> Optimizer:
     """Return the optimizer of a run that names none."""
-    plugin = plugins.load_available(Optimizer, OptimizerConfig().name)
+    plugin = plugins.load_available(Optimizer, DEFAULT_PLUGINS["optimizer"])
     return plugin(plugin.Config())
 
 

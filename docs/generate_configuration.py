@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import PydanticUndefined
 
 from spec_core import WeightTransport, plugins
-from spec_trainer.config import SECTIONS, run_config_type
+from spec_trainer.config import DEFAULT_PLUGINS, SECTIONS, run_config_type
 from spec_trainer.configuration.track import track_config_type
 
 if TYPE_CHECKING:
@@ -30,8 +30,10 @@ The first table holds what every run has. Sections `backend`, `draft`, `optimize
 OURS = "spec-"
 """How the names of this repository's distributions begin; plugins of third parties document themselves."""
 
-COMPUTED = {"output": "`runs/NAME`"}
-"""Defaults that commands compute, by key."""
+COMPUTED = {"output": "`runs/NAME`"} | {
+    f"{section}.name": f"`{name}`" for section, name in DEFAULT_PLUGINS.items()
+}
+"""Defaults that are not in a field, by key."""
 
 
 def main() -> None:

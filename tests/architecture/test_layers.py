@@ -68,7 +68,7 @@ def test_strings_keep_the_layers():
     ("importer", "code", "imported"),
     [
         (
-            "spec_trainer.controller.run_controller",
+            "spec_trainer.controller.worker_driver",
             "Program('spec_trainer.commands.train:run_training')",
             "spec_trainer.commands.train",
         ),

@@ -23,16 +23,16 @@ VENDORS = {"nvidia", "huawei", "ascend", "cuda", "npu"}
 COMMON = {"file", "collective", "ipc"}
 """Plugins that are called by a word which messages and code need for other things."""
 
-APPLICATION, CORE = "apps/trainer/src/spec_trainer", "packages/core/src/spec_core"
+APPLICATION = "apps/trainer/src/spec_trainer"
 KIT, TESTING = "packages/kit/src/spec_kit", "packages/testing/src/spec_testing"
 ALLOWED = {
     # Defaults: what a configuration that names no plugin asks for.
-    (f"{CORE}/config.py", "adamw"),
-    (f"{CORE}/config.py", "cpu"),
-    (f"{CORE}/config.py", "eagle3"),
-    (f"{CORE}/config.py", "fsdp"),
-    (f"{CORE}/config.py", "hf"),
-    (f"{CORE}/config.py", "local"),
+    (f"{APPLICATION}/config.py", "adamw"),
+    (f"{APPLICATION}/config.py", "cpu"),
+    (f"{APPLICATION}/config.py", "eagle3"),
+    (f"{APPLICATION}/config.py", "fsdp"),
+    (f"{APPLICATION}/config.py", "hf"),
+    (f"{APPLICATION}/config.py", "local"),
     (f"{APPLICATION}/evaluation/request.py", "cpu"),
     (f"{APPLICATION}/evaluation/request.py", "hf"),
     (f"{APPLICATION}/push/request.py", "cpu"),
@@ -42,21 +42,21 @@ ALLOWED = {
     (f"{APPLICATION}/cli.py", "eagle3"),
     (f"{APPLICATION}/cli.py", "hf"),
     (f"{APPLICATION}/quickstart/run.py", "cpu"),
+    # What the suites compute on, and draw by default.
+    (f"{TESTING}/drawn_draft.py", "eagle3"),
+    (f"{TESTING}/reference.py", "cpu"),
     # torch's word for the type of a device.
-    (f"{CORE}/backend.py", "cpu"),
     (f"{TESTING}/transport_suite.py", "cpu"),
     (f"{TESTING}/weight_transport_suite.py", "cpu"),
     # The hub's own command `hf`, and its option, in messages.
     (f"{APPLICATION}/hub.py", "hf"),
     (f"{KIT}/drafting/draft_files.py", "hf"),
     (f"{KIT}/drafting/draft_files.py", "local"),
-    # What an engine cannot load, in messages.
-    (f"{KIT}/drafting/served_draft.py", "sglang"),
     # A draft must not name a device: the suite looks for these.
     (f"{TESTING}/conformance.py", "cuda"),
     (f"{TESTING}/conformance.py", "npu"),
 }
-"""A file outside the plugins, and the name that stands in it."""
+"""A file outside the plugins, and the name that stands in it. None is the contract's."""
 
 
 def plugin_names() -> set[str]:
@@ -78,13 +78,15 @@ def exported_architectures() -> set[str]:
 
 
 def strings(tree: ast.Module) -> list[str]:
-    """Return every string of the code but docstrings and torch's ``device("cpu")``, which is no plugin."""
+    """Return every string of the code but docstrings and torch's words for devices, which are no plugins."""
     excluded: set[int] = set()
     for node in ast.walk(tree):
         match node:
             case ast.Expr(value=ast.Constant() as documentation):
                 excluded.add(id(documentation))
             case ast.Call(func=ast.Attribute(attr="device"), args=[ast.Constant(value="cpu") as device]):
+                excluded.add(id(device))
+            case ast.AnnAssign(target=ast.Name(id="device_type"), value=ast.Constant(value="cpu") as device):
                 excluded.add(id(device))
             case ast.keyword(arg="device", value=ast.Constant(value="cpu") as device):
                 excluded.add(id(device))
@@ -139,6 +141,7 @@ def test_planted_table_is_found(code):
         "def f():\n    'Such as eagle3.'",
         "torch.device('cpu')",
         "safe_open(file, device='cpu')",
+        "class B:\n    device_type: str = 'cpu'",
         "localhost = 'locally'",
     ],
 )

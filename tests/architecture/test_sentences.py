@@ -23,6 +23,7 @@ PAGES = [
         "docs/install.md",
         "docs/launcher-ray.md",
         "docs/offline-features.md",
+        "docs/scaling.md",
         "docs/serve.md",
         "docs/targets.md",
         "docs/train-with-decode.md",

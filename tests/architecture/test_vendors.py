@@ -30,7 +30,7 @@ NAMED = {
         for name in ("cuda", "GPU", "npu", "NPU")
     ),
     # Megatron-Core names one type of device where it means any: it is told the right one.
-    *((STAND_IN, name) for name in ("cuda", "torch.cuda.", "torch.cuda.current_device")),
+    *((STAND_IN, name) for name in ("cuda", "torch.cuda.")),
 }
 """Strings that decide nothing about hardware."""
 

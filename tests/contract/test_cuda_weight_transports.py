@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_core import WeightTransportConfig
+from spec_kit.weight_sync.digest import ROW_BYTES, tensor_digest
 from spec_testing import WeightTransportSuite
 from spec_testing.processes import run_ranks
 from spec_testing.reference import reference_backend
@@ -92,3 +94,9 @@ class TestCollectiveTransport(WeightTransportSuite):
 )
 def test_through_the_host_what_arrives_is_whole_and_damage_is_never_served(stage):
     run_ranks(publish_damaged, 2, stage)
+
+
+@pytest.mark.parametrize("size", [5, 4096, 3 * ROW_BYTES + 11, 300 * ROW_BYTES, (2 << 30) + 24])
+def test_a_digest_is_that_of_the_cpu_also_beyond_what_32_bits_count(size):
+    tensor = torch.randint(-128, 128, (size,), dtype=torch.int8)
+    assert tensor_digest(tensor.to("cuda")) == tensor_digest(tensor)

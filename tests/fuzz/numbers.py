@@ -38,10 +38,11 @@ def absurd_number(root: Path, folder: Path, draw: random.Random) -> tuple[str, l
 def keys(draft: str) -> Iterator[str]:
     """Yield every key of a configuration that names this draft."""
     from spec_core import Draft, plugins
-    from spec_trainer.config import SECTIONS, run_config_type
+    from spec_trainer.config import DEFAULT_PLUGINS, SECTIONS, run_config_type
 
-    chosen = {kind: interface.Config.model_fields["name"].default for kind, interface in SECTIONS.items()}
-    types: dict[str, Any] = {kind: plugins.load(SECTIONS[kind], name).Config for kind, name in chosen.items()}
+    types: dict[str, Any] = {
+        kind: plugins.load(interface, DEFAULT_PLUGINS[kind]).Config for kind, interface in SECTIONS.items()
+    }
     yield from _keys(run_config_type(**types | {"draft": plugins.load(Draft, draft).Config}))
 
 

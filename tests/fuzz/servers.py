@@ -52,8 +52,7 @@ def draw_words(root: Path, folder: Path, draw: random.Random) -> tuple[str, list
     as_json = ["--json"] if draw.random() < 0.2 else []
     if draw.random() < 0.7:
         return f"serving {what}", ["serving", *(f"--of={url}" for url in urls), *limit, *as_json]
-    policy = ["--policy", draw.choice(["all", "quorum", "best_effort"])]
-    push = ["push", "--draft-model", root / "eagle3", "--target", root / "target", *policy]
+    push = ["push", "--draft-model", root / "eagle3", "--target", root / "target"]
     return f"push {what}", [*push, *(f"--to={url}" for url in urls), *limit, *as_json]
 
 

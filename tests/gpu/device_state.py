@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pynvml
 
-from spec_backend_cuda import mps_owner, nvml
+from spec_backend_cuda import mps_owner
 
 NOISE_BYTES = 64 << 20
 """The driver's own use varies."""
-_INSUFFICIENT_SIZE = 7
-"""nvmlReturn_t where the caller has given no room for a list, and there is one."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,13 @@ class DeviceState:
 
 def device_state() -> DeviceState:
     used_bytes = processes = 0
-    try:
-        library = nvml._load()
-        nvml._check(library, library.nvmlInit_v2())
-    except nvml.DriverMissing:
-        count = 0
-    else:
-        count = len(nvml.inventory().gpus)
-    for index in range(count):
-        handle = ctypes.c_void_p()
-        nvml._check(library, library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
-        used_bytes += _used_bytes(library, handle)
-        processes += _num_processes(library, handle)
+    with suppress(pynvml.NVMLError_LibraryNotFound):
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            used_bytes += pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used
+            processes += len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        pynvml.nvmlShutdown()
     return DeviceState(used_bytes, processes, _mps_folders(), frozenset(mps_processes()))
 
 
@@ -64,15 +58,3 @@ def mps_processes(name: str = "nvidia-cuda-mps-") -> list[int]:
 
 def _mps_folders() -> frozenset[str]:
     return frozenset(str(folder) for folder in mps_owner.folders().glob(f"*{mps_owner.PREFIX}*"))
-
-
-def _used_bytes(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int:
-    memory = nvml._Memory(version=nvml._MEMORY_VERSION)
-    nvml._check(library, library.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory)))
-    return memory.used
-
-
-def _num_processes(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int:
-    found = ctypes.c_uint(0)
-    status = library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(found), None)
-    return found.value if status in (0, _INSUFFICIENT_SIZE) else 0

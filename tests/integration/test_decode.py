@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_core import Engine
+from spec_core import EngineAbilities
 from spec_core.errors import RunError
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_engine_hf.engine import HfEngine
@@ -215,11 +215,16 @@ def test_what_does_not_go_with_decoding_is_refused_in_one_line(command_line, lab
     ("plugin", "ability", "lost", "line"),
     [
         (Eagle3Draft, "learns_from_guesses", False, "draft 'eagle3' does not learn from judged guesses"),
-        (HfEngine, "names_guesses", False, "engine 'hf' does not say which guesses it judged"),
         (
             HfEngine,
-            "draft_replica",
-            Engine.draft_replica,
+            "abilities",
+            EngineAbilities(in_process=True),
+            "engine 'hf' does not say which guesses it judged",
+        ),
+        (
+            HfEngine,
+            "abilities",
+            EngineAbilities(in_process=True, guess_places=True),
             "engine 'hf' takes no fresh weights while it serves",
         ),
     ],

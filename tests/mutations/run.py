@@ -76,16 +76,16 @@ MUTATIONS = [
     Mutation(
         "U3",
         PUSH,
-        'if self.version_is_taken or not self._is_enough("received"):',
-        "if False:",
-        PUBLISHER_TEST + "nothing_is_committed_where_too_few_have_received_it",
+        'if delivery.state == "received"]',
+        "]",
+        PUBLISHER_TEST + "each_of_three_commits_for_itself[load-aborted]",
     ),
     Mutation(
-        "U5",
+        "U10",
         PUSH,
-        'self._each("revert", received, lambda delivery: delivery.revert(reason))',
-        "pass",
-        PUBLISHER_TEST + "one_failure_of_three[all-swap-False]",
+        "if self.version_is_taken:",
+        "if False:",
+        PUBLISHER_TEST + "version_that_is_taken_at_one_replica_is_committed_at_none",
     ),
     Mutation(
         "U6",

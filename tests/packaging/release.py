@@ -37,6 +37,8 @@ for module in pkgutil.walk_packages(root.__path__, package + "."):
             sys.exit(f"{module.name} needs {error.name}, which no requirement brings")
 """
 """Imports every module of a package. One that needs a distribution of an extra, or of a vendor, may be missing."""
+FIELDS = ("Summary", "License-Expression", "Requires-Python", "Description-Content-Type")
+"""Metadata that every distribution has."""
 OF_VENDORS = ["triton", "torch-npu"]
 """Brought by a vendor's build of torch, never required by name."""
 
@@ -87,13 +89,22 @@ def build(members: list[Path], output: Path, version: str) -> dict[str, Path]:
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(output.iterdir()))
     wheels = {file.name.split("-")[0].replace("_", "-"): file for file in sorted(output.glob("*.whl"))}
     assert len(wheels) == len(members) == len(list(output.glob(f"*-{version}.tar.gz"))), sorted(wheels)
-    for name, wheel in wheels.items():
-        files = zipfile.ZipFile(wheel).namelist()
-        assert f"{name.replace('-', '_')}/py.typed" in files, f"{wheel.name} holds no py.typed"
-        assert any(file.endswith(".dist-info/licenses/LICENSE") for file in files), (
-            f"{wheel.name}: no licence"
-        )
+    for name in wheels:
+        check_wheel(name, wheels, version)
     return wheels
+
+
+def check_wheel(name: str, wheels: dict[str, Path], version: str) -> None:
+    """Check what a wheel holds and says of itself; a requirement on another one of ours accepts this version."""
+    files = zipfile.ZipFile(wheels[name]).namelist()
+    assert f"{name.replace('-', '_')}/py.typed" in files, f"{name} holds no py.typed"
+    assert any(file.endswith(".dist-info/licenses/LICENSE") for file in files), f"{name} has no licence"
+    fields = metadata(wheels[name])
+    missing = [field for field in FIELDS if not fields[field]]
+    assert not missing, f"the metadata of {name} lack {', '.join(missing)}"
+    required = map(Requirement, fields.get_all("Requires-Dist") or [])
+    wrong = [str(other) for other in required if other.name in wheels and version not in other.specifier]
+    assert not wrong, f"{name} {version} requires {', '.join(wrong)}: this release has version {version}"
 
 
 def check_alone(name: str, wheels: dict[str, Path], output: Path, place: Path) -> None:

@@ -11,6 +11,8 @@ pytestmark = pytest.mark.xdist_group("packaging")  # one worker: the environment
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in ROOT.glob("docs/write-a*.md")}
+TARGETS = (ROOT / "docs/targets.md").read_text(encoding="utf-8")
+LING = ROOT / "tests/plugins/spec-target-type-ling"
 
 
 def plugin_of(page: str) -> Path:
@@ -50,6 +52,13 @@ def test_metadata_is_taken_from_the_plugin(page):
     text = (plugin_of(page) / "pyproject.toml").read_text(encoding="utf-8")
     (block,) = blocks(page, "toml")
     assert [table for table in block.split("\n\n") if table.strip() not in text] == []
+
+
+def test_the_type_of_target_that_a_page_adds_is_the_plugins():
+    (code,) = re.findall(r"^```python\n(.*?)^```$", TARGETS, re.MULTILINE | re.DOTALL)
+    (metadata,) = re.findall(r"^```toml\n(.*?)^```$", TARGETS, re.MULTILINE | re.DOTALL)
+    assert code in (LING / "src/spec_target_type_ling/types.py").read_text(encoding="utf-8")
+    assert metadata in (LING / "pyproject.toml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)

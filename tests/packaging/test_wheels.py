@@ -128,8 +128,9 @@ def test_built_ins_take_the_same_road_as_third_parties(wheels):
         "spec_core.trackers",
         "spec_core.weight_transports",
     }
+    parts = {"spec_core.kernels", "spec_core.target_types"}
     for folder in THIRD_PARTIES:
-        assert entry_points_of(wheels[folder.name]).keys() < {*groups, "spec_core.kernels"}
+        assert entry_points_of(wheels[folder.name]).keys() < groups.keys() | parts
         assert requirements_of(wheels[folder.name]) == imported_by(wheels[folder.name])
 
 
@@ -178,7 +179,7 @@ def test_torch_is_required_without_a_vendor(wheels, name):
 # Each test of the suite of engine `remote` starts a process that imports Transformers; `serial` has no KV cache.
 FEW = (
     "not (TestRemoteEngine or TestSerialEngine) or e1_ or e4_samples_follow or e4_greedy_with or e4_samples_with "
-    "or e5_ or e8_ or u3_"
+    "or e5_ or e8_ or e14_ or u3_"
 )
 
 
@@ -240,6 +241,24 @@ def test_a_run_asks_for_the_kernels_that_distributions_bring(run, clean_python, 
         match=r"kernel 'cpu:medusa_residual' is provided by another-medusa 1\.0 and spec-draft",
     ):
         run(command, *words, "train.steps=1", cwd=tmp_path, env=env)
+
+
+LING_TARGET = """
+import sys, torch, transformers
+sys.path.append(sys.argv[1])
+from test_ling import SIZES
+config = transformers.AutoConfig.for_model("bailing_hybrid", **SIZES | {"vocab_size": 97})
+transformers.AutoModelForCausalLM.from_config(config).save_pretrained("target")
+"""
+
+
+def test_a_target_of_a_third_partys_type_is_trained_for(run, clean_python, rows, tmp_path):
+    """`hf` compares the logits of the model's own code with the type's reading before it captures."""
+    tests = ROOT / "tests/plugins/spec-target-type-ling/tests"
+    run(clean_python, "-c", LING_TARGET, tests, cwd=tmp_path)
+    words = ["--target", "target", "--data", rows, "--output", "run", "draft.layers=[1,2,3]", "train.steps=2"]
+    run(clean_python.parent / "spec-trainer", *words, cwd=tmp_path)
+    assert (tmp_path / "run" / "draft" / "model.safetensors").exists()
 
 
 def test_a_draft_trains_on_the_features_of_a_third_partys_engine(

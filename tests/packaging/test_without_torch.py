@@ -1,4 +1,4 @@
-"""Trackers and launchers of third parties install and work without torch, as built and by pip's own choice."""
+"""Trackers, launchers and types of targets of third parties install and work without torch, by pip's own choice."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .release import install, requirements
 
 pytestmark = pytest.mark.xdist_group("packaging")  # one worker: the wheels are built once
 
-LIGHT = ["spec-tracker-lines", "spec-launcher-pipes"]
+LIGHT = ["spec-tracker-lines", "spec-launcher-pipes", "spec-target-type-ling"]
 
 
-def test_a_third_partys_tracker_and_launcher_work_without_torch(run, wheels, tmp_path):
+def test_light_plugins_of_third_parties_work_without_torch(run, wheels, tmp_path):
     """The environment holds what their metadata requires, and nothing else."""
     needed = [line for name in LIGHT for line in requirements(name, wheels)]
     python = make_environment(tmp_path / "environment", required_of_others(needed))

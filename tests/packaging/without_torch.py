@@ -1,4 +1,4 @@
-"""A third party's tracker and launcher at work where torch is not installed: ``without_torch.py FOLDER``."""
+"""Third parties' tracker, launcher and type of target where torch is not installed: ``without_torch.py FOLDER``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,16 @@ def launch(folder):
     assert isinstance(ended, WorkerEnded)
 
 
+def find_target_type():
+    records = [record for record in plugins.listed() if record.kind == "target_type"]
+    assert [(record.name, *plugins.status(record)) for record in records] == [
+        ("bailing_hybrid", "ok", "", None)
+    ]
+    assert plugins.find_target_type("bailing_hybrid", {}).theta == 6_000_000.0
+
+
 if __name__ == "__main__":
     assert importlib.util.find_spec("torch") is None
     track(Path(sys.argv[1]))
     launch(Path(sys.argv[1]))
+    find_target_type()

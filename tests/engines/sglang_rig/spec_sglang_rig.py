@@ -27,7 +27,8 @@ def _watch_exchanges(notes: Path) -> None:
 
     def digests(slot):
         of_target = tensors_digest(slot._target.state_dict().items())
-        return {"target": of_target, "live": slot.digest("live"), "spare": slot.digest("spare")}
+        copies = {copy: tensors_digest(slot.tensors(copy).items()) for copy in ("live", "spare")}
+        return {"target": of_target, **copies}
 
     def watched(self) -> None:
         if notes.with_suffix(".off").exists():

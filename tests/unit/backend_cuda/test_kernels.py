@@ -13,7 +13,6 @@ from spec_draft_dflash.kernels import norm_rotate, scaled_softmax_
 from spec_draft_eagle3.kernels import ttt_attention, ttt_attention_backward
 from spec_kit.drafting import plain_kernels as plain
 from spec_kit.drafting.rope import rotate
-from spec_kit.weight_sync.digest import COLUMNS, DigestKernels, line_sums
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -192,12 +191,3 @@ def test_a_row_without_a_largest_logit_has_an_index_inside_it(width):
     _, total, index = KERNELS["logsumexp_argmax"](torch.full((2, width), torch.nan, device=DEVICE))
     assert total.isnan().all()
     assert ((index >= 0) & (index < width)).all()
-
-
-@pytest.mark.parametrize(
-    "sizes", [[8 * COLUMNS], [40 * COLUMNS], [16 * COLUMNS + 8, 4, 0, 8 * COLUMNS + 3, 1, 24]]
-)
-def test_line_sums_are_those_of_plain_torch_bit_for_bit(sizes):
-    tensors = [torch.randint(256, (size,), device=DEVICE).to(torch.uint8) for size in sizes]
-    (_, *factors), *_ = DigestKernels.examples(lambda *shape: draw(*shape, dtype=torch.float32)).values()
-    assert torch.equal(KERNELS["line_sums"](tensors, *factors), line_sums(tensors, *factors))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import Backend, Draft, Engine, Strategy, plugin_import, plugins
+from spec_core import Backend, Draft, Engine, Strategy, TargetType, plugin_import, plugins
 from spec_core.errors import (
     PluginApiMismatch,
     PluginConflict,
@@ -222,7 +222,7 @@ def test_a_modules_import_leaves_the_process_as_it_was(install, capsys, end):
         return signals, logs, list(warnings.filters), torch.get_default_dtype(), Path.cwd(), sys.stdout
 
     before = settings()
-    assert plugins.status(Backend, plugins.find(Backend, "planted"))[0] == ("broken" if end else "ok")
+    assert plugins.status(plugins.find(Backend, "planted"))[0] == ("broken" if end else "ok")
     assert settings() == before
     assert capsys.readouterr() == ("", "to stdout\nmore")
 
@@ -392,7 +392,7 @@ def test_probe_that_says_no_is_quoted(install):
 def test_status_never_raises(install, source, status, reason, api):
     no_device = "UNAVAILABLE = Availability(ok=False, reason='no device')\n"
     install("spec-planted", "from spec_core.records import Availability\n" + no_device + dedent(source))
-    found = plugins.status(Backend, plugins.find(Backend, "planted"))
+    found = plugins.status(plugins.find(Backend, "planted"))
     assert found[0] == status
     assert reason in found[1]
     assert found[2] == api
@@ -404,7 +404,7 @@ def test_status_of_both_sides_of_a_conflict_is_broken(install):
     records = [record for record in plugins.installed(Backend) if record.name == "planted"]
     assert {record.distribution for record in records} == {"spec-planted", "another-planted"}
     for record in records:
-        status, reason, _ = plugins.status(Backend, record)
+        status, reason, _ = plugins.status(record)
         assert status == "broken"
         assert "uninstall one of them" in reason
 
@@ -454,3 +454,93 @@ def test_two_kernels_of_one_name_are_both_named(install):
     install("another-planted", DOUBLE, name="cpu:twice", group="kernels")
     with pytest.raises(PluginConflict, match=r"by another-planted 3\.1 and spec-planted 3\.1; uninstall one"):
         kernel_of("twice")
+
+
+GIANT = """
+    from spec_core import TargetType
+
+    Planted = TargetType(norm="rms_plus_one", embedding_scale=lambda values: values.number("scale", default=2.0))
+"""
+
+
+def target_type_of(name: str, **own: TargetType | str) -> TargetType | str | None:
+    return plugins.find_target_type(name, own)
+
+
+def test_a_distribution_adds_a_type_of_target(install):
+    install("spec-planted", GIANT, name="giant", group="target_types")
+    assert target_type_of("giant").norm == "rms_plus_one"
+    assert target_type_of("dwarf") is None
+    assert plugins.unknown_groups() == []
+
+
+def test_a_type_of_target_may_name_its_text_models(install):
+    install("spec-planted", "Planted = 'llama'", name="giant", group="target_types")
+    assert target_type_of("giant") == "llama"
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("1 / 0", PluginImportFailed, " does not import (spec_planted:Planted): ZeroDivisionError: "),
+        (
+            "Planted = {}",
+            PluginInvalid,
+            ": spec_planted:Planted is no spec_core.TargetType, nor the type of a text model",
+        ),
+        (
+            GIANT.replace("rms_plus_one", "rsm"),
+            PluginImportFailed,
+            " does not import (spec_planted:Planted): ValidationError: norm: Input should be 'rms', ",
+        ),
+        (
+            GIANT.replace("norm=", "nrom="),
+            PluginImportFailed,
+            " does not import (spec_planted:Planted): ValidationError: nrom: Unexpected keyword argument",
+        ),
+    ],
+    ids=["failing", "other", "norm", "argument"],
+)
+def test_a_type_of_target_that_is_none_is_named(install, source, error, message):
+    install("spec-planted", source, name="giant", group="target_types")
+    with pytest.raises(error) as raised:
+        target_type_of("giant")
+    assert str(raised.value).startswith(f"target_type 'giant' of spec-planted 3.1{message}")
+    (record,) = [record for record in plugins.listed() if record.name == "giant"]
+    assert plugins.status(record) == ("broken", str(raised.value), None)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("None", "Input should be a valid number"),
+        ("float('nan')", "Input should be a finite number"),
+    ],
+)
+def test_a_function_of_a_type_of_target_that_fails_is_the_plugins_fault(install, returned, message):
+    install(
+        "spec-planted",
+        GIANT.replace('values.number("scale", default=2.0)', returned),
+        name="giant",
+        group="target_types",
+    )
+    with pytest.raises(PluginInvalid) as raised:
+        target_type_of("giant").embedding_scale(None)
+    expected = f"target_type 'giant' of spec-planted 3.1: its embedding_scale fails: {message}"
+    assert str(raised.value) == expected
+
+
+def test_a_type_of_target_that_is_known_already_is_refused(install):
+    install("spec-planted", GIANT, name="giant", group="target_types")
+    with pytest.raises(
+        PluginConflict, match=r"^target_type 'giant' of spec-planted 3\.1: this type is known"
+    ):
+        target_type_of("giant", giant=TargetType())
+
+
+def test_two_types_of_target_of_one_name_are_both_named(install):
+    install("spec-planted", GIANT, name="giant", group="target_types")
+    install("another-planted", GIANT, name="giant", group="target_types")
+    with pytest.raises(PluginConflict, match=r"by another-planted 3\.1 and spec-planted 3\.1; uninstall one"):
+        target_type_of("giant")

@@ -142,7 +142,7 @@ def plant(
     for module, name in (
         (tensor_exchange, "_copy"),
         (packed_weights, "_assign"),
-        (packed_weights, "_packed_fields"),
+        (packed_weights, "_packed"),
     ):
         function = getattr(module, name)
 

@@ -6,6 +6,7 @@ import pytest
 
 from spec_core.errors import ConfigError
 from spec_core.records import ShardHints, TensorParallelHints
+from spec_core.validation import validate
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_testing.toy_target import toy_target
@@ -68,11 +69,11 @@ def test_more_parts_than_ranks_are_refused():
 
 
 @pytest.mark.parametrize("kind", ["context", "expert"])
-def test_other_axes_are_refused(kind):
-    with pytest.raises(
-        ConfigError, match=f"{kind}_parallel=2: the strategy megatron divides a draft by tensors"
-    ):
-        MegatronStrategy.data_parallel(MegatronConfig(**{f"{kind}_parallel": 2}), 0, 2)
+def test_options_of_earlier_run_directories_are_taken_with_the_only_value_that_they_had(kind):
+    option = f"{kind}_parallel"
+    assert validate(MegatronConfig, {option: 1}, "config") == MegatronConfig()
+    with pytest.raises(ConfigError, match=f"unknown section or key '{option}'"):
+        validate(MegatronConfig, {option: 2}, "config")
 
 
 def test_neighbours_are_one_data_parallel_rank():

@@ -30,7 +30,7 @@ DESIGN = {
     "train": "ranks steps epochs dtype lr schedule warmup_steps accumulation global_batch_tokens clip "
     "save_every keep eval_every push_every",
     "engine": "name replicas tensor_parallel batch_tokens",
-    "push": "to policy transport bucket_bytes folder options address timeout_s canary_margin canary_rounds",
+    "push": "to transport bucket_bytes folder options address timeout_s canary_margin canary_rounds",
     "placement": "kind trainer_fraction engine_fraction window_bytes",
     "launcher": "name",
     "timeouts": "start_s peer_s step_s",

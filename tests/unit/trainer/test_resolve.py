@@ -81,6 +81,18 @@ def test_a_child_process_gets_the_same_parts_from_the_resolved_configuration(res
     assert parts.schema.layers == (1, 3, 8)
 
 
+@pytest.mark.parametrize(("policy", "warnings"), [("all", 0), ("quorum", 1), ("best_effort", 1)])
+def test_the_policy_of_earlier_run_directories_is_left_out(resolved, caplog, policy, warnings):
+    assert resolved(f"push.policy={policy}").config == resolved().config
+    assert sum("push.policy" in line.message for line in caplog.records) == warnings
+
+
+@pytest.mark.parametrize("policy", ["most", "[all]", "5"])
+def test_a_policy_that_there_never_was_is_an_unknown_key(resolved, policy):
+    with pytest.raises(ConfigError, match=r"unknown key 'push\.policy'"):
+        resolved(f"push.policy={policy}")
+
+
 def test_draft_that_the_strategy_cannot_divide_is_refused(resolved, monkeypatch):
     def check(cls, config, target, hints):
         raise ConfigError(

@@ -56,7 +56,7 @@ from spec_core.errors import ArtifactError, EngineError
 
 class PickyEngine(Engine):
     name = "picky"
-    api_version = 2
+    api_version = 3
 
     @classmethod
     def check_export(cls, target, draft, folder):

@@ -46,6 +46,16 @@ SECTIONS: dict[str, type[Any]] = {
 }
 """Interface of each section that names a plugin; the section is called like the kind of plugin."""
 
+DEFAULT_PLUGINS: Mapping[str, str] = {
+    "backend": "cpu",
+    "draft": "eagle3",
+    "optimizer": "adamw",
+    "strategy": "fsdp",
+    "engine": "hf",
+    "launcher": "local",
+}
+"""Name of each section's plugin where a configuration names none."""
+
 B = TypeVar("B", bound=BackendConfig)
 D = TypeVar("D", bound=DraftConfig)
 U = TypeVar("U", bound=OptimizerConfig)
@@ -143,9 +153,6 @@ class PushConfig(Config):
     to: tuple[Annotated[str, AfterValidator(_address_of_server)], ...] = ()
     """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is not written here: the environment
     variable SPEC_DRAFT_TOKEN holds it."""
-    policy: Literal["all", "quorum", "best_effort"] = "all"
-    """Servers that must have received a version before any serves it: all, more than half, or any. One where a push
-    has failed does not count until it serves the newest version again."""
     transport: tuple[Name, ...] = ()
     """Weight transports, the preferred one first; by default of those installed what is fastest towards
     each server."""
@@ -268,12 +275,24 @@ def run_config_type(
     return RunConfig[backend, draft, optimizer, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
 
 
+def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with the default plugin's name in each section that names none."""
+    parts = {section: values.get(section, {}) for section in DEFAULT_PLUGINS}
+    named = {
+        section: {"name": DEFAULT_PLUGINS[section], **part}
+        for section, part in parts.items()
+        if isinstance(part, dict)
+    }
+    return {**values, **named}
+
+
 def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:
-    """Return the plugin that a configuration names in the interface's section, by default that of its ``Config``.
+    """Return the plugin that a configuration names in the interface's section, or the default one.
 
     Raise UsageError where the section names none, or one that cannot run here.
     """
-    section, default = plugins.kind_of(interface), interface.Config.model_fields["name"].default
+    section = plugins.kind_of(interface)
+    default = DEFAULT_PLUGINS[section]
     given = values.get(section, {})
     if not isinstance(given, dict):
         name = given if isinstance(given, str) else default

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_core import Engine
 from spec_core.errors import ConfigError, TargetError
 from spec_core.foreign import foreign_errors
 from spec_core.validation import validate
@@ -19,6 +19,7 @@ from spec_trainer.config import (
     DecodeConfig,
     named_plugin,
     run_config_type,
+    with_plugin_names,
 )
 from spec_trainer.configuration import read_configuration, read_resolved
 from spec_trainer.configuration.moved_keys import move_keys, warn_of_moved
@@ -33,9 +34,10 @@ from spec_trainer.run.trackers import check_trackers
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from spec_core import Backend, TargetSpec
+    from spec_core import Backend, Engine, TargetSpec
     from spec_trainer.data.dataset import Dataset
 
+log = logging.getLogger(__name__)
 
 _PATHS = (
     (None, "target"),
@@ -44,6 +46,7 @@ _PATHS = (
     ("data", "features"),
     ("draft", "init_from"),
 )
+_POLICIES = ("all", "quorum", "best_effort")
 _FILES_OF_A_TARGET = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 
 
@@ -128,12 +131,12 @@ def _check_decoder(parts: RunParts) -> None:
         raise ConfigError(
             f"decode.on_policy=true: draft {config.draft.name!r} does not learn from judged guesses; remove it"
         )
-    if decode.on_policy and not parts.engine_type.names_guesses:
+    if decode.on_policy and not parts.engine_type.abilities.guess_places:
         raise ConfigError(
             f"decode.on_policy=true: engine {config.engine.name!r} does not say which guesses it judged; remove it"
         )
     key = "serve_every" if config.train.serve_every else "push_every"
-    if (steps := getattr(config.train, key)) and parts.engine_type.draft_replica is Engine.draft_replica:
+    if (steps := getattr(config.train, key)) and not parts.engine_type.abilities.fresh_weights:
         raise ConfigError(
             f"train.{key}={steps}: engine {config.engine.name!r} takes no fresh weights while it serves; set "
             f"train.{key}=0"
@@ -255,7 +258,8 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
         track=track_config_type(values.get("track", {})),
     )
     _place(values, types["engine"])
-    config = validate(model, values, source)
+    _drop_policy(values)
+    config = validate(model, with_plugin_names(values), source)
     transport_configs(config.push.options, source)
     _check_decoding(config)
     _check_placement(config, types["engine"])
@@ -268,10 +272,22 @@ def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
     if not isinstance(placement, dict):
         return
     if _key(values, "data", "features") is None:
-        if not engine_type.in_process:
+        if not engine_type.abilities.in_process:
             placement.setdefault("kind", "colocated")
     elif _key(values, "train", "ranks") not in (None, 1):
         placement.setdefault("kind", "disaggregated")
+
+
+def _drop_policy(values: dict[str, Any]) -> None:
+    """Leave out ``push.policy``, which earlier run directories have."""
+    if (policy := _key(values, "push", "policy")) not in _POLICIES:
+        return
+    values["push"] = {key: value for key, value in values["push"].items() if key != "policy"}
+    if policy != "all":
+        log.warning(
+            "push.policy=%s does nothing any more: each server commits what it has received; remove the key",
+            policy,
+        )
 
 
 def _key(values: Mapping[str, Any], section: str, key: str) -> Any:
@@ -281,7 +297,7 @@ def _key(values: Mapping[str, Any], section: str, key: str) -> Any:
 
 def _check_placement(config: AnyRunConfig, engine_type: type[Engine]) -> None:
     runs = config.data.features is None
-    if runs and config.placement.kind == "inline" and not engine_type.in_process:
+    if runs and config.placement.kind == "inline" and not engine_type.abilities.in_process:
         raise ConfigError(
             f"placement.kind=inline with engine.name={config.engine.name}: this engine runs in processes of its own; "
             "set placement.kind=colocated or disaggregated"

@@ -14,7 +14,7 @@ from spec_core.config import (
 )
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.draft_replica import LARGEST_VERSION, DraftReplica, ServingStatus, UpdateId, UpdateOrder
-from spec_core.engine import Engine, EngineContext
+from spec_core.engine import Engine, EngineAbilities, EngineContext
 from spec_core.foreign import foreign_errors, read_json_object
 from spec_core.host_tensors import to_device_async
 from spec_core.kernels import FindKernel, Kernel, KernelSet, no_kernel
@@ -37,6 +37,7 @@ from spec_core.rendezvous import Rendezvous
 from spec_core.state_folder import StateFolder
 from spec_core.strategy import DataParallel, StepConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
+from spec_core.target_type import TargetType, TargetValues
 from spec_core.tracker import Tracker
 from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 from spec_core.weight_manifest import Manifest
@@ -53,6 +54,7 @@ __all__ = [
     "DraftConfig",
     "DraftReplica",
     "Engine",
+    "EngineAbilities",
     "EngineConfig",
     "EngineContext",
     "FeatureReceiver",
@@ -82,6 +84,8 @@ __all__ = [
     "StrategyConfig",
     "TargetSpec",
     "TargetTensors",
+    "TargetType",
+    "TargetValues",
     "Tracker",
     "TrackerConfig",
     "TrainStep",

@@ -1,4 +1,7 @@
-"""Sections of the configuration that plugins extend: strict, frozen models, with defaults in the fields."""
+"""Sections of the configuration that plugins extend: strict, frozen models, with defaults in the fields.
+
+``name`` is the plugin's; the application fills it in where a configuration names none.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class Config(pydantic.BaseModel):
 class BackendConfig(Config):
     """Section ``backend``; a plugin's own options are fields of its subclass."""
 
-    name: str = "cpu"
+    name: str = ""
     """Hardware; a backend plugin."""
 
 
@@ -33,7 +36,7 @@ class DraftConfig(Config):
     former_defaults: ClassVar[Mapping[str, object]] = {}
     """Options whose default has changed, with the one before: a run directory that began with it goes on with it."""
 
-    name: str = "eagle3"
+    name: str = ""
     """Drafting algorithm; a draft plugin."""
     init_from: Path | None = None
     """Folder of a published draft to start from."""
@@ -53,7 +56,7 @@ class StrategyConfig(Config):
     """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
     all others belong to its identity."""
 
-    name: str = "fsdp"
+    name: str = ""
     """How the trainer is parallel; a strategy plugin."""
 
 
@@ -64,14 +67,14 @@ class OptimizerConfig(Config):
     """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
     all others belong to its identity."""
 
-    name: str = "adamw"
+    name: str = ""
     """How gradients change the draft; an optimizer plugin."""
 
 
 class EngineConfig(Config):
     """Section ``engine``; an engine's own options are fields of its subclass."""
 
-    name: str = "hf"
+    name: str = ""
     """Engine that runs the target; an engine plugin."""
     replicas: int = pydantic.Field(1, ge=1, le=65536)
     """Engines side by side, each with the whole target."""
@@ -89,7 +92,7 @@ class EngineConfig(Config):
 class LauncherConfig(Config):
     """Section ``launcher``; a launcher's own options are fields of its subclass."""
 
-    name: str = "local"
+    name: str = ""
     """Who starts the processes; a launcher plugin."""
 
 

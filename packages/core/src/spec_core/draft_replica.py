@@ -1,7 +1,7 @@
 """DraftReplica: one serving engine as the publisher of a draft's weights sees it.
 
 An update goes through two phases. ``prepare`` makes every rank of the engine receive the new weights into a spare
-copy, while the old ones serve; once enough replicas have received them, ``commit`` exchanges the copies.
+copy, while the old ones serve; once the replicas have received them, ``commit`` exchanges the copies.
 
 Contract (``spec_testing.DraftReplicaSuite`` quotes the numbers):
 

@@ -20,13 +20,14 @@ E8  ``check_draft`` finds from files alone, before anything starts, that this en
 E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema that the
     target does not have. Calls without ``start`` are served too: they start what they need.
 E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica`` has its
-    contract). Optional: by default EngineError.
-E11 Where ``names_guesses``, answers with a draft have ``Generation.guess_places``, which agree with the counters of
-    ``acceptance``. Optional: by default they have none.
+    contract). EngineError where no draft is loaded.
+E11 Answers with a draft have ``Generation.guess_places``, which agree with the counters of ``acceptance``.
 E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default answers
     have none.
 E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``, ascending, and
     no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by default there are no times.
+E14 ``abilities`` declares what not every engine can do: E10, E11, ``use_proposer`` and to run in this process. What
+    is declared works. Of the rest, methods raise EngineError and answers have no ``guess_places``.
 """
 
 from __future__ import annotations
@@ -89,20 +90,31 @@ class EngineContext:
         return self.backend.transport(self.placement)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineAbilities:
+    """What an engine can do that not every engine can (E14). It is asked before anything starts."""
+
+    in_process: bool = False
+    """The target runs in the process that creates the engine, which may then train as well (placement ``inline``)."""
+    proposers: bool = False
+    """``use_proposer`` works: the engine decodes by our own code."""
+    fresh_weights: bool = False
+    """``draft_replica`` works (E10)."""
+    guess_places: bool = False
+    """Answers say which token was judged as which guess (E11)."""
+
+
 class Engine(Resource):
     """An engine captures the target's hidden states and decodes with it. The module's docstring is the contract."""
 
-    API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Versions of this interface that are accepted; newest first: 2, of the first release."""
+    API_VERSIONS: ClassVar[range] = range(3, 4)
+    """Versions of this interface that are accepted; newest first: 3, with ``abilities``, of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""
     Config: ClassVar[type[EngineConfig]] = EngineConfig
-    in_process: ClassVar[bool] = True
-    """Whether the target runs in the process that creates the engine, which may then train as well (placement
-    ``inline``)."""
-    names_guesses: ClassVar[bool] = False
-    """Whether answers say which token was judged as which guess (E11)."""
+    abilities: ClassVar[EngineAbilities] = EngineAbilities()
+    """What the engine can do beyond the abstract methods (E14)."""
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         """Keep the configuration, the target and the context; nothing starts."""
@@ -169,8 +181,8 @@ class Engine(Resource):
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
         """Speculate with a new proposer for each prompt from now on, and count acceptance anew.
 
-        ``layers`` names the target layers whose states ``Proposer.extend`` gets, as in FeatureSchema. Optional: only
-        an engine that decodes by our own code can do this; others raise EngineError.
+        ``layers`` names the target layers whose states ``Proposer.extend`` gets, as in FeatureSchema. It is for
+        engines with the ability ``proposers``; others raise EngineError.
         """
         raise EngineError(f"engine {self.name!r} speculates with exported drafts only")
 

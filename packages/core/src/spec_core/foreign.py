@@ -1,6 +1,6 @@
 """The boundary to other libraries' parsers: whatever they raise becomes a one-line error of this project.
 
-transformers, tokenizers, safetensors, OmegaConf, jinja and json promise no type of exception for damaged input:
+transformers, tokenizers, safetensors, yaml, jinja and json promise no type of exception for damaged input:
 RecursionError, AttributeError and a plain Exception were all seen, and tokenizers' panics derive from BaseException
 alone. A call into one of them stands inside ``foreign_errors``; a file is opened through ``read_bytes``.
 """

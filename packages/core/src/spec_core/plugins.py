@@ -29,12 +29,13 @@ from spec_core.launcher import Launcher
 from spec_core.optimizer import Optimizer
 from spec_core.plugin_import import NotImported, import_entry_point
 from spec_core.strategy import Strategy
+from spec_core.target_type import TargetType
 from spec_core.tracker import Tracker
 from spec_core.validation import suggestion
 from spec_core.weight_transport import WeightTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from spec_core.kernels import FindKernel, Kernel
     from spec_core.records import Availability
@@ -44,6 +45,8 @@ INTERFACES: tuple[Any, ...] = P.__constraints__
 """The interface of each kind of plugin."""
 _KERNELS = "spec_core.kernels"
 """Group of the entry points of kernels, which are called ``DEVICE_TYPE:NAME``."""
+_TARGET_TYPES = "spec_core.target_types"
+"""Group of the entry points of types of targets, which are called like the ``model_type`` of a config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +193,31 @@ def find_kernel(backend: Backend) -> FindKernel:
     return find
 
 
+def find_target_type(name: str, own: Mapping[str, TargetType | str]) -> TargetType | str | None:
+    """Return a type of target that is among the caller's ``own`` or that an entry point adds; None for another.
+
+    Raise a PluginError for an entry point that gives no type, or one of ``own``.
+    """
+    record = _only(_records(_TARGET_TYPES, "target_type"), name)
+    if record is None:
+        return own.get(name)
+    if name in own:
+        raise PluginConflict(f"{record.what}: this type is known without it; uninstall {record.distribution}")
+    return _load_target_type(record)
+
+
+def _load_target_type(record: PluginRecord) -> TargetType | str:
+    found = _import(record)
+    if isinstance(found, TargetType):
+        return found.guarded(record.what)
+    if not isinstance(found, str):
+        source = record.entry_point.value
+        raise PluginInvalid(
+            f"{record.what}: {source} is no spec_core.TargetType, nor the type of a text model"
+        )
+    return found
+
+
 def _load_kernel(record: PluginRecord) -> Kernel:
     kernel = _import(record)
     if not callable(kernel):
@@ -230,11 +258,28 @@ def _import(record: PluginRecord) -> Any:
         raise PluginImportFailed(f"{record.what} does not import ({source}): {error}") from error.__cause__
 
 
-def status(interface: type[P], record: PluginRecord) -> tuple[str, str, int | None]:
-    """Return a plugin's status (``ok``, ``unavailable``, ``broken``), the reason and its API version; never raise."""
+def listed() -> list[PluginRecord]:
+    """Return the entry points of every kind of plugin, then those that add types of targets."""
+    plugins = [record for interface in INTERFACES for record in installed(interface)]
+    return [*plugins, *_records(_TARGET_TYPES, "target_type")]
+
+
+def load_listed(record: PluginRecord) -> Any:
+    """Return a plugin's class, or a type of target. Raise a PluginError, also where another one has that name."""
+    _only(_records(record.entry_point.group, record.kind), record.name)
+    interface = next((interface for interface in INTERFACES if kind_of(interface) == record.kind), None)
+    return _load_target_type(record) if interface is None else load_record(interface, record)
+
+
+def status(record: PluginRecord) -> tuple[str, str, int | None]:
+    """Return the status of a listed record (``ok``, ``unavailable``, ``broken``), the reason and its API version.
+
+    Nothing is raised. A type of target has no API version.
+    """
     try:
-        find(interface, record.name)
-        plugin = load_record(interface, record)
+        plugin = load_listed(record)
+        if isinstance(plugin, TargetType | str):
+            return "ok", "", None
         availability = _probe(plugin, record)
     except PluginError as error:
         return "broken", str(error), None
@@ -310,4 +355,4 @@ def _group(interface: type[P]) -> str:
 
 def _groups() -> list[str]:
     """Return the groups of entry points in which something is looked for."""
-    return [*map(_group, INTERFACES), _KERNELS]
+    return [*map(_group, INTERFACES), _KERNELS, _TARGET_TYPES]

@@ -14,7 +14,7 @@ S6  No collective without a group of this strategy's own.
 S7  ``data_parallel`` is a pure function of its arguments, the same before anything starts as in every process. Every
     data-parallel rank below the size has at least one process. All processes of one data-parallel rank receive the
     same samples, and ``step`` is called with the same micro-batches on each of them: a tensor-parallel group is one
-    data-parallel rank.
+    data-parallel rank. ``divisions`` lists configurations by which all processes are one such rank.
 S8  ``read_weights`` returns the model of a saved state in one process, without any group: full CPU tensors, those
     that ``full_weights`` returned when it was saved.
 S9  ``gather_weights`` yields the names and bits of ``full_weights``, in the same order on every process, and every
@@ -119,6 +119,14 @@ class Strategy(Resource):
     @classmethod
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
         """Raise ConfigError where a draft of these hints, or this target's vocabulary, cannot be divided (S10)."""
+
+    @classmethod
+    def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
+        """Return the sections ``strategy`` that divide a draft over so many ranks (S7). Optional: by default none.
+
+        ``spec_testing.DraftSuite`` takes a step of a draft by each that ``check`` accepts.
+        """
+        return ()
 
     @abstractmethod
     def attach(self, module: nn.Module, hints: ShardHints) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
 from spec_engine_hf.decoding import DraftSource
 from spec_kit.drafting import read_config
-from spec_kit.weight_sync import DraftLayout, DraftSlot, tensors_digest
+from spec_kit.weight_sync import DraftLayout, DraftSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,12 +49,6 @@ class ExportSlot(DraftSlot):
             (Path(folder) / "config.json").write_text(json.dumps(self._config), encoding="utf-8")
             save_file({name: tensor.clone() for name, tensor in weights}, Path(folder) / "model.safetensors")
             self._copies["spare"] = DraftSource.of_export(Path(folder), self._model, self._copies["live"].ops)
-
-    def digest(self, copy: Literal["live", "spare"]) -> str:
-        """Return the digest of a copy's parameters and buffers."""
-        module = self._copies[copy].module
-        assert module is not None
-        return tensors_digest(module.state_dict().items())
 
     def swap(self) -> None:
         """Exchange the copies. A sequence under way ends with the draft that it began with."""

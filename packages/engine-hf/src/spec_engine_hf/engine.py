@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
 from pydantic import Field
 
-from spec_core import Engine, EngineConfig
+from spec_core import Engine, EngineAbilities, EngineConfig
 from spec_core.errors import ConfigError, DeadlineExceeded, EngineError
 from spec_core.records import Availability, FeatureSample
 
@@ -55,9 +55,11 @@ class HfEngine(Engine):
     """The engine ``hf``: one worker thread owns the model, and calls run one after the other."""
 
     name: ClassVar[str] = "hf"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 3
     Config: ClassVar[type[EngineConfig]] = HfConfig
-    names_guesses: ClassVar[bool] = True
+    abilities: ClassVar[EngineAbilities] = EngineAbilities(
+        in_process=True, proposers=True, fresh_weights=True, guess_places=True
+    )
 
     @classmethod
     def probe(cls) -> Availability:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from spec_core import EngineAbilities
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
 from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation
@@ -28,7 +29,8 @@ class SglangEngine(SubprocessEngine):
     """
 
     name: ClassVar[str] = "sglang"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 3
+    abilities: ClassVar[EngineAbilities] = EngineAbilities(fresh_weights=True)
     Config: ClassVar[type[EngineConfig]] = SglangConfig
 
     @classmethod

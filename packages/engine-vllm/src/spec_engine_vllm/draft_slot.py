@@ -8,7 +8,6 @@ exchanges the contents of both, in place.
 from __future__ import annotations
 
 import copy
-import hashlib
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,8 +16,8 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from spec_core.errors import EngineError
-from spec_engine_vllm.packed_weights import PACKED, PACKED_DIGEST, packed_layers, packed_steps
-from spec_kit.weight_sync import Exchange, ExchangedSlot, tensors_digest
+from spec_engine_vllm.packed_weights import PACKED, packed_steps
+from spec_kit.weight_sync import Exchange, ExchangedSlot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +79,6 @@ class VllmDraftSlot(ExchangedSlot):
         made = _outline(self._spare)
         for group in _groups(self._own(weights)):
             self._spare.load_weights(group)  # type: ignore[operator]
-        _note_digests(self._spare)
         process_weights_after_loading(self._spare, self._model_config, self.device)
         self._is_reloadable = _outline(self._spare) == made
         packed = packed_steps(self._live, self._spare, self._target)
@@ -89,13 +87,6 @@ class VllmDraftSlot(ExchangedSlot):
     def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
         """Return the tensors of one copy that are neither keys and values nor the target's."""
         return self.own_tensors(self._model(copy), _LENT)
-
-    def digest(self, copy: Literal["live", "spare"]) -> str:
-        """Return the digest of one copy as it lies in memory; of what was packed for the CPU, as it was before."""
-        digest = hashlib.sha256(super().digest(copy).encode())
-        for path, layer in packed_layers(self._model(copy), self._target).items():
-            digest.update(f"{path} {layer.__dict__.get(PACKED_DIGEST)}".encode())
-        return digest.hexdigest()
 
     def _model(self, copy: Literal["live", "spare"]) -> nn.Module:
         model = self._live if copy == "live" else self._spare
@@ -171,11 +162,3 @@ def _check_exchangeable(live: nn.Module, parallel: Any) -> None:
 
 def _outline(model: nn.Module) -> dict[str, torch.Size]:
     return {path: parameter.shape for path, parameter in model.named_parameters()}
-
-
-def _note_digests(spare: nn.Module) -> None:
-    """Note the digests of weights that are about to be packed for the CPU, and cannot be read then."""
-    for module in spare.modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and weight.is_cpu:
-            module.__dict__[PACKED_DIGEST] = tensors_digest([("weight", weight)])

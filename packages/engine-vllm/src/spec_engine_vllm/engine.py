@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from spec_core import EngineAbilities
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
@@ -34,7 +35,8 @@ class VllmEngine(SubprocessEngine):
     """The engine ``vllm``: captures through a KV connector, and serves drafts."""
 
     name: ClassVar[str] = "vllm"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 3
+    abilities: ClassVar[EngineAbilities] = EngineAbilities(fresh_weights=True)
     Config: ClassVar[type[EngineConfig]] = VllmConfig
 
     @classmethod

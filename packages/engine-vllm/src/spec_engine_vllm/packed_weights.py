@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    _Fields = dict[str, object]
-
 PACKED = "cpu_linear"
 """vLLM's name for a layer's product with weights that were packed for the CPU; they are nowhere else."""
-PACKED_DIGEST = "spec_packed_digest"
-"""Our attribute of such a layer: the digest of the weights before they were packed."""
 
 
 def packed_layers(model: nn.Module, foreign: nn.Module) -> dict[str, nn.Module]:
@@ -34,12 +30,12 @@ def packed_steps(live: nn.Module, spare: nn.Module, foreign: nn.Module) -> list[
 
 
 class PackedExchange:
-    """The packed weights of one layer, on both sides, and their digests: a step of an ``Exchange``."""
+    """The packed weights of one layer, on both sides: a step of an ``Exchange``."""
 
     def __init__(self, live: nn.Module, spare: nn.Module) -> None:
         """Exchange what these two layers hold."""
         self._live, self._spare = live, spare
-        self._before: tuple[_Fields, _Fields] | None = None
+        self._before: tuple[object, object] | None = None
 
     def forget(self) -> None:
         """Forget the exchange before."""
@@ -47,7 +43,7 @@ class PackedExchange:
 
     def exchange(self) -> None:
         """Give each layer what the other one has."""
-        self._before = live, spare = _packed_fields(self._live), _packed_fields(self._spare)
+        self._before = live, spare = _packed(self._live), _packed(self._spare)
         _assign(self._live, spare)
         _assign(self._spare, live)
 
@@ -59,9 +55,9 @@ class PackedExchange:
             _assign(self._spare, spare)
 
 
-def _packed_fields(layer: nn.Module) -> _Fields:
-    return {name: layer.__dict__.get(name) for name in (PACKED, PACKED_DIGEST)}
+def _packed(layer: nn.Module) -> object:
+    return layer.__dict__.get(PACKED)
 
 
-def _assign(layer: nn.Module, packed: _Fields) -> None:
-    layer.__dict__.update(packed)
+def _assign(layer: nn.Module, packed: object) -> None:
+    layer.__dict__[PACKED] = packed

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 
 from spec_core import StrategyConfig
+
+_FORMER = ("context_parallel", "expert_parallel")
 
 
 class MegatronConfig(StrategyConfig):
     """Section ``strategy`` of a run that names this strategy."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset(
-        {
-            "tensor_parallel", "context_parallel", "expert_parallel", "sequence_parallel", "distributed_optimizer",
-        }
-    )  # fmt: skip
+        {"tensor_parallel", "sequence_parallel", "distributed_optimizer"}
+    )
 
     tensor_parallel: PositiveInt = 1
     """Processes that divide one draft: heads, channels and the vocabulary. They train the same samples."""
-    context_parallel: PositiveInt = 1
-    """Not supported: 1."""
-    expert_parallel: PositiveInt = 1
-    """Not supported: 1."""
     sequence_parallel: bool = False
     """Whether these processes divide the tokens where they do not divide layers, such as at norms."""
     distributed_optimizer: bool = False
     """Whether each data-parallel rank keeps masters and optimizer of its share of the draft only."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_options(cls, values: Any) -> Any:
+        """Leave out two options that earlier run directories have, always 1; any other value is an unknown key."""
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if key not in _FORMER or value != 1}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -28,9 +27,16 @@ def on_device(device: torch.device) -> AbstractContextManager[None]:
     return nullcontext() if device.type == _NAMED else _in_place_of_named(device)
 
 
-def as_current_device(device: torch.device) -> AbstractContextManager[object]:
+@contextmanager
+def as_current_device(device: torch.device) -> Iterator[None]:
     """Return the context in which a draft runs with Megatron's calls inside, on any thread: these ask for no more."""
-    return nullcontext() if device.type == _NAMED else patch("torch.cuda.current_device", lambda: device)
+    cuda: Any = torch.cuda
+    before = cuda.current_device
+    cuda.current_device = before if device.type == _NAMED else lambda: device
+    try:
+        yield
+    finally:
+        cuda.current_device = before
 
 
 @contextmanager

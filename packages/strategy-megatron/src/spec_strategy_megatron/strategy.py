@@ -64,18 +64,18 @@ class MegatronStrategy(Strategy):
     def data_parallel(cls, config: StrategyConfig, rank: int, world_size: int) -> DataParallel:
         """Return the place on the data axis: neighbours divide a draft (S7)."""
         assert isinstance(config, MegatronConfig)
-        for kind in ("context", "expert"):
-            if (size := getattr(config, f"{kind}_parallel")) > 1:
-                raise ConfigError(
-                    f"strategy.{kind}_parallel={size}: the strategy megatron divides a draft by tensors only; remove "
-                    "it, or set strategy.tensor_parallel"
-                )
         if world_size % config.tensor_parallel:
             raise ConfigError(
                 f"strategy.tensor_parallel={config.tensor_parallel} does not divide train.ranks={world_size}; set "
                 f"train.ranks to a multiple of {config.tensor_parallel}"
             )
         return DataParallel(rank // config.tensor_parallel, world_size // config.tensor_parallel)
+
+    @classmethod
+    def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
+        """Return a division of the layers alone, and one of the tokens between them too (S7)."""
+        divided = MegatronConfig(name=cls.name, tensor_parallel=ranks)
+        return divided, divided.model_copy(update={"sequence_parallel": True})
 
     @classmethod
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from spec_core.draft import Proposal, Proposer
 from spec_core.records import SamplingParams
 
 if TYPE_CHECKING:
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
 
 KOLMOGOROV_LIMIT = 1.95
 """sqrt(n) times the largest distance of the distribution functions: exceeded by chance once in a thousand."""
+
+
+class FirstToken(Proposer):
+    """Guesses token 0, always."""
+
+    def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
+        """Learn nothing."""
+
+    def propose(self, num_tokens: int, temperature: float, generator: torch.Generator) -> Proposal:
+        """Return ``num_tokens`` times token 0."""
+        return Proposal(token_ids=(0,) * num_tokens)
 
 
 class ReferenceTarget(Protocol):
@@ -49,7 +61,7 @@ def greedy_answer(reference: ReferenceTarget, prompt: Sequence[int], num_tokens:
 
 def assert_places(engine: Engine, answers: Sequence[Generation], counted: AcceptanceCounters) -> None:
     """Guess 1 of each round was judged, and guess k + 1 where guess k was accepted and the answer went on."""
-    if not engine.names_guesses:
+    if not engine.abilities.guess_places:
         assert not any(answer.guess_places for answer in answers)
         return
     for answer in answers:

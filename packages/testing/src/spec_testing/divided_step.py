@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,19 +56,13 @@ class DividedStep:
         return build(instance, toy_target(self.folder, **SIZES), others=self.others).enlivened()
 
     def configs(self, bench: Workbench) -> list[StrategyConfig]:
-        """Return sections ``strategy`` that divide the draft: its layers, and, where it can, its tokens too."""
+        """Return the strategy's divisions over the ranks that it accepts for this draft."""
         hints = bench.draft.shard_hints(bench.target)
         accepted: list[StrategyConfig] = []
-        for options in ({}, {"sequence_parallel": True}):
-            if not options.keys() <= self.strategy.Config.model_fields.keys():
-                continue
-            section = {"name": self.strategy.name, "tensor_parallel": RANKS, **options}
-            config = self.strategy.Config.model_validate(section)
-            try:
+        for config in self.strategy.divisions(RANKS):
+            with suppress(ConfigError):
                 self.strategy.check(config, bench.target, hints)
-            except ConfigError:
-                continue
-            accepted.append(config)
+                accepted.append(config)
         return accepted
 
     def results(self) -> Iterator[tuple[StepOutput, dict[str, Tensor]]]:
@@ -80,12 +75,12 @@ class DividedStep:
 def divided_steps(
     draft: type[Draft], options: dict[str, object], others: Mapping[str, Tensor], folder: Path
 ) -> list[DividedStep]:
-    """Return the ways to divide the draft by strategies with ``tensor_parallel``; skip the test without any."""
+    """Return the ways to divide the draft by the strategies that can run here; skip the test without any."""
     loaded = [plugin for _, plugin in plugins.load_each(Strategy) if not isinstance(plugin, PluginError)]
     cases = [
         DividedStep(draft=draft, options=options, others=others, strategy=plugin, folder=folder)
         for plugin in loaded
-        if "tensor_parallel" in plugin.Config.model_fields and plugin.probe().ok
+        if plugin.divisions(RANKS) and plugin.probe().ok
     ]
     if not any(case.configs(case.bench()) for case in cases):
         pytest.skip("no strategy that can run here divides such a draft over two ranks")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core import plugins
-from spec_core.config import DraftConfig
 from spec_core.draft import Draft
 from spec_kit.drafting import write_draft
 from spec_kit.targets import read_target_tensors
@@ -21,14 +20,14 @@ _STD = 0.5
 """Standard deviation of the weights: large enough that the draft's guesses depend on them."""
 
 
-def draw_draft(folder: Path, target: TargetSpec, seed: int, algorithm: str = "") -> Path:
+def draw_draft(folder: Path, target: TargetSpec, seed: int, algorithm: str = "eagle3") -> Path:
     """Write an export for ``target`` into ``folder``, where there is none yet, and return it.
 
-    ``algorithm`` is an installed draft, by default that of a configuration; seeds differ in the weights alone.
+    ``algorithm`` is an installed draft; seeds differ in the weights alone.
     """
     if folder.exists():
         return folder
-    plugin = plugins.load(Draft, algorithm or DraftConfig().name)
+    plugin = plugins.load(Draft, algorithm)
     draft = plugin(plugin.Config.model_validate({"name": plugin.name}))
     folder.mkdir()
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""EngineSuite: the contract of spec_core.engine (E1–E13) as tests, against an independent run of the same target.
+"""EngineSuite: the contract of spec_core.engine (E1–E14) as tests, against an independent run of the same target.
 
 ::
 
@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 import torch
 
+from spec_core.draft_replica import DraftReplica
 from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_kit.drafting import recognise
 from spec_testing.answer_checks import (
+    FirstToken,
     assert_follows_distribution,
     assert_places,
     assert_times,
@@ -312,6 +314,33 @@ class EngineSuite(ConformanceSuite):
             engine.start(beyond)
         engine.start(schema)
         engine.health()
+
+    def test_e14_what_is_not_declared_is_refused(self, engine: Engine) -> None:
+        """E14: each method of another ability raises EngineError, with a draft or without."""
+        assert engine.abilities.in_process or self.placement != "inline"
+        if not engine.abilities.proposers:
+            with pytest.raises(EngineError, match=engine.name):
+                engine.use_proposer(FirstToken)
+        if not engine.abilities.fresh_weights:
+            with pytest.raises(EngineError, match=engine.name):
+                engine.draft_replica()
+
+    def test_e14_declared_proposers_speculate(self, engine: Engine, reference: ReferenceTarget) -> None:
+        """E14: with a proposer of ours, whose guesses are poor, answers are the target's own."""
+        if not engine.abilities.proposers:
+            pytest.skip("the engine does not declare the ability 'proposers'")
+        engine.use_proposer(FirstToken)
+        prompt = _prompts(engine)[0]
+        (answer,) = engine.generate([prompt], SPECULATING)
+        assert list(answer.token_ids) == greedy_answer(reference, prompt, SPECULATING.max_new_tokens)
+        assert engine.acceptance().rounds > 0
+
+    def test_e14_declared_fresh_weights_are_taken(self, engine: Engine, draft_folder: Path) -> None:
+        """E10, E14: an engine that has loaded a draft says how its weights are replaced."""
+        if not engine.abilities.fresh_weights:
+            pytest.skip("the engine does not declare the ability 'fresh_weights'")
+        engine.load_draft(draft_folder)
+        assert isinstance(engine.draft_replica(), DraftReplica)
 
 
 def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:

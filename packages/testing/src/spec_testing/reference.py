@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from spec_core import plugins
 from spec_core.backend import Backend
-from spec_core.config import BackendConfig
 
 if TYPE_CHECKING:
     from spec_core.kernels import Kernel
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 
 @cache
 def reference_backend() -> Backend:
-    """Return the backend that every machine has, the default of a configuration."""
-    plugin = plugins.load_available(Backend, BackendConfig().name)
+    """Return the backend that every machine has, which this distribution requires."""
+    plugin = plugins.load_available(Backend, "cpu")
     return plugin(plugin.Config())
 
 

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load
 
 from spec_core.config import StrategyConfig
-from spec_core.strategy import StepConfig
+from spec_core.strategy import DataParallel, StepConfig
 from spec_kit.sharding import SafetensorsFolder
 from spec_testing.conformance import ConformanceSuite, import_without_torch, sources
 from spec_testing.reference import reference_backend
@@ -173,6 +173,16 @@ class StrategySuite(ConformanceSuite):
             ]
             assert {place.rank for place in places} == set(range(places[0].size))
             assert {place.size for place in places} == {places[0].size}
+
+    def test_s7_a_division_makes_one_data_parallel_rank_of_all_processes(
+        self, strategy: type[Strategy]
+    ) -> None:
+        """S7: all ranks that divide a draft train the same samples."""
+        for ranks in (2, 4):
+            for config in strategy.divisions(ranks):
+                assert {strategy.data_parallel(config, rank, ranks) for rank in range(ranks)} == {
+                    DataParallel(rank=0, size=1)
+                }
 
     def test_s8_weights_are_read_without_a_group(self, plan: Plan) -> None:
         """S8: one process reads the full weights that two processes saved."""

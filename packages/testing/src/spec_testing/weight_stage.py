@@ -9,13 +9,12 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spec_core.draft_replica import DraftReplica
 from spec_core.errors import PeerLost
-from spec_kit.weight_sync.digest import tensors_digest
 from spec_kit.weight_sync.draft_slot import DraftLayout, DraftSlot
 from spec_kit.weight_sync.publisher import Publisher
 from spec_kit.weight_sync.receiver import UpdateReceiver
@@ -116,11 +115,6 @@ class ToySlot(DraftSlot):
         for name, tensor in weights:
             spare[name].view(-1).view(torch.uint8).copy_(tensor.contiguous().view(-1).view(torch.uint8))
             self._reach(f"load {self.num_loads}")
-
-    def digest(self, copy: Literal["live", "spare"]) -> str:
-        """Return the digest of a copy."""
-        self._reach(f"{copy} {self.num_loads}")
-        return tensors_digest(self._copies[copy].items())
 
     def swap(self) -> None:
         """Exchange the copies."""

@@ -2,54 +2,42 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import operator
 import random
 
 import pytest
 import torch
 
-from spec_kit.weight_sync.digest import COLUMNS, tensor_digest, tensor_entries, tensors_digest
-
-WORD = (1 << 64) - 1
-ROW_BYTES = COLUMNS * 8
-
-
-def splitmix(seed: int, index: int) -> int:
-    x = (seed + (index + 1) * 0x9E3779B97F4A7C15) & WORD
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORD
-    return x ^ (x >> 31) | 1
+from spec_kit.weight_sync.digest import (
+    ROW_BYTES,
+    ROW_WORDS,
+    TensorDigests,
+    tensor_digest,
+    tensor_entries,
+    tensors_digest,
+)
 
 
 def reference(content: bytes) -> str:
-    digits = ""
-    for seed in (0x9AE16A3B2F90404F, 0xC949C7DEFE7F8C1D):
-        total = splitmix(seed ^ 0xE7037ED1A0B428DB, 0) * len(content)
-        for index in range(0, len(content), 8):
-            word = int.from_bytes(content[index : index + 8].ljust(8, b"\0"), "little")
-            product = word * 0xD6E8FEB86659FD93 & WORD
-            row, column = divmod(index // 8, COLUMNS)
-            factor = splitmix(seed, column) * splitmix(seed ^ 0xA0761D6478BD642F, row)
-            total += (product ^ (product >> 32)) * factor
-        digits += f"{total & WORD:016x}"
-    return digits
+    hashed = len(content).to_bytes(8, "little")
+    end = len(content) // ROW_BYTES * ROW_BYTES
+    words = [int.from_bytes(content[index : index + 8], "little") for index in range(0, end, 8)]
+    rows = [words[index : index + ROW_WORDS] for index in range(0, len(words), ROW_WORDS)]
+    for line in [*rows, *zip(*rows, strict=True)]:
+        hashed += functools.reduce(operator.xor, line).to_bytes(8, "little")
+    return hashlib.sha256(hashed + content[end:]).hexdigest()[:32]
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, ROW_BYTES - 1, ROW_BYTES, ROW_BYTES + 9])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, ROW_BYTES - 1, ROW_BYTES, ROW_BYTES + 9, 3 * ROW_BYTES])
 def test_digest_is_the_one_of_plain_integers(size):
     content = random.Random(size).randbytes(size)
     tensor = torch.tensor(list(content), dtype=torch.uint8)
     assert tensor_digest(tensor) == reference(content)
 
 
-def test_blocks_of_a_large_tensor_are_added_up(monkeypatch):
-    tensor = torch.randint(256, (3 * ROW_BYTES + 5,), dtype=torch.uint8)
-    whole = tensor_digest(tensor)
-    monkeypatch.setattr("spec_kit.weight_sync.digest._BLOCK_BYTES", ROW_BYTES)
-    assert tensor_digest(tensor) == whole
-
-
-def test_tensors_that_share_a_block_do_not_touch_each_other(monkeypatch):
-    monkeypatch.setattr("spec_kit.weight_sync.digest._BLOCK_BYTES", 2 * ROW_BYTES)
+def test_tensors_that_share_a_block_do_not_touch_each_other():
     memory = torch.randint(256, (12 * ROW_BYTES,), dtype=torch.uint8)
     sizes = {
         0: 5 * ROW_BYTES + 40,
@@ -62,6 +50,16 @@ def test_tensors_that_share_a_block_do_not_touch_each_other(monkeypatch):
     together = tensor_entries((str(place), part) for place, part in enumerate(parts))
     assert [entry.digest for entry in together] == [tensor_digest(part.clone()) for part in parts]
     assert together[0].digest != together[3].digest
+
+
+def test_what_was_added_may_change_before_the_digests_are_asked_for():
+    tensors = {"short": torch.ones(5), "long": torch.ones(ROW_BYTES)}
+    expected = [tensor_digest(tensor) for tensor in tensors.values()]
+    digests = TensorDigests()
+    digests.add(tensors.items())
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert [entry.digest for entry in digests.entries()] == expected
 
 
 def test_digest_reads_bytes_in_the_tensors_order_wherever_they_lie():
@@ -82,25 +80,58 @@ def test_one_flipped_bit_shows():
     assert len(digests) == 33
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
-def test_elements_that_change_places_show_also_where_only_the_sign_differs(dtype):
-    tensor = torch.ones(40, dtype=dtype)
-    tensor[::2] *= -1
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64]
+SHAPES = [(40,), (64, ROW_WORDS - 1), (2 * ROW_WORDS, 64)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_elements_that_change_places_show_also_where_only_the_sign_differs(dtype, shape):
+    tensor = torch.ones(shape, dtype=dtype)
+    tensor.view(-1)[::2] *= -1
     swapped = tensor.clone()
-    swapped[[8, 9]] = tensor[[9, 8]]
+    swapped.view(-1)[[8, 9]] = tensor.view(-1)[[9, 8]]
     assert tensor_digest(tensor) != tensor_digest(swapped)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
-def test_signs_of_many_elements_show(dtype):
-    tensor = (torch.arange(64) + 1).to(dtype)
-    half = tensor.clone()
-    half[:32] *= -1
-    assert len({tensor_digest(each) for each in (tensor, -tensor, half)}) == 3
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_signs_of_many_elements_show(dtype, shape):
+    tensor = torch.randint(1, 256, shape).to(dtype)
+    half, head = tensor.clone(), tensor.clone()
+    half[: len(half) // 2] *= -1
+    head[..., :16] *= -1
+    assert len({tensor_digest(each) for each in (tensor, -tensor, half, head)}) == 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_one_value_differ(dtype):
+    tensors = [torch.full((512, 1024), value).to(dtype) for value in (0, 1, 2, -1)]
+    assert len({tensor_digest(tensor) for tensor in tensors}) == 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_matrix_in_another_order_shows(dtype):
+    matrix = torch.randint(1, 256, (256, 1024)).to(dtype)
+    heads = matrix.view(256, 8, 128)
+    orders = [
+        matrix,
+        matrix.t(),
+        matrix.flip(0),
+        matrix.flip(1),
+        matrix.roll(1, 0),
+        matrix.roll(1, 1),
+        heads.flip(1),
+        heads[:, [1, 0, *range(2, 8)]],
+        matrix[torch.randperm(256)],
+        matrix[:, torch.randperm(1024)],
+    ]
+    assert len({tensor_digest(each) for each in orders}) == len(orders)
 
 
 def test_length_counts():
-    assert len({tensor_digest(torch.zeros(size)) for size in range(5)}) == 5
+    sizes = [*range(5), *(count * ROW_WORDS + more for count in range(4, 9) for more in range(6))]
+    assert len({tensor_digest(torch.zeros(size)) for size in sizes}) == len(sizes)
 
 
 def test_names_shapes_and_dtypes_count_and_order_does_not():

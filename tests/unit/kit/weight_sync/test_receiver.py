@@ -257,21 +257,6 @@ def test_update_that_fails_after_a_failed_swap_leaves_the_quarantine(receiver, p
     assert receiver.status().state == "committed"
 
 
-def test_live_copy_that_differs_after_the_commit_is_found_and_reverted(
-    receiver, publisher, slot, monkeypatch
-):
-    publisher.publish(1, odd_weights(1)).result(LONG_S)
-    digest = slot.digest
-    monkeypatch.setattr(slot, "digest", lambda copy: "wrong" if copy == "live" else digest(copy))
-    report = publisher.publish(2, odd_weights(2)).result(LONG_S)
-    assert not report.committed
-    assert "serves digest wrong" in report.replicas["one"].reason
-    assert report.replicas["one"].state == "reverted"
-    monkeypatch.undo()
-    publisher.remove("one").result(LONG_S)
-    assert slot.serves(odd_weights(1))
-
-
 def test_engine_that_leaves_a_tensor_out_does_not_get_the_version(receiver, publisher, slot, monkeypatch):
     monkeypatch.setattr(slot, "load", lambda weights: next(weights))
     report = publisher.publish(1, odd_weights(1)).result(LONG_S)

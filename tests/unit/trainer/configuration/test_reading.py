@@ -327,3 +327,41 @@ def test_aliases_that_grow_without_end_are_refused_and_others_are_not(tmp_path):
             read(file)
     file.write_text("a: &a {b: 1}\nc: *a\n")
     assert read_resolved(file) == {"a": {"b": 1}, "c": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: &a [*a]\n", "is not YAML: Circular reference detected"),
+        ("a: {b: 1, c: 2, b: 3}\n", "is not YAML: found duplicate key b"),
+        ("? [1, 2]\n: 3\n", "found unhashable key"),
+        ("a: 1\n---\nb: 2\n", "expected a single document"),
+        ('a: !!python/object/apply:os.system ["x"]\n', "could not determine a constructor"),
+    ],
+)
+def test_yaml_that_is_no_configuration_is_one_line(tmp_path, text, expected):
+    assert expected in refusal(tmp_path, text)
+
+
+def test_a_mapping_takes_keys_of_another_that_it_does_not_have_itself(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("x: {a: &a {<<: {k: 0, l: 0}, k: 1}}\nb: {<<: *a, l: 2}\n")
+    assert read_configuration(file, {}, []) == {"x": {"a": {"k": 1, "l": 0}}, "b": {"k": 1, "l": 2}}
+
+
+def test_a_date_is_a_text():
+    assert read_configuration(None, {}, ["a=2026-01-31", "b=[1e5, 1.5E3, -1e-3]"]) == {
+        "a": "2026-01-31",
+        "b": [1e5, 1.5e3, -1e-3],
+    }
+
+
+def test_a_later_layer_adds_to_mappings_and_replaces_anything_else(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("a: {b: [1, 2], c: {d: 1}}\ne: null\n")
+    words = ["a.b=[3]", "a.c.f=2", "e.g=4", "a.c={h: 5}", "i=1", "i=null"]
+    assert read_configuration(file, {}, words) == {
+        "a": {"b": [3], "c": {"d": 1, "f": 2, "h": 5}},
+        "e": {"g": 4},
+        "i": None,
+    }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spec_trainer.command_line.stop_request import Interrupted, StopRequest
-from spec_trainer.controller.protocol import Generated
+from spec_trainer.controller.protocol import Generate, Generated, Serve
 from spec_trainer.controller.remote_decoders import RemoteDecoders
 from spec_trainer.decode.decoder import portions
 
@@ -19,34 +19,30 @@ class Run:
     """Two decoders, of which the second one answers first; an answer is the prompt."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[str, dict]] = []
-        self.waiting: list[tuple[str, dict]] = []
+        self.sent: list[tuple[str, Serve | Generate]] = []
+        self.waiting: list[tuple[str, Serve | Generate]] = []
         self.stop = StopRequest()
         self.stops_after = len(PROMPTS)
-        self.decoders = RemoteDecoders({name: Worker(self, name) for name in "ab"}, self.until, self.stop)
+        self.decoders = RemoteDecoders(self, self.stop)
+        self.decoders.names += "ab"
 
     def until(self, done) -> None:
         self.stop.requested = len(self.sent) == self.stops_after
         while not done():
             name, message = self.waiting.pop()
-            if message["kind"] == "Serve":
+            if isinstance(message, Serve):
                 self.decoders.serving(name)
             else:
-                answers = [(prompt, [1], [0, 1]) for prompt in message["prompts"]]
+                answers = [(prompt, [1], [0, 1]) for prompt in message.prompts]
                 rounds = len(answers)
                 counters = {"rounds": rounds, "drafted": 2 * rounds, "accepted": rounds}
                 self.decoders.generated(
                     name, Generated(answers, {**counters, "accepted_per_position": [rounds, 0]}, 0.5)
                 )
 
-
-class Worker:
-    def __init__(self, run: Run, name: str) -> None:
-        self.run, self.name = run, name
-
-    def send(self, message: dict) -> None:
-        self.run.sent.append((self.name, message))
-        self.run.waiting.append((self.name, message))
+    def send(self, name: str, message: Serve | Generate) -> None:
+        self.sent.append((name, message))
+        self.waiting.append((name, message))
 
 
 def test_answers_are_in_the_order_of_the_prompts_whoever_gives_them():
@@ -56,7 +52,7 @@ def test_answers_are_in_the_order_of_the_prompts_whoever_gives_them():
     assert all(answer.guess_places == (1,) for answer in decoded.answers)
     assert (decoded.seconds, decoded.acceptance_length_per_request) == (1.5, 2)
     assert (decoded.counters.rounds, decoded.counters.accepted_per_position) == (40, (40, 0))
-    assert [(name, message["prompts"], message["seed"]) for name, message in run.sent] == [
+    assert [(name, message.prompts, message.seed) for name, message in run.sent] == [
         (name, portion.prompts, portion.seed)
         for name, portion in zip("abb", portions(PROMPTS, 5), strict=True)
     ]
@@ -66,10 +62,7 @@ def test_every_decoder_serves_a_draft_before_anything_goes_on():
     run = Run()
     run.decoders.serve(3, Path("/draft"))
     assert not run.waiting
-    assert [(name, message["version"], message["folder"]) for name, message in run.sent] == [
-        ("a", 3, "/draft"),
-        ("b", 3, "/draft"),
-    ]
+    assert run.sent == [("a", Serve(3, "/draft")), ("b", Serve(3, "/draft"))]
 
 
 def test_asked_to_stop_it_waits_for_the_portions_under_way_and_sends_no_more():

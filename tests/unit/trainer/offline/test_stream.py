@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from spec_core.errors import RunError
+from spec_trainer.command_line.progress import StepProgress
+from spec_trainer.command_line.stop_request import StopRequest
+from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.offline.store import open_features
 from spec_trainer.offline.stream import StoredStream
-from spec_trainer.training.wiring import inline_source
 
 CPU = torch.device("cpu")
 ONE_PASS_EACH = "engine.batch_tokens=10"
@@ -24,12 +26,18 @@ def test_batches_equal_those_of_an_engine_bit_for_bit(capture, resolved, packing
     keys = ["train.global_batch_tokens=64", "train.steps=5", "train.eval_every=2", f"data.packing={packing}"]
     online = resolved(*keys, "train.accumulation=2", ONE_PASS_EACH)
     offline = resolved(*keys, "train.accumulation=2", f"data.features={capture(ONE_PASS_EACH)}")
-    with inline_source(online, CPU) as live, stored(offline) as read:
-        live.begin(0)
-        items = list(online.schedule.items(0))
-        assert sum(item.evaluates for item in items) >= 2
-        for item in items:
-            for one, other in zip(live.stream.micro_batches(item), read.micro_batches(item), strict=True):
+    items = list(online.schedule.items(0))
+    assert sum(item.evaluates for item in items) >= 2
+    seen = []
+
+    def take(run, rank, device, links):
+        links.work(0, lambda: seen.extend(links.stream.micro_batches(item) for item in items))
+
+    with inline_driver(online, StopRequest(), StepProgress(1), take, CPU) as driver, stored(offline) as read:
+        driver.train(online)
+        assert len(seen) == len(items)
+        for item, batches in zip(items, seen, strict=True):
+            for one, other in zip(batches, read.micro_batches(item), strict=True):
                 assert one.spans == other.spans
                 assert torch.equal(one.input_ids_T, other.input_ids_T)
                 assert torch.equal(one.loss_mask_T, other.loss_mask_T)

@@ -130,7 +130,7 @@ def test_with_features_in_a_folder_there_are_no_engines() -> None:
 
 def test_a_launcher_needs_no_torch() -> None:
     """It trains nothing: hundreds of megabytes and seconds for nothing."""
-    modules = "spec_trainer.commands.train, spec_trainer.controller.run_controller"
+    modules = "spec_trainer.commands.train, spec_trainer.controller.worker_driver"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from spec_trainer.run.batch_schedule import GlobalBatch
-    from spec_trainer.run.feature_stream import FeatureStream
+    from spec_trainer.run.feature_stream import BatchSource
     from spec_trainer.run.spec import RunParts, RunSpec
 
 
@@ -94,7 +94,7 @@ def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
 
 def write_shards(
     capture: CaptureRun,
-    stream: FeatureStream,
+    stream: BatchSource,
     should_stop: Callable[[int], bool],
     show: Callable[[dict[str, Any]], None],
 ) -> None:

@@ -8,11 +8,10 @@ import torch
 
 from spec_trainer.capture.capture_run import plan_capture, write_shards
 from spec_trainer.controller.dataset_copy import check_sees_run_directory
-from spec_trainer.controller.protocol import Ready
 from spec_trainer.controller.trainer_worker import RankLink
 from spec_trainer.data.store import open_dataset
 from spec_trainer.resolve import resolve_parts
-from spec_trainer.training.wiring import batch_source
+from spec_trainer.training.wiring import rank_features
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -30,7 +29,6 @@ def run_writer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder)
     if order.memory_fraction is not None:
         spec.backend.limit_memory(order.memory_fraction)
     spec.backend.device(0)  # binds this process to its device, which the transport uses
-    stream, address = stack.enter_context(
-        batch_source(spec, 0, torch.device("cpu"), link.released, controller.address_elsewhere)
-    )
-    link.work(Ready(address), lambda: write_shards(capture, stream, link.should_stop, link.show))
+    features = stack.enter_context(rank_features(spec, 0, torch.device("cpu"), controller.address_elsewhere))
+    stream = features.stream(spec, link.released)
+    link.work(features.address, 0, lambda: write_shards(capture, stream, link.should_stop, link.show))

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,22 +13,32 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.capture.capture_run import CaptureRun, plan_capture, write_shards
 from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import StopRequest
+from spec_trainer.controller.worker_driver import worker_driver
+from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.resolve import read_inputs
 from spec_trainer.run.batch_schedule import BatchSchedule
 from spec_trainer.run.dispatch import check_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
+    import torch
+
     from spec_trainer.config import AnyRunConfig
+    from spec_trainer.decode.run_driver import RunDriver
     from spec_trainer.run.batch_schedule import GlobalBatch
+    from spec_trainer.run.spec import RunSpec
+    from spec_trainer.training.wiring import RankLinks
 
 
 log = logging.getLogger(__name__)
 
 _WRITER_FRACTION = 0.1
 """Share of a device that the writer has with an engine: it only holds features on their way to the host."""
+_WRITER = ("writer", "spec_trainer.capture.writer_worker:run_writer")
+"""Name and program of the worker that receives features, in place of the ranks."""
 
 
 def resolve_capture(
@@ -55,7 +64,6 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
     """Capture the missing shards; return the command's document."""
     started = time.monotonic()
     run = capture.run
-    capture_shards = _capture_inline if run.config.placement.kind == "inline" else _capture_by_workers
     with capture.folder.locked(), StopRequest() as stop:
         capture.folder.open(capture.identity)
         missing = capture.missing()
@@ -64,32 +72,23 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
             len(missing), capture.num_shards, capture.num_bytes(missing), capture.folder.root,
         )  # fmt: skip
         if missing:
-            capture_shards(capture, stop)
+            with _driver(capture, stop) as driver:
+                driver.train(run)
         capture.folder.seal(capture.identity, capture.num_shards)
     return _document(capture, missing, time.monotonic() - started)
 
 
-def _capture_inline(capture: CaptureRun, stop: StopRequest) -> None:
-    """Capture with engine and disk in this process."""
+def _driver(capture: CaptureRun, stop: StopRequest) -> AbstractContextManager[RunDriver]:
+    """Return the driver of the capture: engine and disk in this process, or engines and a writer in others."""
+    if capture.run.config.placement.kind != "inline":
+        return worker_driver(capture.run, stop, _progress(capture), _WRITER)
+
     import torch
 
-    from spec_trainer.training.wiring import inline_source
+    def write(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> None:
+        links.work(0, lambda: write_shards(capture, links.stream, links.should_stop, links.show))
 
-    with ExitStack() as stack:
-        stack.enter_context(capture.run.backend.prepare_host("inline"))
-        source = stack.enter_context(inline_source(capture.run, torch.device("cpu")))
-        progress = stack.enter_context(_progress(capture))
-        source.begin(0)
-        write_shards(capture, source.stream, lambda done: stop.requested, progress.show)
-
-
-def _capture_by_workers(capture: CaptureRun, stop: StopRequest) -> None:
-    """Capture with engines in processes of their own, and one process that writes."""
-    from spec_trainer.controller.run_controller import run_workers
-
-    writer = ("writer", "spec_trainer.capture.writer_worker:run_writer")
-    capture.run.directory.logs.mkdir(exist_ok=True)
-    run_workers(capture.run, stop, _progress(capture), writer)
+    return inline_driver(capture.run, stop, _progress(capture), write, torch.device("cpu"))
 
 
 def _progress(capture: CaptureRun) -> StepProgress:

@@ -12,7 +12,6 @@ from spec_core import plugins
 from spec_core.errors import PluginError
 from spec_trainer.command_line.documents import document_stream, keep_stdout_for_documents
 
-_INTERFACES = {plugins.kind_of(interface): interface for interface in plugins.INTERFACES}
 _COMMAND = "spec-trainer"
 """The distribution that names, in its requirements and extras, every plugin of this repository."""
 _IMPORT_S = 120.0
@@ -34,10 +33,9 @@ def plugin_rows() -> list[TableRow]:
     """
     rows: list[TableRow] = []
     ours = plugins.required_by(_COMMAND)
-    for kind, interface in _INTERFACES.items():
-        for record in plugins.installed(interface):
-            probe = _probe_here if record.distribution in ours else _probe_apart
-            rows.append(_row(record, *probe(kind, record.name)))
+    for record in plugins.listed():
+        probe = plugins.status if record.distribution in ours else _probe_apart
+        rows.append(_row(record, *probe(record)))
     rows += [
         _row(record, "broken", plugins.unknown_group_problem(record.kind), None)
         for record in plugins.unknown_groups()
@@ -71,14 +69,9 @@ def print_table(rows: list[TableRow]) -> None:
     Console(file=stream, width=None if stream.isatty() else _PIPED_COLUMNS).print(table)
 
 
-def _probe_here(kind: str, name: str) -> tuple[str, str, int | None]:
-    interface = _INTERFACES[kind]
-    record = next(record for record in plugins.installed(interface) if record.name == name)
-    return plugins.status(interface, record)
-
-
-def _probe_apart(kind: str, name: str) -> tuple[str, str, int | None]:
-    command = [sys.executable, "-P", "-m", "spec_trainer.commands.plugins", kind, name, str(_PROBE_S)]
+def _probe_apart(record: plugins.PluginRecord) -> tuple[str, str, int | None]:
+    words = [record.kind, record.name, str(_PROBE_S)]
+    command = [sys.executable, "-P", "-m", "spec_trainer.commands.plugins", *words]
     limit_s = _IMPORT_S + _PROBE_S
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
@@ -95,11 +88,11 @@ def _probe_apart(kind: str, name: str) -> tuple[str, str, int | None]:
 
 def main(kind: str, name: str, probe_s: str) -> None:
     """Print the status of one plugin; the kernel ends this process ``probe_s`` seconds after the import."""
-    interface = _INTERFACES[kind]
+    record = next(record for record in plugins.listed() if (record.kind, record.name) == (kind, name))
     with suppress(PluginError):  # the status says so
-        plugins.load_record(interface, plugins.find(interface, name))
+        plugins.load_listed(record)
     signal.alarm(int(probe_s))
-    print(json.dumps(_probe_here(kind, name)), file=document_stream(), flush=True)
+    print(json.dumps(plugins.status(record)), file=document_stream(), flush=True)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any
         for url, server in connect_servers(request.to, request.timeout_s).items():
             stack.enter_context(server)  # closed first: the publisher waits for no answer then
             publisher.add(url, server, left_s()).result()
-        report = publisher.publish(None, weights, policy=request.policy, timeout_s=left_s()).result()
+        report = publisher.publish(None, weights, timeout_s=left_s()).result()
     return _document(report)
 
 
@@ -116,7 +116,7 @@ def _document(report: PublishReport) -> dict[str, Any]:
     return {
         "version": report.version,
         "digest": report.digest,
-        "committed": report.committed,
+        "committed": all(outcome.state == "committed" for outcome in report.replicas.values()),
         "bytes": report.num_bytes,
         "seconds": dict(report.seconds),
         "servers": {

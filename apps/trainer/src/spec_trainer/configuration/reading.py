@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
 
 from spec_core.errors import ConfigError
 from spec_core.foreign import foreign_errors, read_bytes
@@ -36,6 +34,30 @@ _VALUES = 1 << 17
 _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """Return what a plain scalar is, by its first character."""
+    number = ("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"))
+    known: Any = yaml.SafeLoader.yaml_implicit_resolvers
+    kept = {first: [one for one in each if "timestamp" not in one[0]] for first, each in known.items()}
+    return {**kept, **{first: [*kept.get(first, []), number] for first in "-+0123456789"}}
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML 1.1, but 1e-4 as a number, a date as a text, and no mapping with a key that stands twice."""
+
+    yaml_implicit_resolvers = _resolvers()
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return a mapping as it is written, before others are merged into it."""
+        node: Any = super().compose_mapping_node(anchor)
+        keys: dict[str, yaml.ScalarNode] = {}
+        for key, _ in node.value:
+            scalar = isinstance(key, yaml.ScalarNode) and key.value != "<<"
+            if scalar and keys.setdefault(key.value, key) is not key:
+                raise yaml.MarkedYAMLError(None, None, f"found duplicate key {key.value}", key.start_mark)
+        return node
+
+
 def read_configuration(
     file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> dict[str, Any]:
@@ -44,30 +66,22 @@ def read_configuration(
     Later layers win; ``${section.key}`` stands for another key's value. Raise ConfigError with the file, line or
     word that is wrong.
     """
-    layers = [_parse_file(file)] if file is not None else []
-    layers.append(OmegaConf.create())
+    merged = _parse_file(file) if file is not None else {}
     for key, value in flags.items():
         word = f"{key}={value}"
         _check_word(word, f"override {shown(word)}")
         check_references(str(value), f"override {shown(word)}")
-        _assign(layers[-1], key, value, word)
+        merged = _merged(merged, _layer(key, value, word))
     for word in overrides:
-        _assign(layers[-1], *_parse_word(word), word)
-    with foreign_errors(ConfigError, "configuration does not merge"):
-        merged = cast("dict[Any, Any]", OmegaConf.to_container(OmegaConf.merge(*layers)))
-        json.dumps(merged, default=str)  # 0xfff… can be a number of more digits than Python writes
-    return resolve_references({str(key): value for key, value in merged.items()})
+        merged = _merged(merged, _layer(*_parse_word(word), word))
+    return resolve_references(merged)
 
 
 def read_resolved(file: Path) -> dict[str, Any]:
     """Return the values of a ``config.yaml`` that ``dump_yaml`` wrote; nothing in them is a reference."""
     text, where = _read_text(file), f"config file {file}"
     _check_yaml(text, where, resolved=True)
-    with _yaml_errors(f"{where} is not YAML"):
-        values: object = yaml.safe_load(text)
-    if not isinstance(values, dict):
-        raise ConfigError(f"config file {file} holds no mapping of sections")
-    return {str(key): value for key, value in cast("dict[Any, Any]", values).items()}
+    return _load(text, where, yaml.SafeLoader)
 
 
 def dump_yaml(config: Config) -> str:
@@ -75,15 +89,28 @@ def dump_yaml(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _parse_file(file: Path) -> DictConfig:
+def _parse_file(file: Path) -> dict[str, Any]:
     where = f"config file {file}"
     text = _read_text(file)
     _check_yaml(text, where)
+    return _load(text, where, _Loader)
+
+
+def _load(text: str, where: str, loader: type[yaml.SafeLoader]) -> dict[str, Any]:
     with _yaml_errors(f"{where} is not YAML"):
-        layer = OmegaConf.load(io.StringIO(text))
-    if not isinstance(layer, DictConfig):
+        values = _parsed(text, loader)
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
         raise ConfigError(f"{where} holds no mapping of sections")
-    return layer
+    return {str(key): value for key, value in cast("dict[Any, Any]", values).items()}
+
+
+def _parsed(text: str, loader: type[yaml.SafeLoader]) -> object:
+    values: object = yaml.load(text, loader)
+    # A list can hold itself, and !!int 0xfff… be a number of more digits than Python writes.
+    json.dumps(values, default=str)
+    return values
 
 
 def _read_text(file: Path) -> str:
@@ -106,10 +133,8 @@ def _parse_word(word: str) -> tuple[str, object]:
         raise ConfigError(
             f"{where} has white space around its value; remove it, or put the value into quotes"
         )
-    # OmegaConf's YAML rules, so that 1e-4 is a number on the command line as in a file.
     with foreign_errors(ConfigError, f"{where}: the value is not YAML"):
-        parsed = cast("dict[Any, Any]", OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"])))
-    return key, parsed["value"]
+        return key, _parsed(text, _Loader)
 
 
 def _check_word(word: str, where: str) -> None:
@@ -169,8 +194,18 @@ def _yaml_errors(problem: str) -> Generator[None]:
             raise ValueError(" ".join(str(error).split())) from error
 
 
-def _assign(layer: DictConfig, key: str, value: object, word: str) -> None:
+def _layer(key: str, value: Any, word: str) -> dict[str, Any]:
+    """Return the value as the only one of a configuration; ``key`` has its sections before dots."""
     if key.count(".") > _LEVELS:
         raise ConfigError(f"override {shown(word)} is nested in more than {_LEVELS} levels")
-    with foreign_errors(ConfigError, f"override {shown(word)} cannot be applied"):
-        OmegaConf.update(layer, key, value, force_add=True)
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
+
+
+def _merged(below: Any, above: Any) -> Any:
+    """Return ``above`` over ``below``: mappings key by key, anything else as a whole."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    lower, upper = cast("dict[Any, Any]", below), cast("dict[Any, Any]", above)
+    return {**lower, **{key: _merged(lower.get(key), value) for key, value in upper.items()}}

@@ -111,8 +111,8 @@ class RendezvousAddress(ControlMessage):
 class Ready(ControlMessage):
     """The worker has loaded everything."""
 
-    address: str | None = None
-    """Address at which a rank receives features; None for others."""
+    address: str = ""
+    """Address at which a rank receives features; empty for others."""
     done_steps: int = 0
     """Optimizer steps that a rank has found done."""
 

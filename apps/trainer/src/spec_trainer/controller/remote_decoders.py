@@ -11,24 +11,21 @@ from spec_trainer.decode.decoder import interrupted_decoding, portions
 from spec_trainer.decode.passes import Pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from spec_core.launcher import WorkerHandle
     from spec_trainer.command_line.stop_request import StopRequest
+    from spec_trainer.controller.workers import Workers
 
 
 class RemoteDecoders:
-    """A RunDecoder of one worker or several: each serves every draft, and takes the next portion when it is free."""
+    """One worker or several that decode: each serves every draft, and takes the next portion when it is free."""
 
-    def __init__(
-        self,
-        workers: Mapping[str, WorkerHandle],
-        until: Callable[[Callable[[], bool]], object],
-        stop: StopRequest,
-    ) -> None:
-        """Decode by ``workers``; ``until`` handles what the run's workers send until a condition is met."""
-        self._workers, self._until, self._stop = workers, until, stop
+    def __init__(self, workers: Workers, stop: StopRequest) -> None:
+        """Decode by some of ``workers`` until ``stop`` is requested."""
+        self.names: list[str] = []
+        """The workers that decode."""
+        self._workers, self._stop = workers, stop
         self._portion_of: dict[str, int] = {}
         """Workers that have not answered, and the number of the portion that each one has."""
         self._decoded: dict[int, Pass] = {}
@@ -36,22 +33,22 @@ class RemoteDecoders:
 
     def serve(self, version: int, folder: Path) -> None:
         """Have every worker serve the draft in ``folder``, and wait for that."""
-        for name in self._workers:
+        for name in self.names:
             self._send(name, 0, Serve(version, str(folder)))
-        self._until(lambda: not self._portion_of)
+        self._workers.until(lambda: not self._portion_of)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
         """Answer prompts, each portion by whoever is free; raise Interrupted once no portion is under way."""
         self._decoded = {}
         left = deque(enumerate(portions(prompts, seed)))
         while left:
-            self._until(lambda: len(self._portion_of) < len(self._workers))
+            self._workers.until(lambda: len(self._portion_of) < len(self.names))
             if self._stop.requested:
                 break
-            free = next(name for name in self._workers if name not in self._portion_of)
+            free = next(name for name in self.names if name not in self._portion_of)
             number, portion = left.popleft()
             self._send(free, number, Generate(portion.prompts, portion.seed))
-        self._until(lambda: not self._portion_of)
+        self._workers.until(lambda: not self._portion_of)
         if left:
             raise interrupted_decoding()
         return Pass.of([self._decoded[number] for number in sorted(self._decoded)])
@@ -75,7 +72,7 @@ class RemoteDecoders:
 
     def _send(self, worker: str, portion: int, message: Serve | Generate) -> None:
         self._portion_of[worker] = portion
-        self._workers[worker].send(message.to_json())
+        self._workers.send(worker, message)
 
 
 def _counters(message: Generated) -> AcceptanceCounters:

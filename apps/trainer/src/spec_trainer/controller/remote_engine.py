@@ -12,16 +12,16 @@ from spec_trainer.controller.protocol import Capture
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spec_core.launcher import WorkerHandle
+    from spec_trainer.controller.workers import Workers
     from spec_trainer.run.dispatch import SampleReference
 
 
 class RemoteEngine:
     """A Capturer for the dispatcher: sends references, and completes when the engine reports a batch."""
 
-    def __init__(self, worker: WorkerHandle) -> None:
-        """Send captures to ``worker``, an engine worker of the run."""
-        self._worker = worker
+    def __init__(self, name: str, workers: Workers) -> None:
+        """Send captures to the engine worker ``name``."""
+        self._name, self._workers = name, workers
         self._running: dict[int, Future[None]] = {}
         self._next_batch = 0
 
@@ -30,13 +30,12 @@ class RemoteEngine:
         done = self._running[self._next_batch] = Future[None]()
         references = [(sample.request_id, sample.sample_id, list(sample.destinations)) for sample in samples]
         with suppress(DeadlineExceeded):  # it is stopped: its silence ends it for the run
-            self._worker.send(Capture(self._next_batch, references).to_json())
+            self._workers.send(self._name, Capture(self._next_batch, references))
         self._next_batch += 1
         return done
 
-    def replace(self, worker: WorkerHandle) -> None:
-        """Send captures to another worker from now on, and expect nothing of the one before."""
-        self._worker = worker
+    def expect_nothing(self) -> None:
+        """Forget what was sent to a worker that another one has replaced."""
         self._running.clear()
 
     def captured(self, batch: int) -> None:

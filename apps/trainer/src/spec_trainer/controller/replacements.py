@@ -25,20 +25,21 @@ log = logging.getLogger(__name__)
 class Replacements:
     """The policy of a run for failures, and the record of what it did: a line of ``file`` for each replacement."""
 
-    def __init__(self, engines: Container[str], limit: int, file: Path) -> None:
-        """Allow ``limit`` replacements of each of the workers ``engines``."""
-        self._engines = engines
+    def __init__(self, limit: int, file: Path) -> None:
+        """Allow ``limit`` replacements of each engine."""
         self._limit = limit
         self._file = file
         self._tries = Counter[str]()
 
-    def note(self, failures: Sequence[Failure], step: int) -> None:
+    def note(self, failures: Sequence[Failure], engines: Container[str], step: int | None) -> None:
         """Note the replacement of every failed worker; raise the first failure's error if one may not be replaced.
 
-        ``failures`` begin with the root cause. ``step``: optimizer steps done.
+        ``failures`` begin with the root cause. ``engines`` may be replaced. ``step``: optimizer steps done; None
+        before the first work, when none may be: it would fail again.
         """
         for failure in failures:
-            if failure.worker not in self._engines or isinstance(failure.error, UsageError | HostLost):
+            lasting = step is None or isinstance(failure.error, UsageError | HostLost)
+            if lasting or failure.worker not in engines:
                 raise failures[0].error
             if self._tries[failure.worker] == self._limit:
                 raise self._last(failure)

@@ -42,21 +42,12 @@ from spec_trainer.controller.protocol import (
 from spec_trainer.decode.folder import cycle_dataset
 from spec_trainer.resolve import resolve_parts
 from spec_trainer.run.timer import Timer
-from spec_trainer.training.wiring import (
-    RankLinks,
-    batch_source,
-    feature_stream,
-    train_and_finish,
-    train_state,
-)
+from spec_trainer.training.wiring import RankLinks, rank_features, train_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import ExitStack
 
-    import torch
-
-    from spec_core import FeatureReceiver
     from spec_trainer.controller.protocol import WorkerOrder
     from spec_trainer.controller.worker_main import ControllerLink
     from spec_trainer.run.spec import RunSpec
@@ -80,6 +71,7 @@ class RankLink:
         self._measured: Future[dict[str, Any]] = Future()
         """Figures of the draft that was exported last."""
         self._arrived[TrainCycle] = self._arrived[Stop]  # either may come once the work is done
+        self._following: ControlMessage = Stop()
         threading.Thread(target=self._read, name="controller", daemon=True).start()
 
     def wait(self, kind: type[M], timeout_s: float | None = None) -> M:
@@ -110,12 +102,12 @@ class RankLink:
         rendezvous.join(timeouts.start_s)
         return rendezvous
 
-    def work(self, ready: Ready, work: Callable[[], object]) -> TrainCycle | None:
-        """Do the work of a rank once every worker is ready; return the next cycle, or None at the end of the run.
+    def work(self, address: str, done_steps: int, work: Callable[[], object]) -> None:
+        """Do the work of a rank once every worker is ready; return when no other needs this one any more.
 
         Until then others may need what this worker holds: the store of the ranks, the memory that engines send to.
         """
-        self._controller.send(ready)
+        self._controller.send(Ready(address, done_steps))
         self.wait(Start, self._start_s)
         finished = Finished()
         try:
@@ -123,12 +115,19 @@ class RankLink:
         except Interrupted as stopped:
             finished = Finished(str(stopped))
         self._controller.send(finished)
-        return self.next_cycle()
+        self._following = self.wait(Stop)
 
-    def next_cycle(self) -> TrainCycle | None:
-        """Wait for the next cycle of a run that decodes; None at the end of the run."""
-        message: ControlMessage = self.wait(Stop)
-        return message if isinstance(message, TrainCycle) else None
+    def parts(self, spec: RunSpec) -> Iterator[tuple[RunSpec, dict[str, Any]]]:
+        """Yield the run, or one cycle after the other, each with fields of its records; ``work`` follows each."""
+        if not spec.config.decode.every:
+            yield spec, {}
+            return
+        self._controller.send(Ready())
+        self._following = self.wait(Stop)
+        while isinstance(cycle := self._following, TrainCycle):
+            part = spec.cycle(cycle_dataset(spec.config, cycle.number), range(*cycle.steps))
+            self.prefill_s = 0.0
+            yield part.resuming(cycle.resume_from), cycle.notes
 
     def should_stop(self, done_steps: int) -> bool:
         """Ask after a step whether to stop; every rank gets the same answer for the same step."""
@@ -136,6 +135,10 @@ class RankLink:
         answer = self.wait(Proceed)
         self.prefill_s = answer.prefill_s
         return not answer.proceed
+
+    def notes(self, notes: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a cycle's records, with the seconds of its captures so far; none for a whole run."""
+        return {**notes, "prefill_s": self.prefill_s} if notes else {}
 
     def show(self, record: dict[str, Any]) -> None:
         """Send the record of a step to the progress display."""
@@ -188,50 +191,18 @@ def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder
         spec.backend.limit_memory(order.memory_fraction)
     device = spec.backend.device(0)
     rendezvous = link.join(stack, order, spec)
-    if spec.config.decode.every:
-        transport = spec.backend.transport(spec.config.placement.kind)
-        receiver = stack.enter_context(
-            transport.listen(spec.schema, spec.window_bytes, controller.address_elsewhere)
+    features = stack.enter_context(rank_features(spec, order.index, device, controller.address_elsewhere))
+    timer = Timer() if spec.config.decode.every else None
+    for part, notes in link.parts(spec):
+        links = RankLinks(
+            store=rendezvous.store("trainer"),
+            stream=features.stream(part, link.released),
+            work=functools.partial(link.work, features.address),
+            should_stop=link.should_stop,
+            show=link.show,
+            measure=link.measure if order.index == 0 else None,
+            trained=trained,
+            notes=functools.partial(link.notes, notes),
+            timer=timer,
         )
-        controller.send(Ready())
-        _train_cycles(link, spec, order.index, device, receiver, rendezvous)
-        return
-    links = RankLinks(
-        store=rendezvous.store("trainer"),
-        should_stop=link.should_stop,
-        show=link.show,
-        measure=link.measure if order.index == 0 else None,
-        trained=trained,
-    )
-    stream, address = stack.enter_context(
-        batch_source(spec, order.index, device, link.released, controller.address_elsewhere)
-    )
-    state = stack.enter_context(train_state(spec, order.index, device, stream, links))
-    link.work(Ready(address, state.done_steps), functools.partial(train_and_finish, state))
-
-
-def _train_cycles(
-    link: RankLink,
-    spec: RunSpec,
-    rank: int,
-    device: torch.device,
-    receiver: FeatureReceiver,
-    rendezvous: TcpRendezvous,
-) -> None:
-    """Train one cycle after the other; each begins from a checkpoint, and the last one finishes the run."""
-    timer = Timer()
-    cycle = link.next_cycle()
-    while cycle is not None:
-        part = spec.cycle(cycle_dataset(spec.config, cycle.number), range(*cycle.steps))
-        part = part.resuming(cycle.resume_from)
-        links = RankLinks(store=rendezvous.store("trainer"), should_stop=link.should_stop, show=link.show)
-        link.prefill_s = 0.0
-        stream = feature_stream(part, rank, device, receiver, link.released)
-        with train_state(part, rank, device, stream, links) as state:
-            state.timer, state.notes = timer, functools.partial(_notes, link, cycle.notes)
-            ready = Ready(receiver.address, state.done_steps)
-            cycle = link.work(ready, functools.partial(train_and_finish, state))
-
-
-def _notes(link: RankLink, notes: dict[str, Any]) -> dict[str, Any]:
-    return {**notes, "prefill_s": link.prefill_s}
+        train_rank(part, order.index, device, links)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError
+from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.data.batching import epoch_order
 from spec_trainer.decode.folder import HELD_OUT, DecodedFolder, cycle_dataset
@@ -24,32 +25,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_trainer.data.dataset import Dataset
-    from spec_trainer.decode.decoder import RunDecoder
     from spec_trainer.decode.passes import Pass
+    from spec_trainer.decode.run_driver import RunDriver
     from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
 _APART = 2**-6
 """Two of the least relative differences in bfloat16."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedPart:
-    """Outcome of a part of a run."""
-
-    summary: dict[str, Any]
-    """Summary of the run where this was its last part, else empty."""
-    prefill_s: float
-    """Seconds that engines took to run the answers once more, for their features."""
-
-
-class TrainPart(Protocol):
-    """Trains a part of a run: the steps of its schedule that are left."""
-
-    def __call__(self, part: RunSpec, notes: dict[str, Any], timer: Timer) -> TrainedPart:
-        """Train; ``notes`` are fields of every record. ``timer`` gets the seconds of what the ranks do."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,21 +73,25 @@ def prompts_of(spec: RunSpec, cycle: int) -> list[list[int]]:
     return [_prompt(sample.prompt) for sample in chosen]
 
 
-def train_with_decode(
-    spec: RunSpec, decoder: RunDecoder, done_steps: int, train_part: TrainPart
-) -> dict[str, Any]:
-    """Decode and train in turn until the run is complete; return its summary."""
-    return _Run(spec, decoder, train_part).from_step(done_steps)
+def train_with_decode(spec: RunSpec, driver: RunDriver) -> None:
+    """Decode and train in turn until the run is complete."""
+    _Run(spec, driver).from_step(_done_steps(spec))
+
+
+def _done_steps(spec: RunSpec) -> int:
+    """Return the steps of the checkpoint that the run begins from."""
+    start = spec.config.train.resume_from
+    return 0 if start == "latest" else read_meta(spec.directory.checkpoints / start).step
 
 
 class _Run:
-    def __init__(self, spec: RunSpec, decoder: RunDecoder, train_part: TrainPart) -> None:
-        self._spec, self._decoder, self._train_part = spec, decoder, train_part
+    def __init__(self, spec: RunSpec, driver: RunDriver) -> None:
+        self._spec, self._driver = spec, driver
         self._folder = DecodedFolder(spec.directory)
         self._timer = Timer()
+        """Seconds of what the ranks do not do."""
 
-    def from_step(self, done_steps: int) -> dict[str, Any]:
-        summary: dict[str, Any] = {}
+    def from_step(self, done_steps: int) -> None:
         self._folder.remove_drafts_after(done_steps)
         for cycle in cycles_left(self._spec, done_steps):
             if cycle.version == cycle.steps.start == done_steps:
@@ -114,12 +101,11 @@ class _Run:
             _check_tokens(answers, self._spec)
             part = self._spec.cycle(answers, cycle.steps)
             part = part.resuming(f"step-{done_steps}" if done_steps else "latest")
-            trained = self._train_part(part, _notes(figures), self._timer)
-            summary = trained.summary
-            figures["prefill_s"] = figures.get("prefill_s", 0.0) + trained.prefill_s
+            prefill_s = self._driver.train(part, _notes(figures))
+            figures["prefill_s"] = figures.get("prefill_s", 0.0) + prefill_s
             self._folder.write_figures(cycle.number, figures)
             done_steps = max(done_steps, cycle.steps.stop)
-        return self._finish(summary, done_steps)
+        self._finish(done_steps)
 
     def _decode(self, cycle: Cycle) -> dict[str, Any]:
         """Answer the prompts of a cycle, unless that is done; return the figures."""
@@ -141,7 +127,7 @@ class _Run:
         """Serve a version, and decode the held-out prompts with it."""
         draft = self._draft(version)
         with self._timer("push"):
-            self._decoder.serve(version, draft)
+            self._driver.serve(version, draft)
         self._folder.keep_only(version)
         figures: dict[str, Any] = {"cycle": cycle, "draft_version": version}
         if not self._spec.source.held_out:
@@ -154,7 +140,7 @@ class _Run:
 
     def _answer(self, prompts: list[list[int]], what: str) -> Pass:
         with self._timer("decode"):
-            return self._decoder.answer(prompts, _seed(self._spec.config.seed, what))
+            return self._driver.answer(prompts, _seed(self._spec.config.seed, what))
 
     def _figures(self, what: str, decoded: Pass) -> dict[str, Any]:
         """Return the figures of the prompts that were answered last."""
@@ -178,10 +164,11 @@ class _Run:
             export_draft(spec.draft, weights, spec.target, folder)
         return folder
 
-    def _finish(self, summary: dict[str, Any], done_steps: int) -> dict[str, Any]:
-        """Measure the draft that is served at the end; return the summary with the figures of every cycle."""
+    def _finish(self, done_steps: int) -> None:
+        """Measure the draft that is served at the end; complete the summary by the figures of every cycle."""
+        summary = self._spec.directory.read_summary()
         if "cycles" in summary:  # the run was complete before this command
-            return summary
+            return
         last = 1 + cycles_left(self._spec, done_steps)[-1].number
         version = _served_version(self._spec, done_steps)
         figures = self._folder.figures(last)
@@ -191,10 +178,12 @@ class _Run:
         key = f"{HELD_OUT}_acceptance_length"
         if key in cycles[-1]:
             summary |= {"acceptance_length": cycles[-1][key], "acceptance_length_before": cycles[0][key]}
+        self._timer.total_s |= {
+            name: seconds for name, seconds in summary["time_s"].items() if name != "other"
+        }
         summary |= {"cycles": cycles, "time_s": self._timer.breakdown()}
         self._spec.directory.write_summary(summary)
         write_report(self._spec.directory, f"Training of {summary['description']}", summary)
-        return summary
 
 
 def _served_version(spec: RunSpec, done_steps: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from spec_core.errors import RunError
 from spec_core.records import SamplingParams
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from spec_core import Engine
     from spec_kit.weight_sync import Publisher
-    from spec_trainer.command_line.stop_request import StopRequest
     from spec_trainer.run.spec import RunParts
 
 log = logging.getLogger(__name__)
@@ -27,18 +26,6 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 16
 """Prompts that an engine gets at a time: between them the run may be interrupted. Answers depend on it."""
 _NAME = "engine"
-
-
-class RunDecoder(Protocol):
-    """The decoding part of a run: its engine in this process, or engines in processes of their own."""
-
-    def serve(self, version: int, folder: Path) -> None:
-        """Serve the draft in ``folder``: the first one is loaded, later ones are pushed. Raise RunError."""
-        ...
-
-    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
-        """Answer prompts as section ``decode`` says; raise Interrupted between two portions of them."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,24 +110,3 @@ class EngineDecoder(Resource):
         publisher = open_publisher(parts.backend, parts.config.push, parts.target, parts.backend.device(0))
         publisher.add(_NAME, self._engine.draft_replica()).result()
         return publisher
-
-
-class InlineDecoder:
-    """The run's engine in this process, as a RunDecoder."""
-
-    def __init__(self, decoder: EngineDecoder, stop: StopRequest) -> None:
-        """Decode by ``decoder`` until ``stop`` is requested."""
-        self._decoder, self._stop = decoder, stop
-
-    def serve(self, version: int, folder: Path) -> None:
-        """Serve the draft in ``folder``. Raise RunError where it cannot be pushed."""
-        self._decoder.serve(version, folder)
-
-    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
-        """Answer prompts in turn; raise Interrupted between two portions of them."""
-        answered: list[Pass] = []
-        for portion in portions(prompts, seed):
-            if self._stop.requested:
-                raise interrupted_decoding()
-            answered.append(self._decoder.generate(portion))
-        return Pass.of(answered)

@@ -14,8 +14,8 @@ from spec_trainer.run.metrics import StepLines
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_trainer.decode.decoder import RunDecoder
     from spec_trainer.decode.passes import Pass
+    from spec_trainer.decode.run_driver import RunDriver
     from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 class Measurement(AbstractContextManager["Measurement"]):
     """Measures one exported draft after the other, and writes a line for each."""
 
-    def __init__(self, spec: RunSpec, decoder: RunDecoder) -> None:
-        """Measure by ``decoder``."""
-        self._decoder = decoder
+    def __init__(self, spec: RunSpec, driver: RunDriver) -> None:
+        """Measure by ``driver``."""
+        self._driver = driver
         self._prompts = spec.serving_prompts
         self._seed = spec.config.seed % 2**31  # the same for every draft
         self._folder = DecodedFolder(spec.directory)
@@ -35,10 +35,10 @@ class Measurement(AbstractContextManager["Measurement"]):
     def measure(self, version: int, folder: Path) -> dict[str, Any]:
         """Return fields of a step's record; none where the run is asked to stop meanwhile."""
         start = time.perf_counter()
-        self._decoder.serve(version, folder)
+        self._driver.serve(version, folder)
         self._folder.keep_only(version)
         try:
-            answered = self._decoder.answer(self._prompts, self._seed)
+            answered = self._driver.answer(self._prompts, self._seed)
         except Interrupted:
             return {}
         figures = {**_figures(version, answered), "serving_s": time.perf_counter() - start}

@@ -44,7 +44,7 @@ class Evaluation:
     def measures_untrained(self) -> bool:
         """Whether a fresh draft of the same shape is measured, too."""
         asked = self.request.untrained
-        return self.options.engine_type.in_process if asked is None else asked
+        return self.options.engine_type.abilities.in_process if asked is None else asked
 
 
 def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:

@@ -55,6 +55,9 @@ class StoredStream(Resource):
     def check(self) -> None:
         """Do nothing: tokens were compared as they were read."""
 
+    def fail(self, error: BaseException) -> None:
+        """Do nothing: no engine sends features."""
+
     def close(self) -> None:
         """End the threads."""
         self._ahead.shutdown(cancel_futures=True)

@@ -195,10 +195,7 @@ class _Pusher(Resource):
         return [url for url, found in serving.items() if alike == {found}]
 
     def _publish(self, version: int, weights: dict[str, Tensor]) -> PublishReport:
-        config = self._config
-        report = self._publisher.publish(
-            version, weights, policy=config.policy, timeout_s=config.timeout_s
-        ).result()
+        report = self._publisher.publish(version, weights, timeout_s=self._config.timeout_s).result()
         self._outcomes.put(
             {
                 "push_version": version,

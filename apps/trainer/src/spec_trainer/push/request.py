@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -22,8 +22,6 @@ class PushRequest:
     """Folder or hub id of the target that the servers run."""
     to: Annotated[list[str], Parameter(consume_multiple=1, negative="")]
     """Addresses of the servers, such as http://127.0.0.1:8000."""
-    policy: Literal["all", "quorum", "best_effort"] = "all"
-    """Servers that must have received the draft before any serves it: all, more than half, or any."""
     transport: Annotated[list[str] | None, Parameter(consume_multiple=1, negative="")] = None
     """Weight transports, the preferred one first. By default of those installed what is fastest towards
     each server."""

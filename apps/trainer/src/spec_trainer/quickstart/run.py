@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from spec_core import Backend, Draft, Engine, EngineConfig, plugins
+from spec_core import Backend, Draft, Engine, plugins
 from spec_core.records import SamplingParams
 from spec_trainer.command_line.engine_output import engine_output_kept
 from spec_trainer.commands.evaluate import export_untrained
 from spec_trainer.commands.train import run_training
+from spec_trainer.config import DEFAULT_PLUGINS
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.decode.passes import decode
 from spec_trainer.disk import cache_folder, check_writable, write_atomically
@@ -215,7 +216,7 @@ def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> di
         plain = decode_without_draft(engine, work)
         drafted = decode_with_draft(engine, run.directory.draft, work)
         result = summarise(work, plain, drafted)
-        if run.engine_type.in_process:  # others start again for every number of draft tokens
+        if run.engine_type.abilities.in_process:  # others start again for every number of draft tokens
             log.info("timing the draft with other numbers of draft tokens")
             result["speeds"] = speeds(engine, prompts, sampling, run.draft.max_draft_tokens)
             text_of = Encoder(run.target.folder, run.target.vocab_size).decode
@@ -239,8 +240,10 @@ def _measure_baselines(run: RunSpec, prompts: Prompts, sampling: SamplingParams)
 
     bigram = BigramModel((sample.input_ids.tolist() for sample in run.dataset.train), run.target.vocab_size)
     results: dict[str, float] = {}
-    engine_type = plugins.load_available(Engine, EngineConfig().name)
-    reference = EngineOptions(EngineSections(engine=engine_type.Config()), run.backend, engine_type)
+    engine_type = plugins.load_available(Engine, DEFAULT_PLUGINS["engine"])
+    reference = EngineOptions(
+        EngineSections(engine=engine_type.Config(name=engine_type.name)), run.backend, engine_type
+    )
     with one_thread(), create_engine(reference, run.target) as engine:
         engine.use_proposer(lambda: BigramProposer(bigram))
         results["acceptance_length_bigram"] = _acceptance_length(engine, prompts, sampling)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import read_bytes
+from spec_trainer.config import DEFAULT_PLUGINS
 from spec_trainer.configuration import dump_yaml
 from spec_trainer.configuration.moved_keys import OLD_KEYS, moved_values
 from spec_trainer.disk import check_own, check_writable, locked_folder, remove, write_atomically
@@ -42,11 +43,12 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
     if any(config.data.record().values()):  # the tokens alone may be equal
         parts["chat"] = config.data.record()
     optimizer, strategy = config.optimizer, config.strategy
+    own = {*OLD_KEYS, *optimizer.speed_only}
+    if optimizer.name == DEFAULT_PLUGINS["optimizer"]:
+        own.add("name")
     # Without defaults: directories of versions before they belonged to it are resumed.
     chosen = {
-        "optimizer": optimizer.model_dump(
-            mode="json", exclude={*OLD_KEYS, *optimizer.speed_only}, exclude_defaults=True
-        ),
+        "optimizer": optimizer.model_dump(mode="json", exclude=own, exclude_defaults=True),
         "strategy": strategy.model_dump(
             mode="json", exclude={"name", *strategy.speed_only}, exclude_defaults=True
         ),
@@ -170,3 +172,7 @@ class RunDirectory:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write ``summary.json``."""
         write_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """Return ``summary.json``."""
+        return json.loads(self.summary.read_text())

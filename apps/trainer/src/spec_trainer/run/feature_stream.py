@@ -50,6 +50,9 @@ class BatchSource(Protocol):
         It waits for the device; the loop calls it where it has waited for the device anyway.
         """
 
+    def fail(self, error: BaseException) -> None:
+        """End a wait for features that will never come, from any thread."""
+
 
 def lay_out(
     schedule: BatchSchedule,

@@ -10,7 +10,6 @@ from spec_core.errors import RunError
 from spec_trainer.checkpoint.folder import CheckpointMeta
 from spec_trainer.command_line.stop_request import Interrupted
 from spec_trainer.draft_trainer import BatchShare
-from spec_trainer.run.timer import Timer
 from spec_trainer.training.learning_rate import learning_rate
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from spec_trainer.run.feature_stream import BatchSource
     from spec_trainer.run.log import RunLog
     from spec_trainer.run.spec import RunSpec
+    from spec_trainer.run.timer import Timer
     from spec_trainer.training.profiling import StepProfiler
 
 
@@ -48,8 +48,8 @@ class TrainState:
     done_steps: int
     best: float
     """Best held-out acceptance length so far."""
-    timer: Timer = field(default_factory=Timer)
-    notes: Callable[[], dict[str, Any]] = dict
+    timer: Timer
+    notes: Callable[[], dict[str, Any]]
     """Returns fields of every record: which draft the run's engine serves, where it decodes."""
     ahead: Iterator[GlobalBatch] = field(init=False)
     """Items after the one that is being trained on or evaluated."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,24 +16,24 @@ from spec_core.errors import ArtifactError
 from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.draft_trainer import DraftTrainer
 from spec_trainer.report.page import write_report
-from spec_trainer.run.dispatch import DatasetCapturer, Dispatcher
 from spec_trainer.run.log import RunLog
 from spec_trainer.run.metrics import read_metrics
 from spec_trainer.run.records import KeptSummary, read_figures
+from spec_trainer.run.timer import Timer
 from spec_trainer.training.loop import TrainState, train
 from spec_trainer.training.profiling import StepProfiler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import torch
     from torch import nn
     from torch.distributed import Store
 
-    from spec_core import Engine, FeatureReceiver, Strategy, TargetSpec, TargetTensors, Transport
+    from spec_core import Engine, Strategy, TargetSpec, TargetTensors, Transport
     from spec_trainer.engine_options import EngineOptions
     from spec_trainer.push.live_measurements import Measure
-    from spec_trainer.run.feature_stream import BatchSource, FeatureStream
+    from spec_trainer.run.feature_stream import BatchSource
     from spec_trainer.run.spec import RunParts, RunSpec
 
 
@@ -50,6 +52,10 @@ class RankLinks:
 
     store: Store
     """Store of the ranks, for torch's default group."""
+    stream: BatchSource
+    work: Callable[[int, Callable[[], object]], object]
+    """Called once the rank has loaded everything, with the steps done and with its work, for which features come from
+    then on; returns when no other process needs this one any more."""
     should_stop: Callable[[int], bool]
     """Called after every step with the steps done; returns the same on every rank."""
     show: Callable[[dict[str, Any]], None]
@@ -58,6 +64,14 @@ class RankLinks:
     """Has the run's engine measure a draft; rank 0's, with ``train.serve_every``."""
     trained: Callable[[dict[str, Any]], None] | None = None
     """Called with the samples of each step of a rank that does not see the run directory; None where it does."""
+    notes: Callable[[], dict[str, Any]] = dict
+    """Returns fields of every record: which draft the run's engine serves, where it decodes."""
+    timer: Timer | None = None
+    """Seconds of all cycles of a run that decodes; None for a whole run, which has a timer of its own."""
+
+
+Consume = Callable[["RunSpec", int, "torch.device", RankLinks], object]
+"""Consumes the batches of a part of a run as one of its ranks, on a device: ``train_rank``, or a capture's writer."""
 
 
 def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around: Any) -> Engine:
@@ -71,101 +85,52 @@ def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InlineEngine:
-    """The engine of a run that has one process, and the transport on which it is listened to."""
+class RankFeatures:
+    """A rank's source of features, open for all parts of a run."""
 
-    engine: Engine
-    transport: Transport
-
-
-@contextmanager
-def inline_engine(spec: RunSpec) -> Iterator[InlineEngine]:
-    """Yield an engine that is ready to capture in this process."""
-    transport = spec.backend.transport("inline")
-    with create_engine(spec, spec.target, placement="inline", transport=transport) as engine:
-        engine.start(spec.schema)
-        yield InlineEngine(engine=engine, transport=transport)
-
-
-@dataclass(frozen=True, kw_only=True)
-class InlineSource:
-    """The batches of a run that has one process."""
-
-    stream: BatchSource
-    begin: Callable[[int], None] = lambda done_steps: None
-    """Begins their capture, given the steps done."""
-    capture_s: Callable[[], float] = float
-    """Returns the seconds that the engine has captured for."""
+    stream: Callable[[RunSpec, Callable[..., None]], BatchSource]
+    """Returns the rank's batches of a part. Its second argument is called with the rank and the request ids of
+    samples whose transport memory is free."""
+    address: str = ""
+    """Address at which the rank receives features; empty for features of a folder."""
 
 
 @contextmanager
-def inline_source(
-    spec: RunSpec, device: torch.device, own: InlineEngine | None = None
-) -> Iterator[InlineSource]:
-    """Yield the batches of a run that has one process.
+def rank_features(
+    spec: RunSpec, rank: int, device: torch.device, host: str = "", transport: Transport | None = None
+) -> Iterator[RankFeatures]:
+    """Yield where the features of a rank come from: a receiver of a transport, or the folder ``data.features``.
 
-    ``own`` is the run's engine where that is there already, and stays.
-    """
-    if spec.config.data.features is not None:
-        with batch_source(spec, 0, device, lambda rank, request_id: None) as (stored, _):
-            yield InlineSource(stream=stored)
-        return
-    with ExitStack() as stack:
-        own = own or stack.enter_context(inline_engine(spec))
-        receiver = stack.enter_context(own.transport.listen(spec.schema, spec.window_bytes))
-        capturer = DatasetCapturer(own.engine, spec.dataset, spec.schema)
-        dispatcher = Dispatcher(spec.schedule, spec.schema, [capturer], [receiver.address], spec.window_bytes)
-        stack.callback(dispatcher.stop)
-        stream = feature_stream(spec, 0, device, receiver, dispatcher.released)
-        yield InlineSource(
-            stream=stream,
-            begin=lambda done_steps: dispatcher.start(spec.schedule.items(done_steps), failed=stream.fail),
-            capture_s=lambda: dispatcher.busy_s,
-        )
-
-
-@contextmanager
-def batch_source(
-    spec: RunSpec, rank: int, device: torch.device, released: Callable[..., None], host: str = ""
-) -> Iterator[tuple[BatchSource, str | None]]:
-    """Yield the batches of a rank, and the address at which it receives features; None for features of a folder.
-
-    ``released`` is called with the rank and the request ids of samples whose transport memory is free.
-    ``host`` is this host's address for engines on others; empty where there are none.
+    ``host`` is this host's address for engines on others; empty where there are none. ``transport``: where the engine
+    is in this process, the one that it sends by.
     """
     if spec.config.data.features is not None:
         from spec_trainer.offline.store import open_features
         from spec_trainer.offline.stream import StoredStream
 
         with StoredStream(spec, rank, open_features(spec), device) as stored:
-            yield stored, None
+            yield RankFeatures(stream=lambda part, released: stored)
         return
-    transport = spec.backend.transport(spec.config.placement.kind)
-    with transport.listen(spec.schema, spec.window_bytes, host) as receiver:
-        yield feature_stream(spec, rank, device, receiver, released), receiver.address
-
-
-def feature_stream(
-    spec: RunSpec,
-    rank: int,
-    device: torch.device,
-    receiver: FeatureReceiver,
-    released: Callable[..., None],
-) -> FeatureStream:
-    """Return the batches of a rank, filled by what ``receiver`` delivers."""
     from spec_trainer.run.feature_stream import FeatureStream
 
-    return FeatureStream(spec.schedule, rank, receiver, spec.schema, spec.config, device, released)
+    transport = transport or spec.backend.transport(spec.config.placement.kind)
+    with transport.listen(spec.schema, spec.window_bytes, host) as receiver:
+        yield RankFeatures(
+            stream=lambda part, released: FeatureStream(
+                part.schedule, rank, receiver, part.schema, part.config, device, released
+            ),
+            address=receiver.address,
+        )
+
+
+def train_rank(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> None:
+    """Train what is left of the schedule of ``spec``, as one of its ranks; finish the run where that was its end."""
+    with _train_state(spec, rank, device, links) as state:
+        links.work(state.done_steps, functools.partial(_train_and_finish, state))
 
 
 @contextmanager
-def train_state(
-    spec: RunSpec,
-    rank: int,
-    device: torch.device,
-    stream: BatchSource,
-    links: RankLinks,
-) -> Iterator[TrainState]:
+def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> Iterator[TrainState]:
     """Yield the state of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
     import torch.distributed as dist
 
@@ -190,7 +155,7 @@ def train_state(
             spec=spec,
             rank=rank,
             trainer=trainer,
-            stream=stream,
+            stream=links.stream,
             checkpoints=checkpoints,
             log=stack.enter_context(RunLog(spec, rank, links.show, links.trained)),
             should_stop=links.should_stop,
@@ -199,6 +164,8 @@ def train_state(
             measurements=LiveMeasurements(spec, links.measure),
             done_steps=done_steps,
             best=checkpoints.best_score(done_steps),
+            notes=links.notes,
+            timer=links.timer or Timer(),
         )
 
 
@@ -250,20 +217,20 @@ def _default_group(spec: RunSpec, rank: int, device: torch.device, store: Store)
         dist.destroy_process_group()
 
 
-def train_and_finish(state: TrainState) -> dict[str, Any]:
-    """Train what is left of the schedule; return the summary on rank 0 where that was the end of the run."""
+def _train_and_finish(state: TrainState) -> None:
     last = train(state)
-    return finish(state, last) if state.done_steps == state.spec.schedule.total_steps else {}
+    if state.done_steps == state.spec.schedule.total_steps:
+        _finish(state, last)
 
 
-def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
-    """Export the trained draft, write summary and report, and return the summary on rank 0."""
+def _finish(state: TrainState, last: dict[str, Any]) -> None:
+    """Export the trained draft; on rank 0, write summary and report."""
     directory = state.spec.directory
     directory.check_still_owned(state.spec.identity)
     with state.timer("export"):
         state.trainer.export(state.spec.target, directory.draft, state.spec.config.data)
     if state.rank != 0:
-        return {}
+        return
     summary = _summary(state, last) | ({} if last else _kept_summary(state))
     if failed := state.log.close_trackers():
         summary["trackers_failed"] = failed
@@ -272,7 +239,6 @@ def finish(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
         summary["last_pushes"] = pushed
         directory.write_summary(summary)
     write_report(directory, f"Training of {summary['description']}", summary)
-    return summary
 
 
 def _kept_summary(state: TrainState) -> dict[str, Any]:

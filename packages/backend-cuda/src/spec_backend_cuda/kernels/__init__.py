@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_backend_cuda.kernels.block_attention import fused_block_attention, takes_blocks
-from spec_backend_cuda.kernels.line_sums import fused_line_sums, takes_tensors
 from spec_backend_cuda.kernels.rotary import fused_norm_rotate, fused_rotate, takes_heads
 from spec_backend_cuda.kernels.swiglu_mlp import fused_swiglu_mlp, takes_mlp
 from spec_backend_cuda.kernels.ttt_attention import (
@@ -47,5 +46,4 @@ KERNELS: Mapping[str, Kernel] = {
     "distill_terms": _where(takes_logits, fused_distill_terms),
     "distill_grad_": _where(takes_logits, fused_distill_grad_),
     "scaled_softmax_": _where(takes_logits, fused_scaled_softmax_),
-    "line_sums": _where(takes_tensors, fused_line_sums),
 }

@@ -67,7 +67,8 @@ class DraftCheckpoint(Generic[S]):
     def check_embedding(self, target: TargetSpec, scale: float) -> None:
         """Raise ArtifactError if a copy of the embedding is not ``scale`` times the target's.
 
-        Training here, and SGLang, use the target's in any case. Some rows are compared, to bfloat16's precision.
+        Training here, and some engines, use the target's in any case. Some rows are compared, to bfloat16's
+        precision.
         """
         from spec_kit.targets.target_reader import read_target_tensors
 
@@ -76,7 +77,7 @@ class DraftCheckpoint(Generic[S]):
         ):
             raise ArtifactError(
                 f"draft {self.folder}: its {self.embedding} is not the embedding of target {target.folder}: it was "
-                "made for another target, or trained its own, which SGLang does not load"
+                "made for another target, or trained its own, which not every engine loads"
             )
 
     def check_head(self, target: TargetSpec) -> None:

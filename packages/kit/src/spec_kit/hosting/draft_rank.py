@@ -48,7 +48,7 @@ class DraftRank:
         if call == "forget":
             self.forget()
         if call == "open":
-            self._open()[0].digest("live")  # the first one loads kernels
+            self._open()
         receiver = self._receiver
         if call in ("open", "status", "forget"):
             return ServingStatus() if receiver is None else receiver.status()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from spec_core.engine import Engine
 from spec_core.errors import ArtifactError, EngineError
@@ -38,8 +38,6 @@ class SubprocessEngine(Engine):
     One thread owns the program and takes calls in order. A capture batch is handed over whole and not waited for, so
     that the program goes from one batch to the next without a pause. The engine's own process touches no device.
     """
-
-    in_process: ClassVar[bool] = False
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         """Keep the arguments and start the thread that owns the program; the program itself starts later."""

@@ -12,9 +12,10 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
+from spec_core import TargetType
 from spec_core.errors import TargetError
 from spec_core.foreign import read_json_object
-from spec_kit.targets.target_types import TARGET_TYPES, WRAPPERS, TargetType
+from spec_kit.targets.target_types import target_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,20 +46,25 @@ class TargetConfig:
 
     @cached_property
     def model_type(self) -> str:
-        """The text model's type; TargetError where it, or the type that wraps it, is none that was checked."""
+        """The text model's type; TargetError where nobody knows it, or the type that wraps it."""
         found: object = self._top.get("model_type")
-        if self._nested is None:
-            return self._check_known(found, TARGET_TYPES, "types")
-        checked = WRAPPERS[self._check_known(found, WRAPPERS, "types with a text_config")]
-        inner: object = self._nested.get("model_type", checked)
-        if inner != checked:
-            raise self.error(("text_config.model_type",), inner, f"{checked!r}, the text model of {found!r}")
-        return checked
+        known = target_type(found) if isinstance(found, str) else None
+        if self._nested is None and isinstance(known, TargetType):
+            return str(found)
+        if self._nested is None or not isinstance(known, str):
+            raise self._unknown(found)
+        inner: object = self._nested.get("model_type", known)
+        if inner != known:
+            raise self.error(("text_config.model_type",), inner, f"{known!r}, the text model of {found!r}")
+        return known
 
-    @property
+    @cached_property
     def described(self) -> TargetType:
         """How the model code of this type treats embedding, head and positions."""
-        return TARGET_TYPES[self.model_type]
+        known = target_type(self.model_type)
+        if not isinstance(known, TargetType):
+            raise self._unknown(self.model_type)
+        return known
 
     def get(self, *names: str) -> Any:
         """Return the value of the first name that is there and not null, or None."""
@@ -138,12 +144,11 @@ class TargetConfig:
         others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
         return TargetError(f"{self.file}: {names[0]}={value!r:.80}, expected {expected}{others}")
 
-    def _check_known(self, found: object, known: Mapping[str, object], role: str) -> str:
-        if isinstance(found, str) and found in known:
-            return found
-        raise TargetError(
-            f"{self.file}: model_type={found!r:.80} is none of the {len(known)} {role} whose norm, embedding, head "
-            f"and positions were checked; docs/targets.md lists them"
+    def _unknown(self, found: object) -> TargetError:
+        kind = "types" if self._nested is None else "types with a text_config"
+        return TargetError(
+            f"{self.file}: model_type={found!r:.80} is none of the {kind} whose norm, embedding, head and positions "
+            f"are known; docs/targets.md lists them, and says how a plugin adds one"
         )
 
     def _flag(self, name: str, value: object) -> bool:

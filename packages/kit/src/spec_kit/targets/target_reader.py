@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from spec_core import TargetType
     from spec_kit.targets.safetensors_index import StoredTensor
-    from spec_kit.targets.target_types import TargetType
 
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings", "embeddings")
 _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")

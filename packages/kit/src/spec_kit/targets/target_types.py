@@ -1,89 +1,58 @@
 """The model types that can be targets, and how transformers' model code treats embedding, head and positions of each.
 
 Every entry's reading was compared with the model code itself: tests/integration/test_target_types.py builds each
-as a small random model and compares logits, embeddings, states and rotary frequencies. A type without an entry is
-refused, for its head would be guessed. docs/targets.md shows this table. It is core's knowledge of targets; no
-plugin owns a model type.
+as a small random model and compares logits, embeddings, states and rotary frequencies. A type without an entry, that
+no plugin adds, is refused, for its head would be guessed. docs/targets.md shows this table.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from spec_core import TargetType, plugins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from spec_core.target import NormKind
-    from spec_kit.targets.target_config import TargetConfig
+    from spec_core import TargetValues
 
-    Scale = Callable[["TargetConfig"], float]
-    Cap = Callable[["TargetConfig"], float | None]
-
-
-def _one(config: TargetConfig) -> float:
-    return 1.0
+    Scale = Callable[[TargetValues], float]
+    Cap = Callable[[TargetValues], float | None]
 
 
-def _none(config: TargetConfig) -> None:
-    return None
+def _root_of_hidden_size(values: TargetValues) -> float:
+    return math.sqrt(values.integer("hidden_size"))
 
 
-def _root_of_hidden_size(config: TargetConfig) -> float:
-    return math.sqrt(config.integer("hidden_size"))
-
-
-def _afmoe(config: TargetConfig) -> float:
-    return _root_of_hidden_size(config) if config.flag("mup_enabled") else 1.0
+def _afmoe(values: TargetValues) -> float:
+    return _root_of_hidden_size(values) if values.flag("mup_enabled") else 1.0
 
 
 def _factor(key: str, default: float = 1.0) -> Scale:
-    return lambda config: config.number(key, default=default)
+    return lambda values: values.number(key, default=default)
 
 
 def _divisor(key: str) -> Scale:
-    return lambda config: 1.0 / config.positive(key, default=1.0)
+    return lambda values: 1.0 / values.positive(key, default=1.0)
 
 
-def _minicpm(config: TargetConfig) -> float:
+def _minicpm(values: TargetValues) -> float:
     """Return dim_model_base / hidden_size, the states' scale before the head; null is the hidden size."""
-    hidden_size = config.integer("hidden_size")
-    null = config.is_null("dim_model_base")
-    return (hidden_size if null else config.integer("dim_model_base", default=256)) / hidden_size
+    hidden_size = values.integer("hidden_size")
+    null = values.is_null("dim_model_base")
+    return (hidden_size if null else values.integer("dim_model_base", default=256)) / hidden_size
 
 
 def _cap(default: float | None = None) -> Cap:
     """Read ``final_logit_softcapping``, whose null means no cap and whose absence means ``default``."""
     key = "final_logit_softcapping"
 
-    def cap(config: TargetConfig) -> float | None:
-        absent_or_null = default is None or config.is_null(key)
-        return None if absent_or_null and config.get(key) is None else config.positive(key, default=default)
+    def cap(values: TargetValues) -> float | None:
+        absent_or_null = default is None or values.is_null(key)
+        return None if absent_or_null and values.get(key) is None else values.positive(key, default=default)
 
     return cap
-
-
-@dataclass(frozen=True, kw_only=True)
-class TargetType:
-    """The treatment of embedding, final norm, logits and positions by the model code of one type.
-
-    ``theta`` and ``partial`` stand for what a config.json leaves out.
-    """
-
-    norm: NormKind = "rms"
-    eps: str = "rms_norm_eps"
-    """The key of config.json that holds the final norm's epsilon."""
-    embedding_scale: Scale = _one
-    logit_scale: Scale = _one
-    logit_softcap: Cap = _none
-    theta: float | None = 10_000.0
-    """None: positions are not rotary."""
-    partial: float | None = None
-    """Share of a head's channels that turn; None: all."""
-    needs_rope: bool = False
-    """Whether config.json must hold rope_parameters (or rope_scaling) and rope_theta: the type's own default is no
-    plain rotation by ``theta``."""
 
 
 def _all(names: str, **described: Any) -> dict[str, TargetType]:
@@ -155,3 +124,11 @@ WRAPPERS: Mapping[str, str] = {
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """Types that hold a text model under ``text_config``, with the one type of it that was checked."""
+
+
+def target_type(name: str) -> TargetType | str | None:
+    """Return how a type of model is read, or the type of its text model; None for a type that nobody knows.
+
+    Raise a PluginError for a plugin that adds it and is broken.
+    """
+    return plugins.find_target_type(name, {**TARGET_TYPES, **WRAPPERS})

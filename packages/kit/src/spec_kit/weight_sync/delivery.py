@@ -32,8 +32,10 @@ Outcome = Literal["committed", "aborted", "reverted", "quarantined"]
 
 _ANSWER_S = 1.0
 """How long the reason of a rank's failure is waited for, once the transport has shown that there is one."""
+_COMMIT_SHARE = 0.25
+"""Share of the time that is kept for the commit: a replica that hangs until then must not keep it from others."""
 _UNDO_S = 10.0
-"""Least time for taking an update back, also where its own is over."""
+"""Longest wait for a busy replica to say whether a later trainer publishes there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class ReplicaOutcome:
     """Why the update was not committed there."""
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Time of each part: ``prepare``, ``send``, ``load``, ``commit`` and ``confirm``; of these the slowest rank has
-    taken ``receive`` (into the spare copy, while it was sent), ``digest`` (of that), ``swap`` and ``digest_live``."""
+    taken ``receive`` (into the spare copy, while it was sent) and ``swap``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +89,14 @@ class Delivery(Resource):
         self.seconds: dict[str, float] = {}
         self.not_taken: Mapping[str, str] = {}
         self._link, self._choice, self._device = link, choice, device
-        self._digests: list[str] = []
         self._expected: ExpectedRanks | None = None
         self._sender: WeightSender | None = None
         self._cancelled = False
 
     def begin(self, update: UpdateId, payload: Payload, deadline: float) -> Self:
         """Take on a push that must be over by ``deadline``; its ranks may connect until ``close``."""
-        self.update, self.payload, self._deadline = update, payload, deadline
+        self.update, self.payload, self._end = update, payload, deadline
+        self._deadline = deadline - _COMMIT_SHARE * (deadline - time.monotonic())
         self._expected = self._link.expect(update, self.name, self.replica.num_ranks)
         if self._cancelled:
             self._expected.cancel()
@@ -115,6 +117,7 @@ class Delivery(Resource):
 
     def commit(self) -> None:
         """Make the replica serve what it has received; afterwards ``committed``, or ``quarantined`` with a reason."""
+        self._deadline = self._end
         try:
             with self._timed("commit"):
                 status = settled(self.replica.commit(self.update), self._deadline, f"replica {self.name!r}")
@@ -126,19 +129,6 @@ class Delivery(Resource):
         except Exception as error:  # noqa: BLE001 (a replica may raise anything)
             self.has_failed = True
             self.state, self.reason = "quarantined", self._later_trainer(self.replica.status) or cause(error)
-
-    def revert(self, reason: str) -> None:
-        """Undo a commit, or what may be one; afterwards ``reverted``, or ``quarantined`` where that failed."""
-        deadline = max(self._deadline, time.monotonic() + _UNDO_S)
-        try:
-            status = settled(self.replica.revert(self.update), deadline, f"replica {self.name!r}")
-            if status.state != "reverted":
-                raise EngineError(f"its state is {status.state} ({status.reason or 'no reason given'})")
-            self.state, self.reason = "reverted", reason
-        except Exception as error:  # noqa: BLE001 (a replica may raise anything)
-            self.has_failed = True
-            self.state = "quarantined"
-            self.reason = self.reason or self._later_trainer(self.replica.status) or cause(error)
 
     def abort(self, reason: str) -> None:
         """Give up an update that is not committed; the replica serves on what it served."""
@@ -177,7 +167,7 @@ class Delivery(Resource):
             replica=self.name,
             address=self._link.address,
             token=self._expected.token,
-            seconds=max(1e-3, self._deadline - time.monotonic()),
+            seconds=max(1e-3, self._end - time.monotonic()),
         )
         settled(self.replica.prepare(order), self._deadline, f"replica {self.name!r}")
         try:
@@ -229,7 +219,7 @@ class Delivery(Resource):
             self._raise_reason_of(ends)
             raise
         with self._timed("load"):
-            self._digests = [self._digest_from(end) for end in ends]
+            self._await_loaded(ends)
 
     def _close_sender(self) -> None:
         if (sender := self._sender) is not None:
@@ -243,21 +233,18 @@ class Delivery(Resource):
                 end.expect(Loaded, deadline)
 
     def _confirm(self) -> None:
-        """Raise EngineError where a rank's live copy is not what its spare one was."""
+        """Return when each rank has said how long its commit took."""
         assert self._expected is not None
         ends = self._expected.wait(self._deadline)
         for end in ends:
             end.post(Confirm(), self._deadline)
-        for end, digest in zip(ends, self._digests, strict=True):
-            if (live := self._digest_from(end)) != digest:
-                raise EngineError(f"rank {end.rank} serves digest {live} after the commit, expected {digest}")
+        self._await_loaded(ends)
 
-    def _digest_from(self, end: RankEnd) -> str:
-        """Return the digest that a rank reports next, and note its times."""
-        loaded = end.expect(Loaded, self._deadline)
-        for part, seconds in loaded.seconds.items():
-            self.seconds[part] = max(seconds, self.seconds.get(part, 0.0))
-        return loaded.digest
+    def _await_loaded(self, ends: Sequence[RankEnd]) -> None:
+        """Wait for what each rank says next, and note its times."""
+        for end in ends:
+            for part, seconds in end.expect(Loaded, self._deadline).seconds.items():
+                self.seconds[part] = max(seconds, self.seconds.get(part, 0.0))
 
     @contextlib.contextmanager
     def _timed(self, part: str) -> Generator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 from spec_core.errors import ArtifactError, EngineError
 from spec_core.foreign import foreign_errors
@@ -106,13 +106,6 @@ class DraftSlot(ABC):
         A tensor is valid until the next one is asked for. The iterator checks them against the manifest, their bytes
         after the last one, and raises where one is wrong; that error must pass through. The spare copy may then hold
         anything: it will not be swapped in.
-        """
-
-    @abstractmethod
-    def digest(self, copy: Literal["live", "spare"]) -> str:
-        """Return a digest of a copy's tensors as they lie in memory: equal for equal weights (``tensors_digest``).
-
-        It is asked for on the receiver's thread, as ``load`` is called, while the engine serves.
         """
 
     @abstractmethod

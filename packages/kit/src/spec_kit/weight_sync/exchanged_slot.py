@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from spec_core.errors import EngineError
-from spec_kit.weight_sync.digest import tensors_digest
 from spec_kit.weight_sync.draft_slot import DraftSlot
 from spec_kit.weight_sync.tensor_exchange import (
     TornDraftError,
@@ -95,11 +94,6 @@ class ExchangedSlot(DraftSlot):
         self._exchange = None
         with torch.no_grad():
             self._exchange = self.load_spare(weights)
-
-    def digest(self, copy: Literal["live", "spare"]) -> str:
-        """Return the digest of one copy as it lies in memory."""
-        with torch.no_grad():
-            return tensors_digest(self.tensors(copy).items())
 
     def swap(self) -> None:
         """Exchange live and spare between two steps. A process whose draft would be half of each ends itself."""

@@ -29,12 +29,9 @@ def open_weight_transports(
 
     Without names it is every installed one that can run here; one that cannot is named in the log, with its reason.
     Each takes those of ``options`` that its ``Config`` has, but for those that ``configs`` has set for it by its
-    name. Digests use the backend's kernel from now on. Raise UsageError for a transport of ``names`` or ``configs``
-    that cannot be used, for one of ``configs`` that ``names`` leaves out, and for an option that no transport has.
+    name. Raise UsageError for a transport of ``names`` or ``configs`` that cannot be used, for one of ``configs``
+    that ``names`` leaves out, and for an option that no transport has.
     """
-    from spec_kit.weight_sync.digest import use_digest_kernels
-
-    use_digest_kernels(backend)
     configs, options = configs or {}, options or {}
     wanted = names or sorted({record.name for record in installed(WeightTransport)})
     if unused := sorted(set(configs) - set(wanted)):

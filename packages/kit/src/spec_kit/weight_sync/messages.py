@@ -8,10 +8,10 @@
     Endpoint: address of the rank's end        ->
                                                <-    Endpoint: address of the sender's end
     ...  the transport moves the tensors  ...
-    Loaded: digest of the spare copy           ->
+    Loaded: the spare copy holds the update    ->
     ...  all replicas; commit goes to the engine  ...
                                                <-    Confirm
-    Loaded: digest of the live copy            ->
+    Loaded: the times of the commit            ->
 
 Either end may send UpdateFailed instead, or close the connection.
 """
@@ -82,10 +82,9 @@ class Endpoint(WireRecord):
 
 
 class Loaded(WireRecord):
-    """Digest of a copy of the draft, as the engine holds it."""
+    """A rank holds the whole update, or has committed it."""
 
     kind: Literal["loaded"] = "loaded"
-    digest: Annotated[str, pydantic.Field(max_length=128)]
     seconds: Annotated[
         Mapping[str, Annotated[float, pydantic.Field(ge=0, le=1e6)]], pydantic.Field(max_length=16)
     ] = {}
@@ -93,7 +92,7 @@ class Loaded(WireRecord):
 
 
 class Confirm(WireRecord):
-    """The update was committed: what is the digest of the live copy?"""
+    """The update was committed: how long did that take?"""
 
     kind: Literal["confirm"] = "confirm"
 

@@ -1,9 +1,9 @@
 """Publisher: pushes fresh weights of one draft to any number of replicas, in two phases.
 
-All replicas first receive a version into their spare copies; only when enough of them have it, by the policy, is it
-committed anywhere. A replica at which something failed is quarantined until it is known to serve the newest version:
-it is asked, and pushed to if need be, after this push and after each that follows, where nobody waits for it. So the
-replicas that count serve the same version.
+All replicas first receive a version into their spare copies; then each that has it commits it, whatever became of the
+others. A replica at which something failed is quarantined until it is known to serve the newest version: it is asked,
+and pushed to if need be, after this push and after each that follows, where nobody waits for it. So the replicas that
+count serve the same version.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from spec_core.draft_replica import DraftReplica
     from spec_core.weight_manifest import TensorEntry
     from spec_core.weight_transport import WeightTransport
-    from spec_kit.weight_sync.push import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +62,11 @@ class PublishReport:
     digest: str
     """``Manifest.digest`` of the version."""
     committed: bool
-    """Whether the replicas that count serve it now; else they serve what they served before."""
+    """Whether a replica serves it now, as ``replicas`` says; else all serve what they served before."""
     num_bytes: int
     replicas: Mapping[str, ReplicaOutcome]
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Time of each part: ``manifest``, ``transfer``, ``commit`` (or ``abort``, ``revert``) and ``total``."""
+    """Time of each part: ``manifest``, ``transfer``, ``commit`` (or ``abort``) and ``total``."""
 
 
 @dataclass(kw_only=True)
@@ -151,7 +150,6 @@ class Publisher(Resource):
         version: int | None,
         weights: Mapping[str, Tensor],
         *,
-        policy: Policy = "all",
         timeout_s: float = 60.0,
     ) -> Future[PublishReport]:
         """Push exported tensors as ``version``, which must be higher than the last one.
@@ -171,7 +169,7 @@ class Publisher(Resource):
         def publish() -> PublishReport:
             for event in made:
                 event.synchronize()
-            return self._publish(version, weights, policy, timeout_s)
+            return self._publish(version, weights, timeout_s)
 
         return self._submit(publish, then=self._repair)
 
@@ -231,7 +229,7 @@ class Publisher(Resource):
         if self._newest is None:
             return None
         member.counts = False
-        return self._push(self._newest, [name], "best_effort", timeout_s).deliveries[name].outcome()
+        return self._push(self._newest, [name], timeout_s).deliveries[name].outcome()
 
     def _fence_for(self, name: str, replica: DraftReplica, timeout_s: float) -> int:
         """Return a fence that a replica has not seen; one that does not answer shows that when it is pushed to."""
@@ -263,9 +261,7 @@ class Publisher(Resource):
             raise EngineError(f"a replica has had version {newest}, the largest; start its server anew")
         return 1 + newest
 
-    def _publish(
-        self, version: int | None, weights: Mapping[str, Tensor], policy: Policy, timeout_s: float
-    ) -> PublishReport:
+    def _publish(self, version: int | None, weights: Mapping[str, Tensor], timeout_s: float) -> PublishReport:
         if version is not None and version <= self._last_version:
             raise ConfigError(
                 f"version {version} is not higher than {self._last_version}, the last that was published"
@@ -282,11 +278,11 @@ class Publisher(Resource):
                 self._next_version(deadline - time.monotonic()) if version is None else version
             )
             payload = Payload(manifest=self._manifest(self._last_version, entries), weights=weights)
-            push = self._push(payload, counted, policy, deadline - time.monotonic())
+            push = self._push(payload, counted, deadline - time.monotonic())
             # It was a trainer with a lower fence, which is refused from now on wherever this push has begun.
             if version is not None or not push.version_is_taken or time.monotonic() > deadline:
                 break
-        committed = push.committed and not problem and bool(counted or not self._members)
+        committed = push.committed or not (problem or self._members)
         if committed:
             self._previous, self._newest = self._newest, payload
         outcomes = {name: delivery.outcome() for name, delivery in push.deliveries.items()}
@@ -310,7 +306,7 @@ class Publisher(Resource):
             tensors=entries,
         )
 
-    def _push(self, payload: Payload, names: Iterable[str], policy: Policy, timeout_s: float) -> Push:
+    def _push(self, payload: Payload, names: Iterable[str], timeout_s: float) -> Push:
         """Push to the replicas of these names, and note what they serve now."""
         self._number += 1
         members = {name: self._members[name] for name in names}
@@ -322,14 +318,13 @@ class Publisher(Resource):
             {
                 name: Delivery(name, member.replica, self._link, self._choice, self._device)
                 for name, member in members.items()
-            },
-            policy,
+            }
         )
         with self._known(push):
             push.run(updates, payload, time.monotonic() + timeout_s)
         for name, member in members.items():
             delivery = push.deliveries[name]
-            if push.committed and delivery.state == "committed":
+            if delivery.state == "committed":
                 member.counts, member.update = True, updates[name]
             elif push.committed or delivery.has_failed:
                 member.counts = False
@@ -386,7 +381,7 @@ class Publisher(Resource):
                 status = settled(member.replica.status(), time.monotonic() + _STATUS_S, name)
                 member.counts = self._serves_newest(status)
                 if self._newest is not None and not member.counts:
-                    self._push(self._newest, [name], "best_effort", _REPAIR_S)
+                    self._push(self._newest, [name], _REPAIR_S)
 
 
 def _answer(name: str, future: Future[ServingStatus], deadline: float) -> ServingStatus:

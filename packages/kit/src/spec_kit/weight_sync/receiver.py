@@ -81,10 +81,10 @@ class UpdateReceiver(Resource):
                 return self._status
             self._check(order.update)
             before, self._transfer = self._transfer, _Transfer(self, order, self._transfer)
-            if before is not None:
-                before.cancel()
             self._replaced = None
             self._set("prepared", update=order.update)
+            if before is not None:  # its publisher asks at once who has taken its place
+                before.cancel()
             self._transfer.start()
             return self._status
 
@@ -196,12 +196,6 @@ class UpdateReceiver(Resource):
                     reason = f"{self._damage}; then: {reason}"
                 self._set("quarantined" if self._damage else "aborted", reason=reason)
 
-    def quarantine(self, update: UpdateId, reason: str) -> None:
-        """Note that what is served is not what was committed, where it was this update."""
-        with self._lock:
-            if self._is(update, "committed"):
-                self._quarantine(reason)
-
     def _bind(self, manifest: Manifest) -> None:
         """Note which draft a version names from now on."""
         self._digests[manifest.version] = manifest.digest
@@ -299,23 +293,19 @@ class _Transfer:
         # Also where the update was given up meanwhile: the publisher waits for it, and then sees the end.
         channel.post(self._greeting(), self._deadline)
         self._register(channel)
-        with contextlib.ExitStack() as ends:  # closed after the publisher has the digest: that may take time
+        with contextlib.ExitStack() as ends:  # closed after the publisher has the answer: that may take time
             try:
-                digest = self._load(channel, ends)
+                self._load(channel, ends)
             except Exception as error:
                 channel.fail(error)
                 raise
             self._owner.has_received(self.order.update)
-            channel.post(Loaded(digest=digest, seconds=self._times()), self._deadline)
+            channel.post(Loaded(seconds=self._times()), self._deadline)
         channel.expect(Confirm, self._deadline)  # or the end of the connection: nothing is confirmed then
-        with self.timed("digest_live"):
-            live = self._owner.slot.digest("live")
-        if live != digest:
-            self._owner.quarantine(self.order.update, f"the live copy has digest {live}, expected {digest}")
-        channel.post(Loaded(digest=live, seconds=self._times()), self._deadline)
+        channel.post(Loaded(seconds=self._times()), self._deadline)
 
-    def _load(self, channel: UpdateChannel, ends: contextlib.ExitStack) -> str:
-        """Receive the update into the spare copy, and return the digest of that; ``ends`` gets what to close."""
+    def _load(self, channel: UpdateChannel, ends: contextlib.ExitStack) -> None:
+        """Receive the update into the spare copy; ``ends`` gets what to close."""
         slot = self._owner.slot
         offer = channel.expect(Offer, self._deadline)
         self.manifest = offer.manifest
@@ -331,8 +321,6 @@ class _Transfer:
             slot.load(arriving)
             if (left := next(arriving, None)) is not None:
                 raise EngineError(f"the engine did not load {left[0]}")
-        with self.timed("digest"):
-            return slot.digest("spare")
 
     def _greeting(self) -> Greeting:
         owner, order = self._owner, self.order

@@ -14,7 +14,6 @@ the host may write into it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime as dt
 import functools
 import json
@@ -49,15 +48,27 @@ if TYPE_CHECKING:
     import torch
 
 
+_kept_stores: list[torch.distributed.Store] = []
+"""Stores written in Python: torch keeps them without their Python half."""
+
+
 @functools.cache
 def _store_file() -> tuple[str, str]:
     """Return where processes of this user find a file of this one's memory, and what it is called there.
 
-    It has no name elsewhere, and the kernel opens it to nobody else. torch opens it anew for each call, so it stays
-    for as long as this process lives: its number must not come to mean another file.
+    It has no name elsewhere, and the kernel opens it to nobody else.
     """
     name = f"spec-store-{secrets.token_hex(8)}"
     return f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}", f"/memfd:{name} (deleted)"
+
+
+@functools.cache
+def _opened(file: str) -> str:
+    """Return where this process alone finds that file, for as long as it lives, also after rank 0's process.
+
+    torch opens a store's file anew for each call, the last one as the store goes, and aborts where it cannot.
+    """
+    return f"/proc/self/fd/{os.open(file, os.O_RDWR)}"
 
 
 def _sees(file: str, name: str) -> bool:
@@ -144,14 +155,12 @@ class TcpRendezvous(Rendezvous):
         mine = [*_store_file(), secrets.token_hex(8)] if self.rank == 0 else []
         file, file_name, namespace = self.all_gather_json(mine)[0]
         if all(self.all_gather_json(_sees(file, file_name))):
-            store = FileStore(file)
+            store = FileStore(_opened(file))
         else:
             from spec_processes.sockets.rendezvous_store import RendezvousStore
 
             store = RendezvousStore(self._ask, self.timeout_s)
-        # A FileStore's destructor opens the file again and ends the process where rank 0 has gone (torch 2.13), and
-        # torch keeps the other one without its Python half: never run either.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+            _kept_stores.append(store)
         store.set_timeout(dt.timedelta(seconds=self.timeout_s))
         return PrefixStore(f"{namespace}/{name}", store)
 

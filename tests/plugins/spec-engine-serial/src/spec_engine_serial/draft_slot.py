@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
 from spec_engine_serial.decoding import LoadedDraft
-from spec_kit.weight_sync import DraftLayout, DraftSlot, tensors_digest
+from spec_kit.weight_sync import DraftLayout, DraftSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,9 +47,6 @@ class SerialSlot(DraftSlot):
             self._copies["spare"] = LoadedDraft.of_folder(
                 Path(folder), self._target, self._copies["live"].ops
             )
-
-    def digest(self, copy: Literal["live", "spare"]) -> str:
-        return tensors_digest(self._copies[copy].module.state_dict().items())
 
     def swap(self) -> None:
         """U3: an answer under way ends with the draft that it began with. U9: counters begin anew."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from pydantic import Field
 
-from spec_core import Engine, EngineConfig
+from spec_core import Engine, EngineAbilities, EngineConfig
 from spec_core.errors import ConfigError, EngineError
 from spec_core.records import AcceptanceCounters, Availability
 
@@ -34,8 +34,9 @@ class SerialEngine(Engine):
     """Runs the target by Transformers in this process."""
 
     name: ClassVar[str] = "serial"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 3
     Config: ClassVar[type[EngineConfig]] = SerialConfig
+    abilities: ClassVar[EngineAbilities] = EngineAbilities(in_process=True, fresh_weights=True)
 
     @classmethod
     def probe(cls) -> Availability:

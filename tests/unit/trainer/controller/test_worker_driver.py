@@ -1,8 +1,7 @@
-"""The controller of a run, with a launcher that starts nothing."""
+"""The driver of a run by workers, with a launcher that starts nothing."""
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from spec_core.errors import DeadlineExceeded, HostLost, NoDevices, PeerLost, Ru
 from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import StopRequest
 from spec_trainer.controller.protocol import Captured, Exported, Failed, Finished, Ready
-from spec_trainer.controller.run_controller import RunController
+from spec_trainer.controller.worker_driver import WorkerDriver
 from spec_trainer.controller.worker_specs import worker_specs
 
 
@@ -89,11 +88,16 @@ def the_end(launcher):
         yield WorkerEnded(worker, "ended with exit code 0")
 
 
-def run(resolved, tmp_path, launcher, *keys, work=None, stop=None):
+def train(spec, driver):
+    driver.train(spec)
+
+
+def run(resolved, tmp_path, launcher, *keys, work=train, stop=None):
     spec = resolved("placement.kind=disaggregated", *keys)
     spec.directory.logs.mkdir(parents=True, exist_ok=True)
-    controller = RunController(spec, launcher, stop or StopRequest(), StepProgress(1))
-    controller.run(list(worker_specs(spec, tmp_path)), work and functools.partial(work, spec))
+    driver = WorkerDriver(spec, launcher, stop or StopRequest(), StepProgress(1))
+    with driver.started(list(worker_specs(spec, tmp_path))):
+        work(spec, driver)
     file = spec.directory.replacements
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -139,7 +143,7 @@ def test_a_rank_hears_of_every_draft_that_it_has_exported_also_when_the_run_is_t
         resolved,
         tmp_path,
         Launcher(script),
-        work=lambda spec, controller: controller.train_measuring(measure),
+        work=lambda spec, driver: driver.train(spec, measure=measure),
         stop=stop,
     )
     assert versions == [1]
@@ -161,9 +165,9 @@ def test_in_a_run_that_decodes_an_engine_that_comes_later_is_told_its_cycle(reso
         run(resolved, tmp_path, Launcher(script), *keys, work=one_cycle_and_a_draft)
 
 
-def one_cycle_and_a_draft(spec, controller):
-    controller.train_cycle(spec, 0, {})
-    controller.decoder.serve(2, Path("draft"))
+def one_cycle_and_a_draft(spec, driver):
+    driver.train(spec, {"cycle": 0})
+    driver.serve(2, Path("draft"))
 
 
 def test_an_engine_that_reports_an_error_is_replaced_and_its_end_is_no_failure(resolved, tmp_path):
@@ -234,7 +238,7 @@ def test_engines_that_were_lost_together_and_refuse_to_start_many_times_are_ther
 
 def test_nothing_is_expected_of_an_engine_that_waits_for_devices(resolved, tmp_path, monkeypatch):
     """Neither what it has said before, nor that the one in its place, lost while it loaded, is ready in time."""
-    monkeypatch.setattr("spec_trainer.controller.run_controller._ROOM_CHECK_S", 0.01)
+    monkeypatch.setattr("spec_trainer.controller.workers._ROOM_CHECK_S", 0.01)
 
     def script(launcher):
         old = launcher.workers["engine-1"]
@@ -263,7 +267,7 @@ def test_without_devices_for_a_lost_engine_the_run_goes_on_until_there_are_some(
     resolved, tmp_path, monkeypatch
 ):
     """Every try but the first follows a look for devices, which is no failure."""
-    monkeypatch.setattr("spec_trainer.controller.run_controller._ROOM_CHECK_S", 0.01)
+    monkeypatch.setattr("spec_trainer.controller.workers._ROOM_CHECK_S", 0.01)
 
     def script(launcher):
         yield killed(launcher.workers["engine-1"])
@@ -280,7 +284,7 @@ def test_without_devices_for_a_lost_engine_the_run_goes_on_until_there_are_some(
 
 
 def test_where_no_engine_is_left_and_no_device_the_run_ends(resolved, tmp_path, monkeypatch):
-    monkeypatch.setattr("spec_trainer.controller.run_controller._ROOM_CHECK_S", 0.01)
+    monkeypatch.setattr("spec_trainer.controller.workers._ROOM_CHECK_S", 0.01)
 
     def script(launcher):
         yield killed(launcher.workers["engine-0"])

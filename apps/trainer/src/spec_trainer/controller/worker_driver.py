@@ -1,0 +1,240 @@
+"""WorkerDriver carries a run out by workers, engine replicas and trainer ranks, on any launcher.
+
+The driver is the controller's side of the protocol: it hands out capture batches, answers the ranks after every step,
+and trains nothing itself. A capture has one writer in place of the ranks. In a run that decodes the workers stay from
+cycle to cycle.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import RunError
+from spec_trainer.command_line.stop_request import Interrupted
+from spec_trainer.controller import protocol
+from spec_trainer.controller.dataset_copy import read_part
+from spec_trainer.controller.remote_decoders import RemoteDecoders
+from spec_trainer.controller.remote_engine import RemoteEngine
+from spec_trainer.controller.worker_specs import DECODER, TRAINER, worker_specs
+from spec_trainer.controller.workers import Workers
+from spec_trainer.data.store import saved_dataset
+from spec_trainer.decode.run_driver import RunDriver
+from spec_trainer.run.dispatch import Dispatcher
+from spec_trainer.run.log import RemoteRankFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from spec_core.launcher import Launcher, WorkerSpec
+    from spec_trainer.command_line.progress import StepProgress
+    from spec_trainer.command_line.stop_request import StopRequest
+    from spec_trainer.decode.passes import Pass
+    from spec_trainer.decode.run_driver import MeasureDraft
+    from spec_trainer.run.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def worker_driver(
+    spec: RunSpec, stop: StopRequest, progress: StepProgress, consumer: tuple[str, str] = TRAINER
+) -> Iterator[WorkerDriver]:
+    """Yield the driver of a run by workers, which are ready; ``consumer`` as in ``worker_specs``."""
+    spec.directory.logs.mkdir(exist_ok=True)
+    with (
+        saved_dataset(spec.dataset, spec.directory.root) as dataset,
+        spec.launcher() as launcher,
+        progress,
+    ):
+        stop.on_request(launcher.wake)
+        workers = list(worker_specs(spec, dataset, consumer))
+        with WorkerDriver(spec, launcher, stop, progress).started(workers) as driver:
+            yield driver
+
+
+@dataclass(kw_only=True)
+class _PartInTraining:
+    """A part of the run, from the moment when every rank may start."""
+
+    dispatcher: Dispatcher
+    done_steps: int
+    working: set[str]
+    """Ranks that have not finished."""
+    proceed: dict[int, bool] = field(default_factory=dict[int, bool])
+    """Steps done -> the answer to every rank."""
+    exported: tuple[str, protocol.Exported] | None = None
+    """A draft that waits to be measured, and the rank that has exported it."""
+    interrupted: str | None = None
+
+
+class WorkerDriver(RunDriver):
+    """One run, from the start of its workers to their end. Every handler runs in the calling thread."""
+
+    def __init__(self, spec: RunSpec, launcher: Launcher, stop: StopRequest, progress: StepProgress) -> None:
+        """Prepare the run of ``spec``; nothing starts before ``started``."""
+        self._stop = stop
+        self._progress = progress
+        self._workers = Workers(spec, launcher, self)
+        self._dataset = Path()
+        """Folder of the tokenised dataset."""
+        self._rank_files = RemoteRankFiles(spec.directory.logs)
+        self.engines: dict[str, RemoteEngine] = {}
+        """The engines that capture, by name."""
+        self._decoders = RemoteDecoders(self._workers, stop)
+        self._ranks: dict[str, protocol.Ready] = {}
+        """The newest Ready of each rank."""
+        self._cycle: protocol.TrainCycle | None = None
+        """The newest cycle of a run that decodes."""
+        self._part: _PartInTraining | None = None
+        """The newest part."""
+
+    @contextmanager
+    def started(self, workers: Sequence[WorkerSpec]) -> Iterator[WorkerDriver]:
+        """Yield this driver once all workers are ready; end them afterwards, also where the block is interrupted."""
+        for spec in workers:
+            self._dataset = Path(spec.order["dataset"])
+            if spec.order["program"] == DECODER:
+                self._decoders.names.append(spec.name)
+            elif spec.role == "engine":
+                self.engines[spec.name] = RemoteEngine(spec.name, self._workers)
+            else:
+                self._ranks[spec.name] = protocol.Ready()
+        with self._rank_files:
+            self._workers.start(workers)
+            if not self._workers.await_ready(lambda: self._stop.requested):
+                raise Interrupted("interrupted before the first step; the same command starts again")
+            try:
+                yield self
+            except Interrupted:
+                self._workers.stop()
+                raise
+            self._workers.stop()
+
+    def train(
+        self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
+    ) -> float:
+        """Train the steps of ``part`` that are left; ``measure`` is called while they are trained."""
+        if notes is not None:
+            self._begin_cycle(part, notes)
+        training = self._part = self._dispatch(part)
+        while training.working:
+            self._workers.until(lambda: not training.working or training.exported is not None)
+            if training.exported is not None and measure is not None:
+                (rank, draft), training.exported = training.exported, None
+                figures = {} if self._stop.requested else measure(draft.version, Path(draft.folder))
+                self._workers.send(rank, protocol.Measured(figures))
+        if training.interrupted is not None:
+            raise Interrupted(training.interrupted)
+        return training.dispatcher.busy_s
+
+    def serve(self, version: int, folder: Path) -> None:
+        """Have every decoder serve the draft in ``folder``, and wait for that."""
+        self._decoders.serve(version, folder)
+
+    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
+        """Answer prompts, each portion by the decoder that is free; raise Interrupted once none is under way."""
+        return self._decoders.answer(prompts, seed)
+
+    @property
+    def done_steps(self) -> int | None:
+        """Optimizer steps done; None before the first part."""
+        return None if self._part is None else self._part.done_steps
+
+    def lost(self, engine: str) -> None:
+        """Expect nothing more of an engine, and have others capture what it was given."""
+        assert self._part is not None
+        self._part.dispatcher.lost(self._number_of(engine))
+
+    def regained(self, engine: str) -> None:
+        """Have an engine capture that was lost and is there again."""
+        assert self._part is not None
+        self.engines[engine].expect_nothing()
+        if self._cycle is not None:
+            self._workers.send(engine, self._cycle)
+        self._part.dispatcher.regained(self._number_of(engine))
+
+    def handle(self, worker: str, message: protocol.ControlMessage) -> None:
+        """Act on what a worker says at any time, or leave it to the part that is trained."""
+        match message:
+            case protocol.Captured(batch):
+                self.engines[worker].captured(batch)
+            case protocol.DatasetWanted():
+                self._workers.send(worker, read_part(self._dataset, message))
+            case protocol.RendezvousAddress():
+                for other in (name for name in self._ranks if name != worker):
+                    self._workers.send(other, message)
+            case protocol.Ready():
+                if worker in self._ranks:
+                    self._ranks[worker] = message
+            case protocol.Serving():
+                self._decoders.serving(worker)
+            case protocol.Generated():
+                self._decoders.generated(worker, message)
+            case _:
+                self._handle_training(worker, message)
+
+    def _handle_training(self, rank: str, message: protocol.ControlMessage) -> None:
+        """Act on what a rank says while it trains."""
+        assert self._part is not None
+        part = self._part
+        match message:
+            case protocol.Released(number, request_ids):
+                part.dispatcher.released(number, *request_ids)
+            case protocol.StepDone(steps):
+                part.done_steps = steps
+                proceed = protocol.Proceed(self._may_proceed(part, steps), part.dispatcher.busy_s)
+                self._workers.send(rank, proceed)
+            case protocol.StepShown(record):
+                self._progress.show(record)
+            case protocol.Trained(number, row):
+                self._rank_files.write(number, row)
+            case protocol.Exported():
+                part.exported = rank, message
+            case protocol.Finished(interrupted):
+                part.interrupted = part.interrupted or interrupted
+                part.working.discard(rank)
+                if not self._decoders.names:  # else there may be more cycles, or a measurement
+                    self._workers.expect_end(rank)
+            case _:
+                raise RunError(f"{rank} sent {message}, which only the controller sends")
+
+    def _may_proceed(self, part: _PartInTraining, done_steps: int) -> bool:
+        """Return the answer to the first rank that asked after a step: all ranks stop after the same one."""
+        proceed = part.proceed.setdefault(done_steps, not self._stop.requested)
+        part.proceed.pop(done_steps - 2, None)  # no rank is more than one step behind another
+        return proceed
+
+    def _number_of(self, engine: str) -> int:
+        return list(self.engines).index(engine)
+
+    def _begin_cycle(self, part: RunSpec, notes: Mapping[str, Any]) -> None:
+        """Have ranks and engines take the answers of a cycle, once every engine is there."""
+        self._workers.await_replaced()
+        steps, resume_from = part.schedule.steps, part.config.train.resume_from
+        self._cycle = protocol.TrainCycle(notes["cycle"], (steps.start, steps.stop), resume_from, dict(notes))
+        self._workers.expect_ready(self._ranks)
+        for name in (*self.engines, *self._ranks):
+            self._workers.send(name, self._cycle)
+        self._workers.await_ready()
+
+    def _dispatch(self, part: RunSpec) -> _PartInTraining:
+        """Let every rank start, and begin the captures for what it is to train."""
+        found = {ready.done_steps for ready in self._ranks.values()}
+        if len(found) != 1:
+            raise RunError(f"trainer ranks resumed at different steps: {sorted(found)}")
+        (done_steps,) = found
+        addresses = [ready.address for ready in self._ranks.values()]
+        dispatcher = Dispatcher(
+            part.schedule, part.schema, list(self.engines.values()), addresses, part.window_bytes
+        )
+        for name in self._workers.without_devices:
+            dispatcher.lost(self._number_of(name))
+        for name in self._ranks:
+            self._workers.send(name, protocol.Start())
+        log.info("every process is ready; %d steps are done", done_steps)
+        dispatcher.start(part.schedule.items(done_steps))
+        return _PartInTraining(dispatcher=dispatcher, done_steps=done_steps, working=set(self._ranks))

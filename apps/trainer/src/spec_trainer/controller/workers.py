@@ -1,0 +1,224 @@
+"""Workers starts, watches, replaces and ends the processes of a run, on any launcher."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from spec_core.errors import DeadlineExceeded, NoDevices, RunError
+from spec_core.launcher import WorkerEnded
+from spec_trainer.controller.failures import Failure, FailureReports
+from spec_trainer.controller.protocol import Begin, Ready, Stop, from_json
+from spec_trainer.controller.replacements import Replacements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from spec_core.launcher import Launcher, WorkerHandle, WorkerMessage, WorkerSpec
+    from spec_trainer.controller.protocol import ControlMessage
+    from spec_trainer.run.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+_LEAVING_S = 30.0
+"""Least time for workers without work to end; an engine ends processes of its own first."""
+_HOST_CHECK_S = 0.5
+"""Seconds between looks at what the backend has started on the hosts."""
+_ROOM_CHECK_S = 5.0
+"""Seconds between looks for devices for an engine whose host is lost."""
+
+
+class WorkerUser(Protocol):
+    """Gives the workers of a run their work. Every call comes in the thread of ``Workers.until``."""
+
+    engines: Mapping[str, object]
+    """The workers that are replaced where they fail, by name."""
+
+    @property
+    def done_steps(self) -> int | None:
+        """Optimizer steps done; None before the first work, when no worker is replaced: it would fail again."""
+
+    def handle(self, worker: str, message: ControlMessage) -> None:
+        """Act on a worker's message."""
+
+    def lost(self, engine: str) -> None:
+        """Expect nothing more of an engine, and have others do what it was given."""
+
+    def regained(self, engine: str) -> None:
+        """Give work to an engine that was lost and is ready again."""
+
+
+class Workers:
+    """The workers of one run."""
+
+    def __init__(self, spec: RunSpec, launcher: Launcher, user: WorkerUser) -> None:
+        """Prepare the workers of ``user``; nothing starts before ``start``."""
+        self._timeouts = spec.config.timeouts
+        self._launcher = launcher
+        self._user = user
+        self._failures = FailureReports(launcher)
+        self._replacements = Replacements(spec.config.engine.replacements, spec.directory.replacements)
+        self._handles: dict[str, WorkerHandle] = {}
+        self._running: set[str] = set()
+        """Workers that have not ended."""
+        self._loading: dict[int, set[str]] = {}
+        """``WorkerOrder.init_order`` -> its workers that are not ready."""
+        self._waiting_for_begin: set[str] = set()
+        """Workers that wait for Begin when they start."""
+        self._starting: dict[str, float] = {}
+        """Replaced engines that are not ready -> when they are to be."""
+        self.without_devices: dict[str, float] = {}
+        """Lost engines for which no host has devices -> when at least one engine is to be there again."""
+        self._next_check_s = 0.0
+        """When the hosts are to be looked at again."""
+        self._next_room_check_s = 0.0
+        """When devices are to be looked for again."""
+
+    def start(self, workers: Sequence[WorkerSpec]) -> None:
+        """Start every worker; they load in parallel, and touch shared devices one after the other."""
+        self._handles = dict(self._launcher.start(workers))
+        self._running = set(self._handles)
+        for spec in workers:
+            self._loading.setdefault(spec.order["init_order"], set()).add(spec.name)
+        self._waiting_for_begin = {spec.name for spec in workers if spec.order["init_order"] > 0}
+
+    def send(self, name: str, message: ControlMessage) -> None:
+        """Send a message to a worker, or to the one in its place. Raise DeadlineExceeded (L5)."""
+        self._handles[name].send(message.to_json())
+
+    def expect_ready(self, names: Iterable[str]) -> None:
+        """Expect some workers to load once more, and to say when they are ready."""
+        self._loading = {0: set(names)}
+
+    def await_ready(self, no_more: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until every worker that loads is ready, or until ``no_more``; return whether they are.
+
+        Raise DeadlineExceeded.
+        """
+        start_s = self._timeouts.start_s
+        if not self.until(lambda: not self._loading or no_more(), time.monotonic() + start_s):
+            missing = ", ".join(sorted(set[str]().union(*self._loading.values())))
+            raise DeadlineExceeded(f"{missing} not ready within timeouts.start_s={start_s} s")
+        return not self._loading
+
+    def await_replaced(self) -> None:
+        """Wait until every engine that was started again is ready."""
+        self.until(lambda: not self._starting)
+
+    def until(self, done: Callable[[], bool], deadline_s: float = math.inf) -> bool:
+        """Handle events until ``done``; return False at the deadline. Raise the failure that ends the run."""
+        while not done():
+            now = time.monotonic()
+            if now >= self._next_check_s:
+                self._launcher.check_hosts()
+                self._check_starting()
+                self._check_devices()
+                self._next_check_s = now + _HOST_CHECK_S
+            event = self._failures.receive(min(deadline_s, self._next_check_s))
+            if event is not None:
+                self._handle(event)
+            elif time.monotonic() >= deadline_s:
+                return False
+        return True
+
+    def expect_end(self, name: str) -> None:
+        """Take the end of a worker as no failure from now on."""
+        self._failures.expect_end(name)
+
+    def stop(self) -> None:
+        """Ask every worker to end and wait for that; a failure changes nothing any more."""
+        for name in self._handles:
+            self.send(name, Stop())
+        limit_s = max(self._timeouts.peer_s, _LEAVING_S)
+        deadline = time.monotonic() + limit_s
+        self._running -= self._starting.keys()  # they come too late to be of use; the launcher ends them
+        while self._running:
+            event = self._failures.receive(deadline)
+            if isinstance(event, WorkerEnded):
+                self._running.discard(event.worker.name)
+            elif event is None and time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"{', '.join(sorted(self._running))} did not end within {limit_s} s")
+
+    def _handle(self, event: WorkerMessage | WorkerEnded) -> None:
+        name = event.worker.name
+        if event.worker is not self._handles[name] or name in self.without_devices:
+            return  # it was lost after it had sent this
+        if isinstance(event, WorkerEnded):
+            self._running.discard(name)
+        if (failure := self._failures.failure_in(event)) is not None:
+            self._treat(self._failures.with_causes(failure))
+        elif not isinstance(event, WorkerEnded):
+            message = from_json(event.message)
+            self._user.handle(name, message)
+            if isinstance(message, Ready):
+                self._on_ready(event.worker)
+
+    def _on_ready(self, worker: WorkerHandle) -> None:
+        worker.watch()
+        log.info("%s is ready", worker.name)
+        if self._starting.pop(worker.name, None) is not None:
+            self._user.regained(worker.name)
+            return
+        self._loading[done := min(self._loading)].remove(worker.name)
+        if not self._loading[done]:
+            del self._loading[done]
+            for name in self._loading[min(self._loading)] if self._loading else ():
+                self.send(name, Begin())  # they may touch their devices
+
+    def _treat(self, failures: Sequence[Failure]) -> None:
+        """Replace the workers that have failed, until each is there or waits; end the run with the first error."""
+        while failures:
+            self._replacements.note(failures, self._user.engines, self._user.done_steps)
+            names = [failure.worker for failure in failures]
+            for name in names:
+                self._user.lost(name)
+                self._running.discard(name)
+                self._starting.pop(name, None)
+            failures = [refused for name in names if (refused := self._start_again(name)) is not None]
+
+    def _start_again(self, name: str) -> Failure | None:
+        """Start a lost engine in another worker, now or once a host has devices for it; return why it cannot be."""
+        try:
+            worker = self._launcher.replace(self._handles[name])
+        except NoDevices as error:
+            self._wait_for_devices(name, error)
+            return None
+        except RunError as error:
+            self.without_devices.pop(name, None)
+            return Failure(name, error, 0)
+        self.without_devices.pop(name, None)
+        self._handles[name] = worker
+        self._failures.replaced(name)
+        self._running.add(name)
+        self._starting[name] = time.monotonic() + self._timeouts.start_s
+        if name in self._waiting_for_begin:
+            self.send(name, Begin())
+        return None
+
+    def _wait_for_devices(self, name: str, error: NoDevices) -> None:
+        """Go on without an engine; raise ``error`` where it was the last one and none is back in time."""
+        now, start_s = time.monotonic(), self._timeouts.start_s
+        waiting = self.without_devices
+        if name not in waiting:
+            log.warning("%s; the run goes on without %s until a host has room", error, name)
+            waiting[name] = now + start_s
+        self._next_room_check_s = now + _ROOM_CHECK_S
+        if waiting.keys() == self._user.engines.keys() and now >= max(waiting.values()):
+            raise RunError(
+                f"{error} within timeouts.start_s={start_s} s, and no other engine is left"
+            ) from error
+
+    def _check_devices(self) -> None:
+        """Start lost engines for which there are devices again."""
+        if time.monotonic() >= self._next_room_check_s:
+            names = list(self.without_devices)
+            self._treat([refused for name in names if (refused := self._start_again(name)) is not None])
+
+    def _check_starting(self) -> None:
+        """Treat replaced engines that are not ready in time."""
+        start_s = self._timeouts.start_s
+        for name in [name for name, limit in self._starting.items() if time.monotonic() >= limit]:
+            late = DeadlineExceeded(f"{name} not ready within timeouts.start_s={start_s} s")
+            self._treat([Failure(name, late, 0)])

@@ -1,0 +1,135 @@
+"""InlineDriver carries a run out in this process, which is its engine and its one rank."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.decode.decoder import EngineDecoder, interrupted_decoding, portions
+from spec_trainer.decode.passes import Pass
+from spec_trainer.decode.run_driver import RunDriver
+from spec_trainer.run.dispatch import DatasetCapturer, Dispatcher
+from spec_trainer.run.timer import Timer
+from spec_trainer.training.wiring import RankLinks, create_engine, rank_features, train_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from spec_core import Engine
+    from spec_trainer.command_line.progress import StepProgress
+    from spec_trainer.command_line.stop_request import StopRequest
+    from spec_trainer.decode.run_driver import MeasureDraft
+    from spec_trainer.push.live_measurements import Measure
+    from spec_trainer.run.spec import RunSpec
+    from spec_trainer.training.wiring import Consume, RankFeatures
+
+
+@contextmanager
+def inline_driver(
+    spec: RunSpec,
+    stop: StopRequest,
+    progress: StepProgress,
+    consume: Consume = train_rank,
+    device: torch.device | None = None,
+) -> Iterator[InlineDriver]:
+    """Yield the driver of a run in this process, whose engine, if there is one, is ready to capture.
+
+    ``consume`` takes the features, by default to train on them; on ``device``, by default the backend's first one.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(spec.backend.prepare_host("inline"))
+        device = device or spec.backend.device(0)
+        transport = spec.backend.transport("inline")
+        engines: list[Engine] = []
+        if spec.config.data.features is None:
+            around = {"placement": "inline", "transport": transport}
+            engines = [stack.enter_context(create_engine(spec, spec.target, **around))]
+            engines[0].start(spec.schema)
+        yield InlineDriver(
+            device=device,
+            engines=engines,
+            features=stack.enter_context(rank_features(spec, 0, device, transport=transport)),
+            decoders=[stack.enter_context(EngineDecoder(spec, engine)) for engine in engines],
+            progress=stack.enter_context(progress),
+            stop=stop,
+            consume=consume,
+            timer=Timer() if spec.config.decode.every else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InlineDriver(RunDriver):
+    """Captures, trains and decodes in turn, in the calling thread."""
+
+    device: torch.device
+    engines: Sequence[Engine]
+    """The run's engine; none where features come from a folder."""
+    decoders: Sequence[EngineDecoder]
+    """The same as it decodes."""
+    features: RankFeatures
+    consume: Consume
+    progress: StepProgress
+    stop: StopRequest
+    timer: Timer | None
+    """Seconds of all cycles of a run that decodes."""
+
+    def train(
+        self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
+    ) -> float:
+        """Train the steps of ``part`` that are left; ``measure`` is called between two steps."""
+        import torch.distributed as dist
+
+        engines = [DatasetCapturer(engine, part.dataset, part.schema) for engine in self.engines]
+        dispatcher = Dispatcher(
+            part.schedule, part.schema, engines, [self.features.address], part.window_bytes
+        )
+        stream = self.features.stream(part, dispatcher.released)
+
+        def work(done_steps: int, train: Callable[[], object]) -> None:
+            dispatcher.start(part.schedule.items(done_steps), failed=stream.fail)
+            train()
+
+        links = RankLinks(
+            store=dist.HashStore(),
+            stream=stream,
+            work=work,
+            should_stop=lambda done_steps: self.stop.requested,
+            show=self.progress.show,
+            measure=measure and _at_once(measure),
+            notes=lambda: {**notes, "prefill_s": dispatcher.busy_s} if notes else {},
+            timer=self.timer,
+        )
+        try:
+            self.consume(part, 0, self.device, links)
+        finally:
+            dispatcher.stop()
+        return dispatcher.busy_s
+
+    def serve(self, version: int, folder: Path) -> None:
+        """Serve the draft in ``folder``. Raise RunError where it cannot be pushed."""
+        self.decoders[0].serve(version, folder)
+
+    def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
+        """Answer prompts in turn; raise Interrupted between two portions of them."""
+        answered: list[Pass] = []
+        for portion in portions(prompts, seed):
+            if self.stop.requested:
+                raise interrupted_decoding()
+            answered.append(self.decoders[0].generate(portion))
+        return Pass.of(answered)
+
+
+def _at_once(measure: MeasureDraft) -> Measure:
+    """Return ``measure`` for a caller that waits for it."""
+
+    def measured(version: int, folder: Path) -> Future[dict[str, Any]]:
+        done: Future[dict[str, Any]] = Future()
+        done.set_result(measure(version, folder))
+        return done
+
+    return measured
