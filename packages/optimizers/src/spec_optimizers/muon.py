@@ -38,8 +38,8 @@ class MuonOptimizer(Optimizer):
 
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
         """Return both in one; the state of a matrix is its momentum, of any other weight AdamW's."""
-        from spec_optimizers.orthogonal import Muon
+        from spec_optimizers.orthogonal import MuonAndAdamW
 
         matrices = [weight for weight in weights if weight.is_hidden_matrix]
         others = [weight for weight in weights if not weight.is_hidden_matrix]
-        return Muon(matrices, build_adamw(others, self.config), self.config, map_whole)
+        return MuonAndAdamW(matrices, build_adamw(others, self.config), self.config, map_whole)

@@ -25,7 +25,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _EPS = 1e-7
 
 
-class Muon(torch.optim.Optimizer):
+class MuonAndAdamW(torch.optim.Optimizer):
     """Muon for matrices, of which a rank may hold parts, and AdamW for other weights."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__([group], {"lr": 0.0})
         self._names = [matrix.name for matrix in matrices]
         self._map_whole = map_whole
-        self._step_of = partial(step_of, scale=config.matrix_scale)
+        self._whole_step = partial(matrix_step, scale=config.matrix_scale)
         self._others = others
         for matrix in matrices:
             self.state[matrix.values] = {"momentum": torch.zeros_like(matrix.values)}
@@ -58,7 +58,7 @@ class Muon(torch.optim.Optimizer):
         group, *others = self.param_groups
         matrices: list[Tensor] = group["params"]
         directions = [self._direction(matrix, group["momentum"]) for matrix in matrices]
-        steps = self._map_whole(self._step_of, dict(zip(self._names, directions, strict=True)))
+        steps = self._map_whole(self._whole_step, dict(zip(self._names, directions, strict=True)))
         rate = group["lr"] * group["matrix_rate"]
         for name, matrix in zip(self._names, matrices, strict=True):
             matrix.mul_(1 - rate * group["weight_decay"]).add_(steps[name], alpha=-rate)
@@ -74,7 +74,7 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(mean, momentum)
 
 
-def step_of(direction: Tensor, scale: str) -> Tensor:
+def matrix_step(direction: Tensor, scale: str) -> Tensor:
     """Return the step of a whole matrix for a learning rate of 1."""
     rows, columns = direction.shape
     length = 0.2 * sqrt(max(rows, columns)) if scale == "match_rms_adamw" else sqrt(max(1, rows / columns))

@@ -1,4 +1,4 @@
-"""Where the elements of each trained weight lie: on which tensor-parallel rank, and in which range of its masters."""
+"""The place of each trained weight: its part of a tensor-parallel rank, and the range of that in the rank's master."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class OptimizerSuite(ConformanceSuite):
 
 
 class _Ranks:
-    """Two ranks, each a thread with parts of the weights; what they know of whole tensors they tell each other."""
+    """Two ranks, each a thread with parts of the weights; they exchange what they hold."""
 
     def __init__(self, cut: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         self._cut = cut
@@ -150,7 +150,7 @@ class _Ranks:
     def train(self, plugin: Optimizer, lr: float) -> dict[str, Tensor]:
         """Return the whole weights after some steps."""
         with ThreadPoolExecutor(2) as threads:
-            parts = list(threads.map(lambda rank: self._train(plugin, lr, rank), (0, 1)))
+            parts = list(threads.map(self._train, (plugin, plugin), (lr, lr), (0, 1)))
         return {
             name: torch.cat([part[name].flatten() for part in parts]).view(shape)
             for name, shape in _SHAPES.items()
