@@ -27,6 +27,7 @@ APPLICATION = "apps/trainer/src/spec_trainer"
 KIT, TESTING = "packages/kit/src/spec_kit", "packages/testing/src/spec_testing"
 ALLOWED = {
     # Defaults: what a configuration that names no plugin asks for.
+    (f"{APPLICATION}/config.py", "adamw"),
     (f"{APPLICATION}/config.py", "cpu"),
     (f"{APPLICATION}/config.py", "eagle3"),
     (f"{APPLICATION}/config.py", "fsdp"),

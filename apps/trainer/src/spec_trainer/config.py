@@ -1,6 +1,6 @@
 """The run configuration: every section, every default, in one place.
 
-Sections ``backend``, ``draft``, ``strategy``, ``engine`` and ``launcher`` belong to the plugins that they name:
+Sections that have a ``name`` (``SECTIONS``) belong to the plugins that they name:
 ``run_config_type`` puts the plugins' own ``Config`` classes in, so one strict validation covers the whole file.
 """
 
@@ -26,6 +26,7 @@ from spec_core import (
     EngineConfig,
     LauncherConfig,
     OptimizerConfig,
+    StepConfig,
     StrategyConfig,
     plugins,
 )
@@ -48,6 +49,7 @@ SECTIONS: dict[str, type[Any]] = {
 DEFAULT_PLUGINS: Mapping[str, str] = {
     "backend": "cpu",
     "draft": "eagle3",
+    "optimizer": "adamw",
     "strategy": "fsdp",
     "engine": "hf",
     "launcher": "local",
@@ -56,6 +58,7 @@ DEFAULT_PLUGINS: Mapping[str, str] = {
 
 B = TypeVar("B", bound=BackendConfig)
 D = TypeVar("D", bound=DraftConfig)
+U = TypeVar("U", bound=OptimizerConfig)
 S = TypeVar("S", bound=StrategyConfig)
 E = TypeVar("E", bound=EngineConfig)
 L = TypeVar("L", bound=LauncherConfig)
@@ -79,8 +82,8 @@ def _address_of_server(url: str) -> str:
     return url
 
 
-class TrainConfig(OptimizerConfig):
-    """Section ``train``: optimizer, schedule, batch and how often things happen (in optimizer steps)."""
+class TrainConfig(StepConfig):
+    """Section ``train``: schedule, batch and how often things happen (in optimizer steps)."""
 
     ranks: Annotated[int, Field(ge=1, le=65536)] = 1
     """Trainer processes."""
@@ -212,7 +215,7 @@ class ProfileConfig(Config):
     """Steps, counted from 0, whose torch profile of rank 0 is written into the run directory."""
 
 
-class RunConfig(Config, Generic[B, D, S, E, L, K]):
+class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
     """Everything that a run is; ``config.yaml`` of the run directory holds it fully resolved."""
 
     target: Name
@@ -225,6 +228,7 @@ class RunConfig(Config, Generic[B, D, S, E, L, K]):
     data: DataConfig
     draft: D = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     train: TrainConfig = TrainConfig()
+    optimizer: U = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     strategy: S = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     placement: PlacementConfig = PlacementConfig()
@@ -254,7 +258,7 @@ class RunConfig(Config, Generic[B, D, S, E, L, K]):
 
 
 AnyRunConfig = RunConfig[
-    BackendConfig, DraftConfig, StrategyConfig, EngineConfig, LauncherConfig, TrackConfig
+    BackendConfig, DraftConfig, OptimizerConfig, StrategyConfig, EngineConfig, LauncherConfig, TrackConfig
 ]
 
 
@@ -264,10 +268,11 @@ def run_config_type(
     strategy: type[StrategyConfig] = StrategyConfig,
     engine: type[EngineConfig] = EngineConfig,
     launcher: type[LauncherConfig] = LauncherConfig,
+    optimizer: type[OptimizerConfig] = OptimizerConfig,
     track: type[TrackConfig] = TrackConfig,
 ) -> type[AnyRunConfig]:
     """Return the run configuration for the plugins that a run names."""
-    return RunConfig[backend, draft, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
+    return RunConfig[backend, draft, optimizer, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
 
 
 def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:

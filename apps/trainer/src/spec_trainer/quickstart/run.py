@@ -81,7 +81,7 @@ class QuickstartSize:
         "train.global_batch_tokens=3072",
         "train.warmup_steps=20",
         # So few steps cannot wait for a slow mean (docs/decisions/014-initial-weights.md).
-        "train.betas=[0.8,0.95]",
+        "optimizer.betas=[0.8,0.95]",
         "train.eval_every=80",
         "train.save_every=80",
         "data.max_length=256",
