@@ -1,4 +1,4 @@
-"""The place of each trained weight: its part of a tensor-parallel rank, and the range of that in the rank's master."""
+"""The place of each trained weight: its part on a tensor-parallel rank, and that part's range in the master."""
 
 from __future__ import annotations
 
