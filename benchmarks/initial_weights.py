@@ -173,7 +173,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--gains", nargs=2, type=float, action="append", default=[], metavar=("MATRIX", "FUSION"))
     add("--lr", nargs="+", type=float, default=[5e-3])
     add("--seed", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    add("--word", action="append", default=[], help="section.key=value, such as train.betas=[0.9,0.95]")
+    add("--word", action="append", default=[], help="section.key=value, such as optimizer.betas=[0.9,0.95]")
     add("--toy", action="store_true", help="a tiny target, little text and two steps, to see that it runs")
     return parser.parse_args(arguments)
 

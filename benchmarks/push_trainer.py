@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from measure import device_name
 from trainer_step import Case
-from trainer_step_case import LR, make_problem
+from trainer_step_case import LR, default_optimizer, make_problem
 
-from spec_core import Backend, OptimizerConfig, Strategy, plugins
+from spec_core import Backend, StepConfig, Strategy, plugins
 from spec_kit.targets import read_target
 from spec_kit.weight_sync import Publisher, beside
 from spec_trainer.data.chat_config import ChatConfig
@@ -45,7 +45,9 @@ class PushTrainer:
         self._target = read_target(target)
         problem = make_problem(case, self._device, self._target)
         strategy_type = plugins.load_available(Strategy, "fsdp")
-        strategy = strategy_type(strategy_type.Config(), OptimizerConfig(dtype=case.dtype), self._device)
+        strategy = strategy_type(
+            strategy_type.Config(), StepConfig(dtype=case.dtype), default_optimizer(), self._device
+        )
         self._module = problem.build(self._backend.kernel)
         strategy.attach(self._module, problem.draft.shard_hints(problem.target))
         ops = strategy.vocabulary_ops(problem.target, problem.tensors)

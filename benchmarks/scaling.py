@@ -107,6 +107,7 @@ def run_spec(size: Size, output: Path) -> RunSpec:
         backend=CpuBackend(CpuBackend.Config(name="cpu")),
         draft=cast("Any", None),
         engine_type=cast("Any", None),
+        optimizer=cast("Any", None),
         strategy_type=FsdpStrategy,
         launcher_type=SimulatedLauncher,
         target=cast("Any", None),

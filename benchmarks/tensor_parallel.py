@@ -109,9 +109,9 @@ def measure_rank(me: Rank, case: Case, way: Way, folder: Path) -> dict[str, Any]
     """Return time and memory of one rank's steps; the first rank starts as the second does."""
     import torch
     import torch.distributed as dist
-    from trainer_step_case import make_problem
+    from trainer_step_case import default_optimizer, make_problem
 
-    from spec_core import Backend, OptimizerConfig, Strategy
+    from spec_core import Backend, StepConfig, Strategy
 
     torch.set_num_threads(case.threads)
     plugin = plugins.load_available(Backend, case.backend)
@@ -128,7 +128,7 @@ def measure_rank(me: Rank, case: Case, way: Way, folder: Path) -> dict[str, Any]
     chosen.check(config, problem.target, hints)
     place = chosen.data_parallel(config, me.rank, me.world_size)
     batches = micro_batches(problem, place.rank, place.size, way.passes)
-    with chosen(config, OptimizerConfig(dtype=case.dtype), device) as strategy:
+    with chosen(config, StepConfig(dtype=case.dtype), default_optimizer(), device) as strategy:
         strategy.attach(problem.build(backend.kernel), hints)
         ops = strategy.vocabulary_ops(problem.target, problem.tensors)
         denominators = problem.denominators

@@ -94,10 +94,11 @@ class Case:
     profile: bool = False
     """Whether to add the step's kernels by time, and where the host waits for the device."""
 
-    def draft_options(self) -> dict[str, int]:
-        """Return section ``draft`` of a run without its name."""
+    def draft_options(self) -> dict[str, int | bool]:
+        """Return section ``draft`` of a run without its name; Eagle3 as others have it, without further norms."""
         if self.draft == "eagle3":
-            return {"num_steps": self.num_steps, "vocab_size": self.draft_vocab_size}
+            sizes = {"num_steps": self.num_steps, "vocab_size": self.draft_vocab_size}
+            return {**sizes, "fc_norm": False, "norm_output": False}
         names = ("block_size", "num_layers", "num_anchors")
         return {name: getattr(self, name) for name in names}
 

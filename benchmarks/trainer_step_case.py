@@ -19,9 +19,19 @@ from measure import device_name, forget_peak, memory_mib, timed
 from necessary_flops import NECESSARY_FLOPS, bare_tflops
 from torch.distributed.fsdp import fully_shard  # noqa: F401 (here, so that the memory of imports holds it)
 
-from spec_core import Backend, Draft, OptimizerConfig, Strategy, TargetSpec, TargetTensors, plugins
+from spec_core import (
+    Backend,
+    Draft,
+    Optimizer,
+    StepConfig,
+    Strategy,
+    TargetSpec,
+    TargetTensors,
+    plugins,
+)
 from spec_core.kernels import no_kernel
 from spec_core.records import DraftBatch, Span, Supervision
+from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,16 +242,23 @@ def _turns(num_tokens: int, generator: torch.Generator) -> Tensor:
 def strategy_step(problem: Problem, backend: Backend) -> Step:
     """Return the step that the trainer runs."""
     plugin = plugins.load_available(Strategy, "fsdp")
-    strategy = plugin(plugin.Config(), OptimizerConfig(dtype=problem.case.dtype), backend.device(0))
+    settings = StepConfig(dtype=problem.case.dtype)
+    strategy = plugin(plugin.Config(), settings, default_optimizer(), backend.device(0))
     strategy.attach(problem.build(backend.kernel), problem.draft.shard_hints(problem.target))
     ops = strategy.vocabulary_ops(problem.target, problem.tensors)
     batches, denominators = problem.case.passes * [problem.batch], problem.case.passes * problem.denominators
     return lambda: strategy.step(batches, denominators, ops, LR).output.loss.item()
 
 
+def default_optimizer() -> Optimizer:
+    """Return the optimizer of a run that names none."""
+    plugin = plugins.load_available(Optimizer, DEFAULT_PLUGINS["optimizer"])
+    return plugin(plugin.Config())
+
+
 def dense_step(problem: Problem, backend: Backend) -> Step:
     """Return a step with the same parameters, batch and optimizer around ``DenseEagle3``, on the CPU."""
-    module, options = problem.build(no_kernel), OptimizerConfig()
+    module, options = problem.build(no_kernel), default_optimizer().config
     weights = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}
     dense = DenseEagle3(
         weights=weights,
@@ -254,17 +271,17 @@ def dense_step(problem: Problem, backend: Backend) -> Step:
     optimizer = torch.optim.AdamW(
         weights.values(), LR, options.betas, options.eps, options.weight_decay, fused=True
     )
-    return _plain_step(problem, dense.loss, optimizer, options.clip)
+    return _plain_step(problem, dense.loss, optimizer, StepConfig().clip)
 
 
 def modelopt_step(problem: Problem, backend: Backend, is_compiled: bool = False) -> Step:
     """Return the step of NVIDIA's Model-Optimizer on the same batch, from the same weights."""
     from modelopt_eagle3 import ModeloptEagle3
 
-    case, options = problem.case, OptimizerConfig()
+    case, options = problem.case, default_optimizer().config
     module = problem.build(no_kernel)
     theirs = ModeloptEagle3(problem.target, problem.tensors, module, case.num_steps, is_compiled)
-    return _plain_step(problem, theirs.loss, theirs.optimizer(options, LR), options.clip)
+    return _plain_step(problem, theirs.loss, theirs.optimizer(options, LR), StepConfig().clip)
 
 
 def _plain_step(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import PydanticUndefined
 
 from spec_core import WeightTransport, plugins
-from spec_trainer.config import DEFAULT_PLUGINS, SECTIONS, run_config_type
+from spec_trainer.config import SECTIONS, run_config_type
+from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 from spec_trainer.configuration.track import track_config_type
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ Made by `docs/generate_configuration.py` from the classes that validate it. A ru
 command's flags, and `section.key=value` words; later wins, unknown keys are errors. `${section.key}` stands for the
 value of another key. Nothing else is replaced, and the environment is not read: write `target=$NAME` on the command
 line. `section.key=null` is no value; `section.key=` is refused. [data.md](data.md) lists the bounds of what is read.
-The first table holds what every run has; sections `backend`, `draft`, `strategy`, `engine` and `launcher` have
-further keys, those of the plugins that they name, and so has `push.options.NAME` of each weight transport (and its
+The first table holds what every run has. Sections `backend`, `draft`, `optimizer`, `strategy`, `engine` and
+`launcher` have further keys, of the plugins that they name; so has `push.options.NAME` of weight transports (and its
 `bucket_bytes`, which comes before `push.bucket_bytes`).
 """
 OURS = "spec-"

@@ -21,9 +21,9 @@ INTERFACES = [
     *(
         f"spec_core.{name}"
         for name in (
-            "backend", "config", "draft", "engine", "errors", "launcher", "ops", "plugins", "process_group",
-            "draft_replica", "records", "rendezvous", "state_folder", "strategy", "target", "tracker", "transport",
-            "weight_manifest", "weight_transport",
+            "backend", "config", "draft", "engine", "errors", "launcher", "ops", "optimizer", "plugins",
+            "process_group", "draft_replica", "records", "rendezvous", "state_folder", "strategy", "target",
+            "tracker", "transport", "weight_manifest", "weight_transport",
         )
     ),
 ]  # fmt: skip

@@ -55,7 +55,7 @@ def as_speculators(draft: Path, target: Path, output: Path, **changed: object) -
 
 def _without_ours(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an exported Eagle3 draft that other trainers write, too."""
-    ours = ("fc_norm", "norm_output", "norm_before_fc", "num_aux_hidden_states", "target_hidden_size",
+    ours = ("norm_before_fc", "num_aux_hidden_states", "target_hidden_size",
             "eagle_aux_hidden_state_layer_ids", "eagle_config", "norm_before_residual")  # fmt: skip
     return {key: value for key, value in fields.items() if key not in ours}
 

@@ -81,7 +81,7 @@ def file(place) -> Callable[[str, str | bytes], Path]:
         ("train.steps=1.5", "train.steps=1.5: Input should be a valid integer"),
         ("train.steps=true", "train.steps=True: Input should be a valid integer"),
         ("train.steps=-1", "train.steps=-1: Input should be greater than 0"),
-        ("train.betas=[0.9]", "train.betas.1 is required"),
+        ("optimizer.betas=[0.9]", "optimizer.betas.1 is required"),
         ("train.dtype=float16", "train.dtype='float16': Input should be 'float32' or 'bfloat16'"),
         ("steps=5", "unknown section or key 'steps' (did you mean 'train.steps' or 'profile.steps'?)"),
         ("train=null", "train=None: expected a section, with keys such as train.dtype"),

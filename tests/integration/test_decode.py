@@ -61,7 +61,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> launching.Lab:
         "data.max_length": 24,
         "train.steps": STEPS,
         "train.lr": 5e-3,
-        "train.betas": "[0.8,0.95]",
+        "optimizer.betas": "[0.8,0.95]",
         "train.warmup_steps": 3,
         "train.global_batch_tokens": 400,
         "train.push_every": EVERY,

@@ -31,6 +31,7 @@ def test_the_pages_are_found():
         "an-engine",
         "an-engine-that-speculates",
         "a-launcher",
+        "an-optimizer",
         "a-strategy",
         "a-tracker",
         "a-weight-transport",

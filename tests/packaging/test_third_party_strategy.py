@@ -1,4 +1,4 @@
-"""A third party's strategy and tracker, installed from their wheels: options, data-parallel ranks and keys count."""
+"""A third party's strategy, optimizer and tracker, installed from their wheels: options, ranks and keys count."""
 
 from __future__ import annotations
 
@@ -27,16 +27,23 @@ def test_two_processes_train_the_same_samples_and_give_the_losses_of_one(
     words, run, clean_python, losses_of, tmp_path
 ):
     """Two copies are one data-parallel rank, as the ranks of a tensor-parallel group are. They resume, too, but not
-    with another momentum, or by a strategy that cannot read their files."""
+    with another momentum of the optimizer, or by a strategy that cannot read their files."""
     ours, theirs = tmp_path / "one", tmp_path / "two"
     command = clean_python.with_name("spec-trainer")
-    run(command, *words(ours, "train.steps=4", "strategy.name=replicated"), cwd=tmp_path)
+    run(
+        command,
+        *words(ours, "train.steps=4", "strategy.name=replicated", "optimizer.name=normed"),
+        cwd=tmp_path,
+    )
     two = ["placement.kind=disaggregated", "train.ranks=2", "strategy.name=replicated", "strategy.copies=2"]
+    two += ["optimizer.name=normed"]
     two += [f"track.lines={tmp_path / 'lines'}"]
     for steps in (2, 4):
         run(command, *words(theirs, f"train.steps={steps}", *two), cwd=tmp_path)
-    another = words(theirs, "train.steps=6", *two, "strategy.momentum=0.5")
-    fsdp = words(ours, "train.steps=6", "placement.kind=colocated", "strategy.name=fsdp")
+    another = words(theirs, "train.steps=6", *two, "optimizer.momentum=0.5")
+    fsdp = words(
+        ours, "train.steps=6", "placement.kind=colocated", "strategy.name=fsdp", "optimizer.name=normed"
+    )
     for refused, told in [
         (["train", *another], f"{theirs} belongs to another run ("),
         (["plan", *another], f"{theirs} belongs to another run ("),
@@ -51,7 +58,8 @@ def test_two_processes_train_the_same_samples_and_give_the_losses_of_one(
     assert losses_of(theirs) == pytest.approx(losses_of(ours), rel=1e-5)
     assert [file.name for file in (theirs / "logs").glob("trained-*")] == ["trained-0.jsonl"]
     config = yaml.safe_load((theirs / "config.yaml").read_text())
-    assert config["strategy"] == {"name": "replicated", "momentum": 0.9, "bucket_mib": 25, "copies": 2}
+    assert config["strategy"] == {"name": "replicated", "bucket_mib": 25, "copies": 2}
+    assert config["optimizer"] == {"name": "normed", "momentum": 0.9}
     lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == list(enumerate(losses_of(theirs), 1))
     assert len({line["run"] for line in lines}) == 1

@@ -35,6 +35,7 @@ OURS = {
     "spec-kit",
     "spec-launcher-local",
     "spec-launcher-ray",
+    "spec-optimizers",
     "spec-processes",
     "spec-strategy-fsdp",
     "spec-strategy-megatron",
@@ -123,6 +124,7 @@ def test_built_ins_take_the_same_road_as_third_parties(wheels):
         "spec_core.drafts",
         "spec_core.engines",
         "spec_core.launchers",
+        "spec_core.optimizers",
         "spec_core.strategies",
         "spec_core.trackers",
         "spec_core.weight_transports",
@@ -140,16 +142,8 @@ def test_backend_brings_the_command(wheels, name):
 
 def test_command_brings_what_runs_anywhere(wheels):
     anywhere = {
-        *(
-            "backend-cpu",
-            "draft-dflash",
-            "draft-dspark",
-            "draft-eagle3",
-            "engine-hf",
-            "launcher-local",
-            "strategy-fsdp",
-        ),
-        *("trackers", "weight-transports"),
+        *("backend-cpu", "draft-dflash", "draft-dspark", "draft-eagle3", "engine-hf", "launcher-local"),
+        *("strategy-fsdp", "optimizers", "trackers", "weight-transports"),
     }
     required = {name for name in requirements_of(wheels["spec-trainer"]) if name in OURS}
     assert required == {f"spec-{name}" for name in ("core", "kit", "processes", *anywhere)}

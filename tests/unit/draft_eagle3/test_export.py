@@ -32,6 +32,7 @@ LAYER = [
     "midlayer.self_attn.v_proj.weight",
 ]
 REDUCED = {"vocab_size": 11, "num_steps": 3}
+WITHOUT_NORMS = {"fc_norm": False, "norm_output": False}
 EVERY_OPTION = {"fc_norm": True, "norm_output": True, "layers": (1, 3, 4, 6), "head_dim": 6, **REDUCED}
 
 
@@ -60,7 +61,8 @@ def test_folder_holds_exactly_the_serving_formats_files_and_tensors(tmp_path):
     export(tmp_path, **REDUCED)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     tensors = load_file(tmp_path / "model.safetensors")
-    assert sorted(tensors) == sorted([*LAYER, "fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"])
+    others = ["fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"]
+    assert sorted(tensors) == sorted([*LAYER, *others, *(f"fc_norm.{i}.weight" for i in range(3))])
     assert (tensors["d2t"].dtype, tensors["d2t"].shape) == (torch.int64, (11,))
     assert (tensors["t2d"].dtype, tensors["t2d"].shape) == (torch.bool, (29,))
     assert tensors["lm_head.weight"].shape == (11, 16)
@@ -103,8 +105,8 @@ def test_config_fields_satisfy_both_engines(tmp_path):
         "norm_before_residual": False,
         "tie_word_embeddings": False,
         "attention_bias": False,
-        "fc_norm": False,
-        "norm_output": False,
+        "fc_norm": True,
+        "norm_output": True,
         "torch_dtype": "float32",
         "eos_token_id": 3,
         "max_position_embeddings": 64,
@@ -128,7 +130,9 @@ def test_transformers_reads_the_same_rotary_embeddings(tmp_path):
     assert "rope_theta" not in fields["rope_scaling"]
 
 
-@pytest.mark.parametrize("options", [{}, REDUCED, EVERY_OPTION], ids=["full", "reduced", "every option"])
+@pytest.mark.parametrize(
+    "options", [{}, WITHOUT_NORMS | REDUCED, EVERY_OPTION], ids=["full", "reduced, no norms", "every option"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_round_trip_is_exact_in_the_stored_dtype(tmp_path, options, dtype):
     target = make_target(dtype=dtype, rope=LLAMA3)
@@ -163,12 +167,35 @@ def test_init_from_continues_with_the_same_loss(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("vocab_size", 12), ("fc_norm", True), ("norm_output", True), ("num_heads", 2)]
+    ("option", "value"), [("vocab_size", 12), ("fc_norm", False), ("norm_output", False), ("num_heads", 2)]
 )
 def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
     export(tmp_path, **REDUCED)
     with pytest.raises(ConfigError, match=f"draft.{option}="):
         Eagle3Draft(Eagle3Config(init_from=tmp_path, **{option: value}))
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_norms_are_the_folders_unless_an_option_says_otherwise(tmp_path, norm):
+    export(tmp_path, fc_norm=norm, norm_output=norm)
+    for options in ({}, {"fc_norm": None, "norm_output": None}):
+        draft = Eagle3Draft(Eagle3Config(init_from=tmp_path, **options))
+        assert (draft.options.fc_norm, draft.options.norm_output) == (norm, norm)
+        again = Eagle3Config.model_validate(draft.config.model_dump())  # as a worker of the run gets it
+        assert Eagle3Draft(again).shape(make_target()) == draft.shape(make_target())
+
+
+def test_norms_are_the_default_of_a_fresh_draft_and_null_is_without_as_before(tmp_path):
+    def norms(config):
+        shape = Eagle3Draft(config).shape(make_target())
+        return shape.fc_norm, shape.norm_output
+
+    assert norms(Eagle3Config()) == (True, True)
+    assert norms(Eagle3Config(fc_norm=None, norm_output=None)) == (False, False)
+    before = Eagle3Config().as_before()
+    assert norms(before) == (False, False)
+    assert before.as_before() is None
+    assert norms(Eagle3Config(norm_output=True).as_before()) == (False, True)
 
 
 def test_init_from_refuses_other_layers_and_other_targets(tmp_path):
@@ -190,7 +217,7 @@ def test_init_from_refuses_other_layers_and_other_targets(tmp_path):
 @pytest.mark.parametrize("variant", ["layers.0", "prefix", "no t2d", "old fields", "eagle's own"])
 def test_published_variants_are_read(tmp_path, variant):
     target = make_target(rope=LLAMA3)
-    module = export(tmp_path, target, **REDUCED)
+    module = export(tmp_path, target, **REDUCED, **WITHOUT_NORMS)
     renamed = {
         "layers.0": lambda name: name.replace("midlayer.", "layers.0."),
         "prefix": lambda name: name if name in ("d2t", "t2d", "lm_head.weight") else f"model.{name}",

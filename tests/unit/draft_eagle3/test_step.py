@@ -38,14 +38,16 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 PARTIAL = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
 
+WITHOUT_NORMS = {"fc_norm": False, "norm_output": False}
 CASES = {
     "plain": ({}, {}),
     "reduced vocabulary": ({"vocab_size": 11}, {}),
     "one step": ({"num_steps": 1}, {}),
     "seven steps": ({"num_steps": 7, "step_decay": 0.5}, {}),
-    "fc norm": ({"fc_norm": True}, {}),
-    "norm output": ({"norm_output": True}, {}),
-    "both norms, reduced": ({"fc_norm": True, "norm_output": True, "vocab_size": 11}, {}),
+    "no norms": (WITHOUT_NORMS, {}),
+    "fc norm": ({"norm_output": False}, {}),
+    "norm output": ({"fc_norm": False}, {}),
+    "no norms, reduced": ({**WITHOUT_NORMS, "vocab_size": 11}, {}),
     "lk alpha": ({"loss": "lk_alpha"}, {}),
     "lk alpha, reduced": ({"loss": "lk_alpha", "vocab_size": 17}, {}),
     "lk lambda": ({"loss": "lk_lambda"}, {}),

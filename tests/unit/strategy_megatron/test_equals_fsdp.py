@@ -11,7 +11,7 @@ import torch
 
 from spec_strategy_fsdp.strategy import FsdpStrategy
 
-from .training import DRAFTS, LIMIT_S, OPTIMIZER, STRANGERS, Run, train
+from .training import DRAFTS, LIMIT_S, STRANGERS, Run, train
 
 if TYPE_CHECKING:
     from .training import Result
@@ -59,6 +59,12 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
         for options in (SEQUENCE, DISTRIBUTED)
     ]
     divided += [Run(MegatronStrategy, "eagle3", DIVIDED, steps=2 * SHORT, is_forced=True)]
+    muon = {"optimizer": "muon"}
+    whole += [Run(FsdpStrategy, "eagle3", steps=2 * SHORT, **muon)]
+    divided += [
+        Run(MegatronStrategy, "eagle3", options, steps=2 * SHORT, **muon)
+        for options in (DIVIDED, DISTRIBUTED, DIVIDED | DISTRIBUTED)
+    ]
     strangers = [Run(FsdpStrategy, draft) for draft in STRANGERS] if ALL else []
     whole += strangers
     divided += [
@@ -79,27 +85,31 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
         for state, (name, (strategy, options)) in product(halves, halves.items())
         if state != name
     ]
-    bf16 = {**OPTIMIZER, "dtype": "bfloat16"}
+    saved += [Run(FsdpStrategy, "eagle3", steps=SHORT, save_to=tmp_path / "muon", **muon)]
+    resumed += [
+        Run(MegatronStrategy, "eagle3", options, steps=SHORT, resume_from=tmp_path / "muon", **muon)
+        for options in (DIVIDED, DISTRIBUTED)
+    ]
     exact = [
         (
-            Run(MegatronStrategy, "dflash", options, bf16, steps=2 * SHORT),
-            Run(MegatronStrategy, "dflash", options, bf16, steps=SHORT, save_to=tmp_path / name),
-            Run(MegatronStrategy, "dflash", options, bf16, steps=SHORT, resume_from=tmp_path / name),
+            Run(MegatronStrategy, "dflash", options, "bfloat16", steps=2 * SHORT),
+            Run(MegatronStrategy, "dflash", options, "bfloat16", steps=SHORT, save_to=tmp_path / name),
+            Run(MegatronStrategy, "dflash", options, "bfloat16", steps=SHORT, resume_from=tmp_path / name),
         )
         for name, options in (("half", DIVIDED), ("half-distributed", DISTRIBUTED))
     ]
     exported = [
-        Run(strategy, "eagle3", options, optimizer, steps=0, resume_from=tmp_path / "fsdp")
+        Run(strategy, "eagle3", options, dtype, steps=0, resume_from=tmp_path / "fsdp")
         for strategy, options in (*halves.values(), (MegatronStrategy, SEQUENCE | DISTRIBUTED))
-        for optimizer in (OPTIMIZER, bf16)
+        for dtype in ("float32", "bfloat16")
     ]
     runs = [*whole, *divided, *saved, *resumed, *chain.from_iterable(exact), *exported]
     results = dict(zip(map(id, runs), train(2, tmp_path / "two", *runs), strict=True))
-    references = {(run.draft, run.steps): results[id(run)] for run in whole}
+    references = {(run.optimizer, run.draft, run.steps): results[id(run)] for run in whole}
     for run in divided:
-        assert_same(results[id(run)], references[run.draft, run.steps])
+        assert_same(results[id(run)], references[run.optimizer, run.draft, run.steps])
     for run in resumed:
-        assert_same(results[id(run)], references[run.draft, 2 * SHORT])
+        assert_same(results[id(run)], references[run.optimizer, run.draft, 2 * SHORT])
     for way in exact:
         went_on, _, again = (results[id(run)] for run in way)
         assert (again.losses, again.weights) == (went_on.losses[SHORT:], went_on.weights)  # to the bit
@@ -111,6 +121,7 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
     four += [Run(MegatronStrategy, draft, both) for draft in DRAFTS] if ALL else []
     four += [Run(MegatronStrategy, run.draft, DIVIDED) for run in strangers]
     four += [Run(MegatronStrategy, "eagle3 whole", DIVIDED, steps=2 * SHORT)]
+    four += [Run(MegatronStrategy, "eagle3", DIVIDED | DISTRIBUTED, steps=2 * SHORT, **muon)]
     four += [
         Run(MegatronStrategy, "eagle3", both, steps=SHORT, resume_from=tmp_path / name) for name in halves
     ]
@@ -118,12 +129,12 @@ def test_any_mesh_and_any_change_of_strategy(tmp_path):
     for run, result in zip(four, train(4, tmp_path / "four", *four), strict=True):
         if run.save_to is None:
             steps = run.steps if run.resume_from is None else 2 * SHORT
-            assert_same(result, references[run.draft, steps])
+            assert_same(result, references[run.optimizer, run.draft, steps])
     if ALL:
         back = [(FsdpStrategy, {}), *((MegatronStrategy, way) for way in EVERY)]
-        goes_on_from(tmp_path, ("both",), back, references["eagle3", 2 * SHORT], ranks=2)
+        goes_on_from(tmp_path, ("both",), back, references["adamw", "eagle3", 2 * SHORT], ranks=2)
         alone = [(FsdpStrategy, {}), (MegatronStrategy, {}), (MegatronStrategy, DISTRIBUTED)]
-        goes_on_from(tmp_path, (*halves, "both"), alone, references["eagle3", 2 * SHORT], ranks=1)
+        goes_on_from(tmp_path, (*halves, "both"), alone, references["adamw", "eagle3", 2 * SHORT], ranks=1)
 
 
 def goes_on_from(folder, states, ways, expected, ranks):

@@ -15,12 +15,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save
 
-from spec_core.strategy import OptimizerConfig
+from spec_core.strategy import StepConfig
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_dspark.draft import DSparkDraft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.drafting import write_draft
 from spec_kit.sharding import SafetensorsFolder
+from spec_optimizers.adamw import AdamWOptimizer
+from spec_optimizers.muon import MuonOptimizer
 from spec_testing.draft_workbench import build, file_bytes
 from spec_testing.processes import run_ranks
 from spec_testing.toy_target import toy_batch, toy_target
@@ -49,8 +51,11 @@ DRAFTS = {
 sys.path.append(str(Path(__file__).parents[2] / "plugins/spec-draft-medusa/src"))
 STRANGERS = {"medusa": ("spec_draft_medusa.draft", "MedusaDraft", {"num_heads": 2})}
 """Drafts of third parties, without hints: ranks of a tensor-parallel group compute the same."""
-OPTIMIZER = {"eps": 1e-4, "clip": 0.5, "weight_decay": 0.01}
-"""A large eps: next to a zero gradient AdamW would turn rounding into whole steps. A small clip: it acts."""
+OPTIMIZER = {"eps": 1e-4, "weight_decay": 0.01}
+"""A large eps: next to a zero gradient AdamW would turn rounding into whole steps."""
+OPTIMIZERS = {plugin.name: plugin for plugin in (AdamWOptimizer, MuonOptimizer)}
+CLIP = 0.5
+"""A small one: it acts."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Run:
     strategy: type[Strategy]
     draft: str
     options: dict[str, object] = field(default_factory=dict)
-    optimizer: dict[str, object] = field(default_factory=lambda: dict(OPTIMIZER))
+    dtype: str = "float32"
+    optimizer: str = "adamw"
     steps: int = 50
     resume_from: Path | None = None
     save_to: Path | None = None
@@ -109,7 +115,9 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
     draft = plugin(plugin.Config.model_validate({"name": plugin.name, **options}))
     target = toy_target(folder, **SIZES)
     bench = build(draft, target, others={target.norm_name: torch.ones(target.hidden_size)})
-    optimizer = OptimizerConfig.model_validate(run.optimizer)
+    chosen = OPTIMIZERS[run.optimizer]
+    optimizer = chosen(chosen.Config.model_validate({"name": run.optimizer, **OPTIMIZER}))
+    settings = StepConfig.model_validate({"dtype": run.dtype, "clip": CLIP})
     config = run.strategy.Config.model_validate({"name": run.strategy.name, **run.options})
     hints = draft.shard_hints(bench.target)
     run.strategy.check(config, bench.target, hints)
@@ -119,7 +127,7 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
     mine = samples[place.rank :: place.size]
     batches = [toy_batch(part, bench.schema) for part in (mine[::2], mine[1::2])]
     losses, norms = [], []
-    with run.strategy(config, optimizer, torch.device("cpu")) as strategy:
+    with run.strategy(config, settings, optimizer, torch.device("cpu")) as strategy:
         with _forced() if run.is_forced else nullcontext():
             strategy.attach(bench.module, hints)
         ops = strategy.vocabulary_ops(bench.target, bench.tensors)

@@ -12,6 +12,7 @@ from spec_core.errors import ConfigError
 from spec_core.validation import validate
 from spec_draft_eagle3.config import Eagle3Config
 from spec_engine_hf.engine import HfConfig
+from spec_optimizers.adamw import AdamWConfig
 from spec_trainer.config import AnyRunConfig, run_config_type
 from spec_trainer.configuration import dump_yaml
 from spec_trainer.configuration.track import track_config_type
@@ -24,6 +25,7 @@ DESIGN = {
     "backend": "name",
     "data": "path max_length last_turn_only packing on_bad_row",
     "draft": "name loss num_steps step_decay vocab_size init_from",
+    "optimizer": "name betas eps weight_decay",
     "strategy": "name",
     "train": "ranks steps epochs dtype lr schedule warmup_steps accumulation global_batch_tokens clip "
     "save_every keep eval_every push_every",
@@ -37,7 +39,9 @@ DESIGN = {
 }
 """Keys that users rely on."""
 
-RunConfig = run_config_type(BackendConfig, Eagle3Config, StrategyConfig, HfConfig, track=track_config_type())
+RunConfig = run_config_type(
+    BackendConfig, Eagle3Config, StrategyConfig, HfConfig, optimizer=AdamWConfig, track=track_config_type()
+)
 
 
 def test_every_promised_key_exists():
@@ -59,7 +63,8 @@ def test_sections_of_plugins_have_the_plugins_own_keys():
 def test_file_gives_an_equal_configuration_back():
     values = {
         **LEAST,
-        "train": {"lr": 1e-4, "betas": [0.8, 0.9]},
+        "train": {"lr": 1e-4},
+        "optimizer": {"betas": [0.8, 0.9]},
         "profile": {"steps": [3]},
         "draft": {"layers": [1, 4]},
     }

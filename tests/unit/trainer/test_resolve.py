@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_core.errors import ConfigError, TargetError
+from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_trainer.commands.plan import describe_run
 from spec_trainer.resolve import resolve, resolve_config, resolve_parts, resolve_target
 from spec_trainer.run.dispatch import sample_bytes
@@ -172,3 +172,39 @@ def test_unreadable_files_are_bad_input(words, monkeypatch):
     monkeypatch.setattr("spec_kit.targets.target_reader.read_target", denied)
     with pytest.raises(ConfigError, match=r"config.json: Permission denied"):
         resolve(None, {}, words)
+
+
+def test_keys_by_their_former_names_are_moved_and_named_in_one_line(resolved, caplog):
+    run = resolved("train.betas=[0.5,0.75]", "train.weight_decay=0.1")
+    assert (run.config.optimizer.betas, run.config.optimizer.weight_decay) == ((0.5, 0.75), 0.1)
+    (record,) = caplog.records
+    assert (
+        "train.betas (now optimizer.betas), train.weight_decay (now optimizer.weight_decay)" in record.message
+    )
+    assert run.identity == resolved("optimizer.betas=[0.5,0.75]", "optimizer.weight_decay=0.1").identity
+
+
+def test_a_key_by_both_names_is_refused(resolved):
+    with pytest.raises(ConfigError, match=r"train.eps=1e-07 and optimizer.eps=1e-06: .*; remove train.eps"):
+        resolved("train.eps=1e-7", "optimizer.eps=1e-6")
+
+
+def test_a_directory_that_began_with_former_defaults_goes_on_with_them(resolved):
+    before = resolved("draft.fc_norm=null", "draft.norm_output=null")
+    fresh = resolved()
+    assert fresh.config.draft.fc_norm
+    assert fresh.identity != before.identity
+    before.directory.root.mkdir(parents=True, exist_ok=True)
+    before.directory.open(before.identity, before.config)
+    again = resolved()
+    assert again.identity == before.identity
+    assert not again.draft.shape(again.target).fc_norm
+    with pytest.raises(ArtifactError, match="belongs to another run"):
+        resolved("draft.fc_norm=true")
+
+
+def test_a_directory_that_began_with_todays_defaults_goes_on_with_them(resolved):
+    fresh = resolved()
+    fresh.directory.root.mkdir(parents=True, exist_ok=True)
+    fresh.directory.open(fresh.identity, fresh.config)
+    assert resolved().identity == fresh.identity

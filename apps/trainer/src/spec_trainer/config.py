@@ -1,13 +1,13 @@
 """The run configuration: every section, every default, in one place.
 
-Sections ``backend``, ``draft``, ``strategy``, ``engine`` and ``launcher`` belong to the plugins that they name:
+Sections that have a ``name`` (``SECTIONS``) belong to the plugins that they name:
 ``run_config_type`` puts the plugins' own ``Config`` classes in, so one strict validation covers the whole file.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -26,17 +26,14 @@ from spec_core import (
     EngineConfig,
     LauncherConfig,
     OptimizerConfig,
+    StepConfig,
     StrategyConfig,
     plugins,
 )
 from spec_core.config import Seconds
-from spec_core.errors import ConfigError
 from spec_trainer.configuration.push_options import TransportOptions
 from spec_trainer.configuration.track import TrackConfig
 from spec_trainer.data.config import DataConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SECTIONS: dict[str, type[Any]] = {
     plugins.kind_of(interface): interface
@@ -45,17 +42,9 @@ SECTIONS: dict[str, type[Any]] = {
 }
 """Interface of each section that names a plugin; the section is called like the kind of plugin."""
 
-DEFAULT_PLUGINS: Mapping[str, str] = {
-    "backend": "cpu",
-    "draft": "eagle3",
-    "strategy": "fsdp",
-    "engine": "hf",
-    "launcher": "local",
-}
-"""Name of each section's plugin where a configuration names none."""
-
 B = TypeVar("B", bound=BackendConfig)
 D = TypeVar("D", bound=DraftConfig)
+U = TypeVar("U", bound=OptimizerConfig)
 S = TypeVar("S", bound=StrategyConfig)
 E = TypeVar("E", bound=EngineConfig)
 L = TypeVar("L", bound=LauncherConfig)
@@ -79,8 +68,8 @@ def _address_of_server(url: str) -> str:
     return url
 
 
-class TrainConfig(OptimizerConfig):
-    """Section ``train``: optimizer, schedule, batch and how often things happen (in optimizer steps)."""
+class TrainConfig(StepConfig):
+    """Section ``train``: schedule, batch and how often things happen (in optimizer steps)."""
 
     ranks: Annotated[int, Field(ge=1, le=65536)] = 1
     """Trainer processes."""
@@ -212,7 +201,7 @@ class ProfileConfig(Config):
     """Steps, counted from 0, whose torch profile of rank 0 is written into the run directory."""
 
 
-class RunConfig(Config, Generic[B, D, S, E, L, K]):
+class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
     """Everything that a run is; ``config.yaml`` of the run directory holds it fully resolved."""
 
     target: Name
@@ -225,6 +214,7 @@ class RunConfig(Config, Generic[B, D, S, E, L, K]):
     data: DataConfig
     draft: D = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     train: TrainConfig = TrainConfig()
+    optimizer: U = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     strategy: S = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     placement: PlacementConfig = PlacementConfig()
@@ -254,7 +244,7 @@ class RunConfig(Config, Generic[B, D, S, E, L, K]):
 
 
 AnyRunConfig = RunConfig[
-    BackendConfig, DraftConfig, StrategyConfig, EngineConfig, LauncherConfig, TrackConfig
+    BackendConfig, DraftConfig, OptimizerConfig, StrategyConfig, EngineConfig, LauncherConfig, TrackConfig
 ]
 
 
@@ -264,38 +254,11 @@ def run_config_type(
     strategy: type[StrategyConfig] = StrategyConfig,
     engine: type[EngineConfig] = EngineConfig,
     launcher: type[LauncherConfig] = LauncherConfig,
+    optimizer: type[OptimizerConfig] = OptimizerConfig,
     track: type[TrackConfig] = TrackConfig,
 ) -> type[AnyRunConfig]:
     """Return the run configuration for the plugins that a run names."""
-    return RunConfig[backend, draft, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
-
-
-def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with the default plugin's name in each section that names none."""
-    parts = {section: values.get(section, {}) for section in DEFAULT_PLUGINS}
-    named = {
-        section: {"name": DEFAULT_PLUGINS[section], **part}
-        for section, part in parts.items()
-        if isinstance(part, dict)
-    }
-    return {**values, **named}
-
-
-def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:
-    """Return the plugin that a configuration names in the interface's section, or the default one.
-
-    Raise UsageError where the section names none, or one that cannot run here.
-    """
-    section = plugins.kind_of(interface)
-    default = DEFAULT_PLUGINS[section]
-    given = values.get(section, {})
-    if not isinstance(given, dict):
-        name = given if isinstance(given, str) else default
-        raise ConfigError(f"{section}={given!r}: expected a section; write {section}.name={name}")
-    name = given.get("name", default)
-    if not isinstance(name, str):
-        raise ConfigError(f"{section}.name={name!r}: expected the name of a {section} plugin")
-    return plugins.load_available(interface, name)
+    return RunConfig[backend, draft, optimizer, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,11 @@ from spec_trainer.config import (
     SECTIONS,
     AnyRunConfig,
     DecodeConfig,
-    named_plugin,
     run_config_type,
-    with_plugin_names,
 )
 from spec_trainer.configuration import read_configuration, read_resolved
+from spec_trainer.configuration.moved_keys import move_keys, warn_of_moved
+from spec_trainer.configuration.plugin_names import named_plugin, with_plugin_names
 from spec_trainer.configuration.push_options import absolute, anchor_options, transport_configs
 from spec_trainer.configuration.track import track_config_type
 from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
@@ -56,8 +57,19 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
     parts, dataset = read_inputs(config_file, flags, overrides)
     run = parts.with_dataset(dataset)
     with _one_line():
+        run = _as_begun(run)
         _check(run)
     return run
+
+
+def _as_begun(run: RunSpec) -> RunSpec:
+    """Return the run with the former defaults of its draft, where its directory began with these."""
+    former = run.config.draft.as_before()
+    if former is None or run.directory.begun_as() is None:
+        return run
+    config = run.config.model_copy(update={"draft": former})
+    before = replace(run, config=config, draft=type(run.draft)(former))
+    return before if before.identity == run.directory.begun_as() else run
 
 
 def read_inputs(
@@ -192,6 +204,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
         backend=backend,
         draft=draft,
         engine_type=types["engine"],
+        optimizer=types["optimizer"](config.optimizer),
         strategy_type=types["strategy"],
         launcher_type=types["launcher"],
         target=target,
@@ -205,13 +218,18 @@ def resolve_config(
     """Return the validated configuration and the plugin class of each section that names one."""
     values = read_configuration(config_file, flags, overrides)
     values.setdefault("output", str(_default_output(config_file, values)))
+    moved = move_keys(values)
     _anchor(values)
-    return _validated(values, f"config {config_file}" if config_file else "configuration")
+    resolved = _validated(values, f"config {config_file}" if config_file else "configuration")
+    warn_of_moved(moved)
+    return resolved
 
 
 def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
     """Return the same as ``resolve_config`` for the ``config.yaml`` of a run or checkpoint: it has no references."""
-    return _validated(read_resolved(file), f"config {file}")
+    values = read_resolved(file)
+    move_keys(values)
+    return _validated(values, f"config {file}")
 
 
 def _anchor(values: dict[str, Any]) -> None:

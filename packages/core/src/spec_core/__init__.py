@@ -7,6 +7,7 @@ from spec_core.config import (
     DraftConfig,
     EngineConfig,
     LauncherConfig,
+    OptimizerConfig,
     StrategyConfig,
     TrackerConfig,
     WeightTransportConfig,
@@ -30,10 +31,11 @@ from spec_core.launcher import (
     WorkerSpec,
 )
 from spec_core.ops import VocabularyOps
+from spec_core.optimizer import MapWhole, Optimizer, TrainedWeight, map_here
 from spec_core.process_group import ProcessGroup
 from spec_core.rendezvous import Rendezvous
 from spec_core.state_folder import StateFolder
-from spec_core.strategy import DataParallel, OptimizerConfig, Strategy, TrainStep
+from spec_core.strategy import DataParallel, StepConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.target_type import TargetType, TargetValues
 from spec_core.tracker import Tracker
@@ -64,7 +66,9 @@ __all__ = [
     "Launcher",
     "LauncherConfig",
     "Manifest",
+    "MapWhole",
     "Message",
+    "Optimizer",
     "OptimizerConfig",
     "Placement",
     "ProcessGroup",
@@ -75,6 +79,7 @@ __all__ = [
     "RunLink",
     "ServingStatus",
     "StateFolder",
+    "StepConfig",
     "Strategy",
     "StrategyConfig",
     "TargetSpec",
@@ -84,6 +89,7 @@ __all__ = [
     "Tracker",
     "TrackerConfig",
     "TrainStep",
+    "TrainedWeight",
     "Transport",
     "UpdateId",
     "UpdateOrder",
@@ -99,6 +105,7 @@ __all__ = [
     "WorkerMessage",
     "WorkerSpec",
     "foreign_errors",
+    "map_here",
     "no_kernel",
     "read_json_object",
     "to_device_async",

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import pydantic
 
@@ -32,10 +33,20 @@ class BackendConfig(Config):
 class DraftConfig(Config):
     """Section ``draft``; a draft's own options are fields of its subclass."""
 
+    former_defaults: ClassVar[Mapping[str, object]] = {}
+    """Options whose default has changed, with the one before: a run directory that began with it goes on with it."""
+
     name: str = ""
     """Drafting algorithm; a draft plugin."""
     init_from: Path | None = None
     """Folder of a published draft to start from."""
+
+    def as_before(self) -> Self | None:
+        """Return the section with the former defaults of what was not written, or None where that changes nothing."""
+        former = {
+            key: value for key, value in self.former_defaults.items() if key not in self.model_fields_set
+        }
+        return self.model_copy(update=former) if former else None
 
 
 class StrategyConfig(Config):
@@ -47,6 +58,17 @@ class StrategyConfig(Config):
 
     name: str = ""
     """How the trainer is parallel; a strategy plugin."""
+
+
+class OptimizerConfig(Config):
+    """Section ``optimizer``; an optimizer's own options are fields of its subclass."""
+
+    speed_only: ClassVar[frozenset[str]] = frozenset()
+    """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
+    all others belong to its identity."""
+
+    name: str = ""
+    """How gradients change the draft; an optimizer plugin."""
 
 
 class EngineConfig(Config):

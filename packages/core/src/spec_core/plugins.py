@@ -26,6 +26,7 @@ from spec_core.errors import (
     first_line,
 )
 from spec_core.launcher import Launcher
+from spec_core.optimizer import Optimizer
 from spec_core.plugin_import import NotImported, import_entry_point
 from spec_core.strategy import Strategy
 from spec_core.target_type import TargetType
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from spec_core.kernels import FindKernel, Kernel
     from spec_core.records import Availability
 
-P = TypeVar("P", Backend, Draft, Engine, Launcher, Strategy, Tracker, WeightTransport)
+P = TypeVar("P", Backend, Draft, Engine, Launcher, Optimizer, Strategy, Tracker, WeightTransport)
 INTERFACES: tuple[Any, ...] = P.__constraints__
 """The interface of each kind of plugin."""
 _KERNELS = "spec_core.kernels"

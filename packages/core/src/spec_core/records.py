@@ -333,7 +333,7 @@ class TensorParallelHints:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardHints:
-    """Hints for sharding a draft's module. A strategy follows those that it knows and ignores the others.
+    """Hints for training a draft's module in parts. A strategy follows those that it knows and ignores the others.
 
     A draft names submodules as ``module.get_submodule`` takes them. A draft without hints is trained, too: its
     parameters are then gathered all at once, and every rank of a tensor-parallel group computes the same. Further
@@ -345,3 +345,10 @@ class ShardHints:
     must use its own parameters in its own forward only."""
     tensor_parallel: TensorParallelHints | None = None
     """How tensor-parallel ranks divide the module; None: not at all."""
+    vocabulary: tuple[str, ...] = ()
+    """Submodules whose weight has a row for each token, such as a head: no matrices between hidden states, for which
+    some optimizers are made (``TrainedWeight.is_hidden_matrix``)."""
+
+    def is_vocabulary(self, weight: str) -> bool:
+        """Return whether a weight, named as in the module, belongs to a submodule of ``vocabulary``."""
+        return weight.rpartition(".")[0] in self.vocabulary

@@ -24,15 +24,18 @@ S10 ``check`` refuses before anything starts what ``attach`` or ``vocabulary_ops
 S11 ``Config.speed_only`` names the options that change no result but by rounding (S4). A run resumes with other
     values of these alone: a directory whose run had another value of any other option is refused before anything
     starts.
+S12 ``attach`` builds the optimizer that it is given, whichever it is, over every trained weight, in one order on all
+    processes. Its ``map_whole`` gives a function the whole weight, however that is divided over processes; the
+    optimizer's state is saved and loaded with the model's, under the weight's name.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import PositiveFloat
 
 from spec_core.config import Config, StrategyConfig
 from spec_core.records import Availability
@@ -45,27 +48,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spec_core.ops import VocabularyOps
+    from spec_core.optimizer import Optimizer
     from spec_core.records import DraftBatch, ShardHints, StepOutput
     from spec_core.state_folder import StateFolder
     from spec_core.target import TargetSpec, TargetTensors
 
-Decay = Annotated[float, Field(ge=0, lt=1)]
 
-
-class OptimizerConfig(Config):
-    """Settings of the optimizer over float32 master weights. The learning rate comes with each step.
-
-    A strategy whose optimizer is not AdamW takes what its optimizer has of these, and more from its own section.
-    """
+class StepConfig(Config):
+    """Settings of a training step that every strategy follows. The learning rate comes with each step."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype of the draft; master weights and optimizer are float32 in any case."""
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
-    """AdamW's decay rates of the first and the second moment."""
-    eps: PositiveFloat = 1e-8
-    """AdamW's epsilon."""
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's weight decay, on matrices only."""
     clip: PositiveFloat = 1.0
     """Largest global gradient norm."""
 
@@ -101,9 +94,12 @@ class Strategy(Resource):
     """The version that the plugin was written for."""
     Config: ClassVar[type[StrategyConfig]] = StrategyConfig
 
-    def __init__(self, config: StrategyConfig, optimizer: OptimizerConfig, device: torch.device) -> None:
-        """Keep the section ``strategy``, the optimizer's settings and this process's device."""
+    def __init__(
+        self, config: StrategyConfig, settings: StepConfig, optimizer: Optimizer, device: torch.device
+    ) -> None:
+        """Keep the section ``strategy``, the settings of a step, the optimizer's plugin and this process's device."""
         self.config = config
+        self.settings = settings
         self.optimizer = optimizer
         self.device = device
 

@@ -21,8 +21,8 @@ class DSparkConfig(BlockConfig):
     block_size: int | None = pydantic.Field(None, ge=1, le=1024)
     """Guesses of a block, each in a slot of its own; the first slot holds the last known token. None: 7."""
     markov_head: MarkovKind | None = None
-    """What biases a guess by the one before it. ``vanilla``: that token alone. ``gated``: its channels, opened by the
-    state of the slot. ``rnn``: all guesses before, by a recurrent state. vLLM serves ``vanilla`` only. None:
+    """Head that biases a guess by the one before it. ``vanilla``: that token alone. ``gated``: its channels, opened
+    by the state of the slot. ``rnn``: all guesses before, by a recurrent state. vLLM serves ``vanilla`` only. None:
     vanilla."""
     markov_rank: int | None = pydantic.Field(None, ge=1)
     """Channels of that head. None: 256."""

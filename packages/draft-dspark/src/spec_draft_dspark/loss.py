@@ -34,7 +34,7 @@ _LENGTHS = ("acceptance_length", "expected_length")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadInputs:
-    """What the loss has gradients for."""
+    """Everything that the loss has gradients for."""
 
     states_ASH: Tensor
     """Inputs of the target's head."""

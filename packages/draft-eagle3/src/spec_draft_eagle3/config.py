@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping  # noqa: TC003 (pydantic evaluates annotations)
+from typing import ClassVar, Literal
 
 import pydantic
 
@@ -18,6 +19,8 @@ class Eagle3Config(DecoderConfig):
     folder is an error.
     """
 
+    former_defaults: ClassVar[Mapping[str, object]] = {"fc_norm": None, "norm_output": None}
+
     loss: LossKind = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
     ``lk_lambda``: KL and acceptance mixed, ever more acceptance as it grows (arXiv 2602.23881)."""
@@ -30,7 +33,7 @@ class Eagle3Config(DecoderConfig):
     """Rows of the draft's head: the most frequent supervised tokens. None: the target's whole vocabulary."""
     layers: CapturedLayers | None = pydantic.Field(None, min_length=1)
     """Ids k of the residual streams (entering target layer k) that feed the draft. None: 2, N // 2, N − 3."""
-    fc_norm: bool | None = None
+    fc_norm: bool | None = True
     """EAGLE 3.1: one RMS norm per captured layer before ``fc``. None: without."""
-    norm_output: bool | None = None
+    norm_output: bool | None = True
     """EAGLE 3.1: the normed state is what the next step gets. None: the state before the norm."""

@@ -182,7 +182,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             all_tokens_out=("head_input",),
             kept_ids="t2d" if shape.reduced else "",
         )
-        return ShardHints(tensor_parallel=shape.layer_hints("midlayer") + own)
+        return ShardHints(tensor_parallel=shape.layer_hints("midlayer") + own, vocabulary=("lm_head",))
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         """Return a fresh proposer for one sequence (D9)."""

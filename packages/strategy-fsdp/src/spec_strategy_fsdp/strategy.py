@@ -6,15 +6,15 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core import Strategy, TrainStep, to_device_async
+from spec_core import Strategy, TrainedWeight, TrainStep, to_device_async
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import torch
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
-    from torch.optim import AdamW
 
     from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput
@@ -35,7 +35,7 @@ class FsdpStrategy(Strategy):
     _mesh: DeviceMesh
     _module: FSDPModule
     _trained: dict[str, nn.Parameter]
-    _optimizer: AdamW
+    _optimizer: torch.optim.Optimizer
 
     def attach(self, module: nn.Module, hints: ShardHints) -> None:
         """Shard the module over all processes and build its optimizer."""
@@ -47,7 +47,7 @@ class FsdpStrategy(Strategy):
         _register_step_output()
         self._mesh = init_device_mesh(self.device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
         policy = MixedPrecisionPolicy(
-            param_dtype=getattr(torch, self.optimizer.dtype),
+            param_dtype=getattr(torch, self.settings.dtype),
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         )
@@ -63,7 +63,13 @@ class FsdpStrategy(Strategy):
                 sharded.set_force_sum_reduction_for_comms(True)
         self._module = module
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._optimizer = self._build_optimizer(list(self._trained.values()))
+        weights = [
+            TrainedWeight(
+                name=name, values=value, shape=tuple(value.shape), is_vocabulary=hints.is_vocabulary(name)
+            )
+            for name, value in self._trained.items()
+        ]
+        self._optimizer = self.optimizer.build(weights, self._map_whole)
 
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
         """Return the whole vocabulary on every process."""
@@ -71,7 +77,7 @@ class FsdpStrategy(Strategy):
 
         from spec_kit.drafting import TargetOps
 
-        return TargetOps(target, tensors, self.device, getattr(torch, self.optimizer.dtype))
+        return TargetOps(target, tensors, self.device, getattr(torch, self.settings.dtype))
 
     def step(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
@@ -87,7 +93,7 @@ class FsdpStrategy(Strategy):
             output: StepOutput = self._module(batch, denominators, ops)
             output.loss.backward()
             outputs.append(output.detached())
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.optimizer.clip)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.settings.clip)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
@@ -148,24 +154,20 @@ class FsdpStrategy(Strategy):
         }
         return model | optimizer
 
-    def _build_optimizer(self, parameters: Sequence[nn.Parameter]) -> AdamW:
-        import torch
+    def _map_whole(
+        self, function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """Apply the function to whole tensors, which the ranks share out (S12)."""
+        from torch.distributed.tensor import distribute_tensor
 
-        groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.optimizer.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(
-            groups, lr=0.0, betas=self.optimizer.betas, eps=self.optimizer.eps, fused=True
-        )
-        for parameter in parameters:
-            # AdamW makes its state in the first step; a checkpoint must have tensors to load into before that.
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=self.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-        return optimizer
+        from spec_kit.sharding import Parts, map_dealt
+
+        def cut(name: str, whole: Tensor) -> Tensor:
+            placements = self._trained[name].placements
+            return distribute_tensor(whole, self._mesh, placements, src_data_rank=None)
+
+        held = Parts(gather=lambda _, part: _full(part), cut=cut, group=self._mesh.get_group())
+        return map_dealt(function, parts, held)
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
         return reduce(add, outputs).combined(self._sum)

@@ -1,8 +1,8 @@
-"""Megatron's data parallel, and its optimizer around torch's AdamW, with groups that it is handed."""
+"""Megatron's data parallel, and its optimizer around one of torch's, with groups that it is handed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ from megatron.core.optimizer.optimizer import (
     MegatronOptimizer,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import copy_tensor_model_parallel_attributes
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
@@ -24,19 +25,22 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from spec_core import OptimizerConfig
+    from spec_core import StepConfig
 
 
 @dataclass(frozen=True)
 class Master:
     """The float32 elements of one parameter that this rank's optimizer updates: all, a range, or none."""
 
-    values: Tensor
-    """The elements [n], as the optimizer holds them."""
+    tensor: Tensor
+    """The elements, as the optimizer holds them."""
     first: int = 0
     """Index of the first among the parameter's."""
-    state: dict[str, Tensor] = field(default_factory=dict[str, "Tensor"])
-    """AdamW's state of them: its sums, and the number of steps."""
+
+    @property
+    def values(self) -> Tensor:
+        """The elements [n]."""
+        return self.tensor.detach().view(-1)
 
     def of(self, parameter: Tensor) -> Tensor:
         """Return these elements of a tensor in the parameter's shape."""
@@ -73,19 +77,16 @@ def data_parallel(
 
 def build_optimizer(
     parallel: DistributedDataParallel,
-    settings: OptimizerConfig,
-    device: torch.device,
+    settings: StepConfig,
     mesh: DeviceMesh,
     everyone: ProcessGroup,
 ) -> MegatronOptimizer:
-    """Return AdamW over float32 masters of the module's parameters, with the norm of the whole draft's gradients."""
-    parameters = parallel.params_with_grad
-    matrices, others = ([p for p in parameters if (p.ndim >= 2) == wanted] for wanted in (True, False))
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    adam = torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+    """Return an optimizer of float32 masters of the module's parameters, with the norm of all its gradients.
+
+    Inside is an AdamW, the one class that Megatron accepts: it makes masters of what that holds. Whatever updates
+    them takes its place.
+    """
+    adam = torch.optim.AdamW(parallel.params_with_grad, lr=0.0)
     distributed = parallel.ddp_config.use_distributed_optimizer
     config = MegatronOptimizerConfig(
         optimizer="adam",
@@ -106,14 +107,6 @@ def build_optimizer(
         optimizer = FP32Optimizer(adam, config, lambda *_: None)
     optimizer.tp_group = tensor
     optimizer.grad_stats_parallel_group = everyone if distributed else tensor
-    for group in adam.param_groups:
-        for master in group["params"]:
-            # AdamW makes its state in the first step; a checkpoint must have tensors to load into before that.
-            adam.state[master] = {
-                "step": torch.zeros((), dtype=torch.float32, device=device),
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-            }
     return optimizer
 
 
@@ -121,7 +114,7 @@ def masters_of(optimizer: MegatronOptimizer, parameters: Sequence[nn.Parameter])
     """Return the master of each parameter."""
     if not isinstance(optimizer, DistributedOptimizer):
         whole = [getattr(parameter, "main_param", parameter) for parameter in parameters]
-        return [Master(master.detach().view(-1), 0, optimizer.state[master]) for master in whole]
+        return [Master(master) for master in whole]
     first = {
         parameter: ranges["param"].start
         for buffer in optimizer.gbuf_ranges
@@ -135,10 +128,20 @@ def masters_of(optimizer: MegatronOptimizer, parameters: Sequence[nn.Parameter])
         (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
     ):
         for group, masters in zip(models, shards, strict=True):
+            masters[:] = map(_as_leaf, masters)
             own.update(zip(group, masters, strict=True))
     return [
-        Master(own[parameter].detach(), first[parameter], optimizer.state[own[parameter]])
+        Master(own[parameter], first[parameter])
         if parameter in own
         else Master(parameter.detach().new_empty(0, dtype=torch.float32))
         for parameter in parameters
     ]
+
+
+def _as_leaf(master: Tensor) -> Tensor:
+    """Return the same elements as a leaf, which optimizers ask for: Megatron may have a view of a parameter."""
+    if master.is_leaf:
+        return master
+    leaf = master.detach()
+    copy_tensor_model_parallel_attributes(leaf, master)
+    return leaf

@@ -9,13 +9,13 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core import DataParallel, Strategy, StrategyConfig, TrainStep, to_device_async
+from spec_core import DataParallel, Strategy, StrategyConfig, TrainedWeight, TrainStep, to_device_async
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import Availability
 from spec_strategy_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from megatron.core.distributed import DistributedDataParallel
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput, TensorParallelHints
     from spec_kit.sharding import FlatShard
-    from spec_strategy_megatron.divided_module import Division
-    from spec_strategy_megatron.megatron_parts import Master
+    from spec_strategy_megatron.held_weights import HeldWeights
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class MegatronStrategy(Strategy):
     """Megatron-Core over a mesh of data × tensor ranks.
 
     The ranks of a tensor-parallel group are neighbours. The module computes in the compute dtype; gradients are
-    summed, and AdamW updates its masters, in float32.
+    summed, and masters are updated, in float32.
     """
 
     name: ClassVar[str] = "megatron"
@@ -53,10 +52,7 @@ class MegatronStrategy(Strategy):
     _parallel: DistributedDataParallel
     _optimizer: MegatronOptimizer
     _hints: TensorParallelHints | None
-    _trained: dict[str, nn.Parameter]
-    _masters: dict[str, Master]
-    _divisions: dict[str, Division]
-    """How each divided parameter is divided."""
+    _held: HeldWeights
     _kept_V: Tensor | None
 
     @classmethod
@@ -118,6 +114,7 @@ class MegatronStrategy(Strategy):
 
         with _quiet():
             from spec_strategy_megatron.divided_module import divide
+            from spec_strategy_megatron.held_weights import HeldWeights
             from spec_strategy_megatron.megatron_parts import build_optimizer, data_parallel, masters_of
 
         world_size, parts = dist.get_world_size(), self.config.tensor_parallel
@@ -129,27 +126,43 @@ class MegatronStrategy(Strategy):
         if parts > 1 and self._hints is None and dist.get_rank() == 0:
             logger.warning("the draft does not say how it may be divided: %d ranks compute the same", parts)
         tensor = self._mesh.get_group("tensor")
-        self._divisions = (
+        divisions = (
             {} if self._hints is None else divide(module, self._hints, tensor, self.config.sequence_parallel)
         )
         self._module = module.to(self.device)
         kept = self._kept_ids()
         self._kept_V = None if kept is None else kept.clone()
-        self._trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
-        wide = [value.detach() for value in self._trained.values()]
-        for parameter in self._trained.values():
-            parameter.data = parameter.data.to(getattr(torch, self.optimizer.dtype))
+        trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        wide = [value.detach() for value in trained.values()]
+        for parameter in trained.values():
+            parameter.data = parameter.data.to(getattr(torch, self.settings.dtype))
         # torch 2.13 has renamed what Megatron's distributed optimizer calls, and warns at the old names.
         warnings.filterwarnings("ignore", r".*torch\.distributed\..*_tensor. is deprecated", FutureWarning)
         with _quiet(), self._megatron():
             self._parallel = data_parallel(module, self._mesh, alone, self.config.distributed_optimizer)
-            self._optimizer = build_optimizer(
-                self._parallel, self.optimizer, self.device, self._mesh, self._everyone
-            )
-        masters = masters_of(self._optimizer, list(self._trained.values()))
-        self._masters = dict(zip(self._trained, masters, strict=True))
+            self._optimizer = build_optimizer(self._parallel, self.settings, self._mesh, self._everyone)
+        masters = masters_of(self._optimizer, list(trained.values()))
         for master, value in zip(masters, wide, strict=True):
             master.values.copy_(master.of(value))  # Megatron has made it of what the compute dtype has left
+        self._held = HeldWeights(
+            config=self.config,
+            mesh=self._mesh,
+            trained=trained,
+            masters=dict(zip(trained, masters, strict=True)),
+            divisions=divisions,
+        )
+        self._optimizer.optimizer = self.optimizer.build(self._weights(hints), self._map_whole)
+
+    def _weights(self, hints: ShardHints) -> list[TrainedWeight]:
+        return [
+            TrainedWeight(
+                name=name,
+                values=master.tensor,
+                shape=self._held.whole_shape(name),
+                is_vocabulary=hints.is_vocabulary(name),
+            )
+            for name, master in self._held.masters.items()
+        ]
 
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
         """Return this rank's part of the vocabulary; the whole where the draft does not divide it."""
@@ -158,7 +171,7 @@ class MegatronStrategy(Strategy):
         from spec_kit.drafting import TargetOps
         from spec_strategy_megatron.divided_ops import DividedTargetOps, vocabulary_bounds
 
-        dtype = getattr(torch, self.optimizer.dtype)
+        dtype = getattr(torch, self.settings.dtype)
         if self._hints is None:
             return TargetOps(target, tensors, self.device, dtype)
         bounds = vocabulary_bounds(self._kept_V, target.vocab_size, self.config.tensor_parallel)
@@ -204,19 +217,9 @@ class MegatronStrategy(Strategy):
 
     def gather_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Gather one tensor after the other on every process's device (S9)."""
-        import torch
-        from torch.distributed.tensor import DTensor, Replicate, Shard
-
         for name, value in self._module.state_dict().items():
-            part = self._part(name) if name in self._masters else value.detach()
-            if division := self._divisions.get(name):
-                placements = [Replicate(), Shard(division.dimension)]
-                part = DTensor.from_local(part, self._mesh, placements, run_check=False).full_tensor()
-                parts = part.chunk(self.config.tensor_parallel, division.dimension)
-                part = (
-                    torch.cat(parts[:: division.copies], division.dimension) if division.copies > 1 else part
-                )
-            yield name, part
+            part = self._held.part(name) if name in self._held.masters else value.detach()
+            yield name, self._held.whole(name, part)
 
     def save(self, folder: StateFolder) -> None:
         """Write this process's parts, and on rank 0 their index: files that the strategy fsdp reads, too (S5)."""
@@ -232,8 +235,8 @@ class MegatronStrategy(Strategy):
         kept = self._kept_ids()
         if self._kept_V is not None and kept is not None and not kept.equal(self._kept_V):
             raise ArtifactError(f"{folder.path} is of another vocabulary of the draft than this run's")
-        for name, parameter in self._trained.items():
-            master = self._masters[name]
+        for name, parameter in self._held.trained.items():
+            master = self._held.masters[name]
             master.of(parameter).copy_(master.values)
         if self.config.distributed_optimizer:
             with self._megatron():
@@ -284,8 +287,8 @@ class MegatronStrategy(Strategy):
         shared = [(parameter, 1, 0) for module in modules for parameter in module.parameters()]
         parts, rank = self.config.tensor_parallel, self._mesh.get_local_rank("tensor")
         shared += [
-            (self._trained[name], parts // division.copies, rank // division.copies)
-            for name, division in self._divisions.items()
+            (self._held.trained[name], parts // division.copies, rank // division.copies)
+            for name, division in self._held.divisions.items()
             if division.copies > 1
         ]
         if not shared:
@@ -300,59 +303,28 @@ class MegatronStrategy(Strategy):
         for (parameter, number, place), total in zip(shared, totals, strict=True):
             parameter.main_grad.copy_(total.view(number, *parameter.shape)[place])
 
-    def _part(self, name: str) -> Tensor:
-        """Return this tensor-parallel rank's part of a trained weight, in float32."""
-        import torch
-        import torch.distributed as dist
+    def _map_whole(
+        self, function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """Apply the function to whole tensors, which all ranks share out (S12)."""
+        from spec_kit.sharding import Parts, map_dealt
 
-        parameter, master = self._trained[name].detach(), self._masters[name]
-        if parameter.dtype == torch.float32:
-            return parameter
-        if not self.config.distributed_optimizer:
-            return master.values.view_as(parameter)
-        # Summed as integers, of which one rank's are not 0, the elements keep their bits.
-        bits = torch.zeros(parameter.shape, dtype=torch.int32, device=parameter.device)
-        master.of(bits).copy_(master.values.view(torch.int32))
-        dist.all_reduce(bits, group=self._mesh.get_group("data"))
-        return bits.view(torch.float32)
+        held = Parts(gather=self._held.gather, cut=self._held.cut, group=self._everyone)
+        return map_dealt(function, parts, held)
 
     def _state(self) -> dict[str, Tensor | FlatShard]:
-        """Return what a checkpoint holds: the model's tensors, masters for weights, and AdamW's of each weight."""
+        """Return what a checkpoint holds: the model's tensors, masters for weights, and the optimizer's of each."""
+        masters = self._held.masters
         state: dict[str, Tensor | FlatShard] = {
             f"{_MODEL}{name}": value
             for name, value in self._module.state_dict().items()
-            if name not in self._masters
+            if name not in masters
         }
-        for name, master in self._masters.items():
-            state[f"{_MODEL}{name}"] = self._shard(name, master.values)
-            for key in ("exp_avg", "exp_avg_sq", "step"):
-                value = master.state.get(key, master.values)
-                state[f"optimizer.{name}.{key}"] = self._shard(name, value, scalar=key == "step")
+        for name, master in masters.items():
+            state[f"{_MODEL}{name}"] = self._held.shard(name, master.values)
+            for key, value in self._optimizer.state[master.tensor].items():
+                state[f"optimizer.{name}.{key}"] = self._held.shard(name, value)
         return state
-
-    def _shard(self, name: str, values: Tensor, scalar: bool = False) -> FlatShard:
-        """Return a tensor of a weight's state, of which ``values`` are those of its elements that are this rank's.
-
-        A ``scalar``, one for the weight, is saved by the rank that has its first element.
-        """
-        from spec_kit.sharding import FlatShard
-
-        first, division = self._masters[name].first, self._divisions.get(name)
-        data, tensor = self._mesh.get_local_rank("data"), self._mesh.get_local_rank("tensor")
-        place, copy = divmod(tensor, division.copies if division else self.config.tensor_parallel)
-        part = () if scalar else tuple(self._trained[name].shape)
-        shape, offset = list(part), [0] * len(part)
-        if part and division:
-            offset[division.dimension] = place * part[division.dimension]
-            shape[division.dimension] *= self.config.tensor_parallel // division.copies
-        return FlatShard(
-            shape=tuple(shape),
-            offset=tuple(offset),
-            part=part,
-            first=0 if scalar else first,
-            values=values.view(-1),
-            saves=copy == 0 and (data == 0 or self.config.distributed_optimizer) and not (scalar and first),
-        )
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
         return reduce(add, outputs).combined(self._sum)

@@ -20,6 +20,7 @@ pytest.register_assert_rewrite(
     "spec_testing.engine_suite",
     "spec_testing.kernels",
     "spec_testing.launcher_suite",
+    "spec_testing.optimizer_suite",
     "spec_testing.process_group_suite",
     "spec_testing.strategy_suite",
     "spec_testing.toy_training",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from spec_testing.engine_suite import EngineSuite
     from spec_testing.kernels import assert_kernel_agrees
     from spec_testing.launcher_suite import LauncherSuite
+    from spec_testing.optimizer_suite import OptimizerSuite
     from spec_testing.process_group_suite import ProcessGroupSuite
     from spec_testing.reference import reference_backend, reference_kernel
     from spec_testing.strategy_suite import StrategySuite
@@ -57,6 +59,7 @@ __all__ = [
     "DraftSuite",
     "EngineSuite",
     "LauncherSuite",
+    "OptimizerSuite",
     "ProcessGroupSuite",
     "ReferenceTarget",
     "StrategySuite",
@@ -79,6 +82,7 @@ __getattr__ = lazy_names(
     engine_suite="EngineSuite",
     kernels="assert_kernel_agrees",
     launcher_suite="LauncherSuite",
+    optimizer_suite="OptimizerSuite",
     process_group_suite="ProcessGroupSuite",
     reference="reference_backend reference_kernel",
     strategy_suite="StrategySuite",

@@ -13,10 +13,11 @@ from safetensors.torch import load, save
 
 from spec_core import plugins
 from spec_core.errors import ConfigError, PluginError
-from spec_core.strategy import OptimizerConfig, Strategy
+from spec_core.strategy import StepConfig, Strategy
 from spec_testing.draft_workbench import Workbench, build
 from spec_testing.limits import patient
 from spec_testing.processes import run_ranks
+from spec_testing.toy_optimizers import PlainDescent
 from spec_testing.toy_target import toy_batch, toy_target
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ LIMIT_S = patient(240.0)
 """Minutes more than a rank takes, most of it to import what its strategy builds on."""
 RANKS = 2
 LARGE = 1e6
-"""Epsilon and learning rate: the first step of AdamW, as that of plain descent, is then along the gradient."""
+"""Limit of the gradient's norm, and the learning rate: weights then differ by more than rounding takes from it."""
 SIZES: dict[str, Any] = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 """Sizes of the toy target that two ranks can divide."""
 
@@ -105,14 +106,12 @@ def _step_divided(me: Rank, case: DividedStep) -> list[tuple[StepOutput, bytes]]
 def _step(case: DividedStep, config: StrategyConfig) -> tuple[StepOutput, bytes]:
     bench = case.bench()
     batches, denominators = batches_of(bench)
-    optimizer = OptimizerConfig(eps=LARGE, clip=LARGE)
-    with case.strategy(config, optimizer, torch.device("cpu")) as strategy:
+    optimizer = PlainDescent(PlainDescent.Config())
+    with case.strategy(config, StepConfig(clip=LARGE), optimizer, torch.device("cpu")) as strategy:
         strategy.attach(bench.module, bench.draft.shard_hints(bench.target))
         ops = strategy.vocabulary_ops(bench.target, bench.tensors)
         before = {name: value.clone() for name, value in strategy.full_weights().items()}  # they may be live
         done = strategy.step(batches, denominators, ops, LARGE)
         after = strategy.full_weights()
     moved = {name: before[name] - value for name, value in after.items() if value.is_floating_point()}
-    # How long the step is, is the optimizer's; how long the gradient is, the strategy has said.
-    scale = done.grad_norm.cpu() / torch.stack([value.norm() for value in moved.values()]).norm()
-    return done.output, save({name: (scale * value).contiguous() for name, value in moved.items()})
+    return done.output, save({name: (value / LARGE).contiguous() for name, value in moved.items()})

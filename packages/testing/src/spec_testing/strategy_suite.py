@@ -1,4 +1,4 @@
-"""StrategySuite: the contract of spec_core.strategy (S1-S11) as tests, with a toy module and real processes.
+"""StrategySuite: the contract of spec_core.strategy (S1-S12) as tests, with a toy module and real processes.
 
 ::
 
@@ -7,8 +7,8 @@
         def strategy(self) -> type[Strategy]:
             return MyStrategy
 
-A strategy whose optimizer is not AdamW overrides ``reference_optimizer``, too. Everything runs in processes of its
-own, so that the test process keeps no group. The reference is a plain float64 loop (``toy_training``).
+Everything runs in processes of its own, so that the test process keeps no group. The reference is a plain loop in
+float64 with the same optimizer (``toy_training``).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import torch
 from safetensors.torch import load
 
 from spec_core.config import StrategyConfig
-from spec_core.records import ShardHints
-from spec_core.strategy import DataParallel
+from spec_core.strategy import DataParallel, StepConfig
 from spec_kit.sharding import SafetensorsFolder
 from spec_testing.conformance import ConformanceSuite, import_without_torch, sources
 from spec_testing.reference import reference_backend
+from spec_testing.toy_optimizers import ToyOptimizer
 from spec_testing.toy_target import toy_target
 from spec_testing.toy_training import (
-    OPTIMIZER,
+    CLIP,
+    HINTS,
     TOLERANCE,
     Plan,
     ToyDraft,
-    adamw,
     assert_close,
     assert_gathered,
     compare_vocabulary_ops,
@@ -47,10 +47,9 @@ from spec_testing.toy_training import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import nn
-
     from spec_core.backend import Backend
-    from spec_core.strategy import OptimizerConfig, Strategy
+    from spec_core.optimizer import Optimizer
+    from spec_core.strategy import Strategy
 
 _FAR_BELOW_BFLOAT16 = torch.finfo(torch.bfloat16).eps / 64
 """Limit for what the test of S2 changes in a weight near 1: some learning rates, whichever the optimizer."""
@@ -67,25 +66,27 @@ class StrategySuite(ConformanceSuite):
     """Backend whose devices and ``dist_backend`` the suite uses; by default the reference backend."""
     options: ClassVar[dict[str, object]] = {}
     """Values of section ``strategy`` that the suite runs with; by default the strategy's own defaults."""
+    optimizer: ClassVar[type[Optimizer]] = ToyOptimizer
+    """Optimizer that the strategy trains with; by default one that asks for all that a strategy has to give."""
+    optimizer_options: ClassVar[dict[str, object]] = {}
+    """Values of section ``optimizer``."""
 
     @pytest.fixture
     def strategy(self) -> type[Strategy]:
         """Return the strategy's class; a suite's subclass overrides this."""
         raise pytest.UsageError("a StrategySuite needs a fixture 'strategy' that returns the plugin's class")
 
-    def reference_optimizer(
-        self, module: nn.Module, settings: OptimizerConfig, lr: float
-    ) -> torch.optim.Optimizer:
-        """Return the optimizer of the plain loop, for float64 weights: by default torch's AdamW.
-
-        ``settings`` are those that the strategy gets as ``self.optimizer``; their weight decay is 0.
-        """
-        return adamw(module, settings, lr)
-
     @pytest.fixture
     def plan(self, strategy: type[Strategy], tmp_path: Path) -> Plan:
         """Return what each rank of a test trains."""
-        return Plan(strategy, self.backend or type(reference_backend()), tmp_path, options=self.options)
+        return Plan(
+            strategy,
+            self.optimizer,
+            self.backend or type(reference_backend()),
+            tmp_path,
+            options=self.options,
+            optimizer_options=self.optimizer_options,
+        )
 
     def test_imports_without_torch(self, strategy: type[Strategy]) -> None:
         """The entry-point module imports without torch, and Config derives from StrategyConfig."""
@@ -97,18 +98,18 @@ class StrategySuite(ConformanceSuite):
         assert strategy.Config.speed_only <= strategy.Config.model_fields.keys() - {"name"}
 
     def test_s1_equals_a_plain_loop(self, plan: Plan) -> None:
-        """S1: forward and backward once per micro-batch, summed gradients, clipped by their norm, the optimizer."""
+        """S1, S12: forward and backward per micro-batch, summed gradients, clipped by their norm, the optimizer."""
         clipped = replace(plan, micro_batches=2)
-        free = replace(clipped, optimizer={**OPTIMIZER, "clip": 1e6})
-        expected = [reference(plan, self.reference_optimizer) for plan in (clipped, free)]
-        assert min(expected[0].grad_norms) > OPTIMIZER["clip"]
+        free = replace(clipped, settings=StepConfig(clip=1e6))
+        expected = [reference(plan) for plan in (clipped, free)]
+        assert min(expected[0].grad_norms) > CLIP
         (reports,) = train_all(1, clipped, free)
         for report, wanted in zip(reports, expected, strict=True):
             assert_close(report, wanted)
 
     def test_s2_masters_are_float32(self, plan: Plan) -> None:
         """S2, S9: computing in bfloat16, updates far below its resolution still add up; weights are float32."""
-        bf16 = replace(plan, optimizer={**OPTIMIZER, "clip": 1e6, "dtype": "bfloat16"}, lr=1e-6)
+        bf16 = replace(plan, settings=StepConfig(dtype="bfloat16", clip=1e6), lr=1e-6)
         ((report,),) = train_all(1, bf16)
         assert report.metrics[0]["itemsize"] == torch.bfloat16.itemsize
         weights = load(report.weights)
@@ -128,15 +129,15 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_s4_cut_and_ranks_change_rounding_only(self, plan: Plan, world_size: int) -> None:
-        """S4: any number of ranks and micro-batches, empty ones among them, trains the same weights."""
-        expected = reference(plan, self.reference_optimizer)
+        """S4, S12: any number of ranks and micro-batches, empty ones among them, trains the same weights."""
+        expected = reference(plan)
         for reports in train_all(world_size, *(replace(plan, micro_batches=cuts) for cuts in (1, 3, 5))):
             for report in reports:
                 assert_close(report, expected)
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_s5_resumes_to_the_bit(self, plan: Plan, world_size: int) -> None:
-        """S5: loaded into a fresh strategy with other weights, the next step gives the same bits.
+        """S5, S12: loaded into a fresh strategy with other weights, the next step gives the same bits.
 
         Buffers and each process's generator come along.
         """
@@ -151,7 +152,7 @@ class StrategySuite(ConformanceSuite):
             assert load(resumed.weights).keys() == ToyDraft(0).state_dict().keys()
 
     def test_s5_loads_at_another_world_size(self, plan: Plan) -> None:
-        """S5: what two ranks saved, one loads: the same bits before the next step, the same step after it."""
+        """S5, S12: what two ranks saved, one loads: the same bits before the next step, the same step after it."""
         saved = plan.folder / "saved"
         ((went_on,), _) = train_all(2, replace(plan, save_to=saved))
         ((resumed,),) = train_all(1, replace(plan, steps=1, seed=5, resume_from=saved))
@@ -199,7 +200,7 @@ class StrategySuite(ConformanceSuite):
 
     def test_s10_accepts_what_it_trains(self, plan: Plan, tmp_path: Path) -> None:
         """S10: ``check`` needs no group, and accepts the target and the draft that every test here trains."""
-        plan.strategy.check(plan.config, toy_target(tmp_path), ShardHints(blocks=("block",)))
+        plan.strategy.check(plan.config, toy_target(tmp_path), HINTS)
 
     def test_evaluate_changes_nothing(self, plan: Plan) -> None:
         """``evaluate`` gives the output of the step that would follow, and trains nothing."""

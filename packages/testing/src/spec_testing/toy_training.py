@@ -1,11 +1,10 @@
 """StrategySuite's workbench: a toy module, trained by a strategy in real processes, and by a plain loop.
 
-The reference is a float64 loop over the whole global batch on one device.
+The reference is a float64 loop over the whole global batch on one device, with the same optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,15 +16,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from spec_core.errors import ArtifactError
+from spec_core.optimizer import Optimizer, TrainedWeight, map_here
 from spec_core.records import FeatureSchema, ShardHints, StepOutput
-from spec_core.strategy import OptimizerConfig, Strategy
+from spec_core.strategy import StepConfig, Strategy
 from spec_kit.sharding import SafetensorsFolder
 from spec_testing.limits import patient
 from spec_testing.processes import run_ranks
 from spec_testing.toy_target import ToySample, toy_batch, toy_target, toy_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -39,14 +39,11 @@ if TYPE_CHECKING:
 LIMIT_S = patient(90.0)
 SCHEMA = FeatureSchema(layers=(1,), hidden_size=8, dtype="float32")
 LENGTHS = (6, 1, 9, 4, 3, 8)
-OPTIMIZER = {"eps": 1e-4, "clip": 0.05}
-"""A large eps: next to a zero gradient AdamW would turn rounding into whole steps. A small clip: it acts. What else
-a section ``train`` has is at its default."""
+CLIP = 0.05
+"""A small one: it acts."""
+HINTS = ShardHints(blocks=("block",), vocabulary=("out",))
 LR = 0.01
 TOLERANCE = 2e-5
-
-BuildOptimizer = Callable[[nn.Module, OptimizerConfig, float], torch.optim.Optimizer]
-"""Returns the optimizer of a plain loop, for a module, section ``train`` and a learning rate."""
 
 
 class ToyDraft(nn.Module):
@@ -84,15 +81,18 @@ class Plan:
     """The training that one rank does; ``micro_batches`` says how its part of the global batch is cut."""
 
     strategy: type[Strategy]
+    optimizer: type[Optimizer]
     backend: type[Backend]
     folder: Path
     steps: int = 4
     micro_batches: int = 1
     seed: int = 0
     lr: float = LR
-    optimizer: dict[str, object] = field(default_factory=lambda: dict(OPTIMIZER))
+    settings: StepConfig = field(default_factory=lambda: StepConfig(clip=CLIP))
     options: dict[str, object] = field(default_factory=dict[str, object])
     """Values of section ``strategy``."""
+    optimizer_options: dict[str, object] = field(default_factory=dict[str, object])
+    """Values of section ``optimizer``."""
     resume_from: Path | None = None
     save_to: Path | None = None
     """A checkpoint written after ``steps``; one more step follows."""
@@ -101,6 +101,15 @@ class Plan:
     def config(self) -> StrategyConfig:
         """The section ``strategy``."""
         return self.strategy.Config.model_validate({"name": self.strategy.name, **self.options})
+
+    def new_optimizer(self) -> Optimizer:
+        """Return the optimizer's plugin."""
+        values = {"name": self.optimizer.name, **self.optimizer_options}
+        return self.optimizer(self.optimizer.Config.model_validate(values))
+
+    def new_strategy(self, device: torch.device) -> Strategy:
+        """Return the strategy, for ``device``."""
+        return self.strategy(self.config, self.settings, self.new_optimizer(), device)
 
 
 @dataclass
@@ -141,9 +150,8 @@ def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan],
     )
     results: list[Any] = []
     for plan in plans:
-        optimizer = OptimizerConfig.model_validate(plan.optimizer)
-        with plan.strategy(plan.config, optimizer, device) as strategy:
-            strategy.attach(ToyDraft(plan.seed), ShardHints(blocks=("block",)))
+        with plan.new_strategy(device) as strategy:
+            strategy.attach(ToyDraft(plan.seed), HINTS)
             results.append(act(strategy, plan))
         strategy.close()  # once more: idempotent
     torch.distributed.destroy_process_group()
@@ -198,11 +206,10 @@ def load_into_another_module(strategy: Strategy, plan: Plan) -> bool:
     assert plan.save_to is not None
     plan.save_to.mkdir(exist_ok=True)
     strategy.save(SafetensorsFolder(plan.save_to))
-    optimizer = OptimizerConfig.model_validate(plan.optimizer)
     module = ToyDraft(plan.seed)
     module.more = nn.Linear(2, 2)
-    with plan.strategy(plan.config, optimizer, strategy.device) as other:
-        other.attach(module, ShardHints(blocks=("block",)))
+    with plan.new_strategy(strategy.device) as other:
+        other.attach(module, HINTS)
         try:
             other.load(SafetensorsFolder(plan.save_to))
         except ArtifactError:
@@ -260,25 +267,25 @@ def _denominators() -> Tensor:
     return torch.stack([sample.loss_mask.sum() for sample in _samples()]).sum(0, keepdim=True).double()
 
 
-def adamw(module: nn.Module, settings: OptimizerConfig, lr: float) -> torch.optim.Optimizer:
-    """Return torch's own AdamW, without weight decay."""
-    return torch.optim.AdamW(
-        module.parameters(), lr=lr, betas=settings.betas, eps=settings.eps, weight_decay=0.0
-    )
-
-
-def reference(plan: Plan, build_optimizer: BuildOptimizer) -> Report:
-    """Train the same as a plain loop in float64: one batch, one device, an optimizer of torch's."""
+def reference(plan: Plan) -> Report:
+    """Train the same as a plain loop in float64: one batch, one device, whole weights."""
     module = ToyDraft(plan.seed).double()
-    config = OptimizerConfig.model_validate(plan.optimizer)
-    optimizer = build_optimizer(module, config, plan.lr)
+    weights = [
+        TrainedWeight(
+            name=name, values=value, shape=tuple(value.shape), is_vocabulary=HINTS.is_vocabulary(name)
+        )
+        for name, value in module.named_parameters()
+    ]
+    optimizer = plan.new_optimizer().build(weights, map_here)
+    for group in optimizer.param_groups:
+        group["lr"] = plan.lr
     batch, denominators = toy_batch(_samples(), SCHEMA), _denominators()
     report = Report()
     for _ in range(plan.steps):
         optimizer.zero_grad()
         output: StepOutput = module(batch, denominators, None)
         output.loss.backward()
-        norm = nn.utils.clip_grad_norm_(module.parameters(), config.clip)
+        norm = nn.utils.clip_grad_norm_(module.parameters(), plan.settings.clip)
         optimizer.step()
         report.losses.append(output.loss.item())
         report.metrics.append(output.metrics())

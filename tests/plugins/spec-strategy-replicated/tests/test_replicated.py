@@ -5,27 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from spec_strategy_replicated.strategy import ReplicatedConfig, ReplicatedStrategy
 
 from spec_core.errors import ConfigError
 from spec_testing import StrategySuite
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from spec_core import OptimizerConfig, Strategy
+    from spec_core import Strategy
 
 
 class TestReplicatedStrategy(StrategySuite):
     @pytest.fixture
     def strategy(self) -> type[Strategy]:
         return ReplicatedStrategy
-
-    def reference_optimizer(
-        self, module: nn.Module, settings: OptimizerConfig, lr: float
-    ) -> torch.optim.Optimizer:
-        return torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9)
 
 
 def test_copies_must_divide_the_processes() -> None:

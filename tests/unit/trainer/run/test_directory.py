@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 
@@ -27,9 +29,9 @@ def identity(run, **changes) -> str:
 
 @pytest.mark.parametrize(
     "word",
-    ["train.lr=1e-3", "train.schedule=constant", "train.warmup_steps=3", "train.clip=2.0", "train.weight_decay=0.1",
-     "train.betas=[0.9,0.99]", "train.dtype=bfloat16", "train.global_batch_tokens=100", "seed=3",
-     "draft.num_steps=3", "draft.loss=lk_alpha", "data.shuffle=false",
+    ["train.lr=1e-3", "train.schedule=constant", "train.warmup_steps=3", "train.clip=2.0", "train.dtype=bfloat16",
+     "train.global_batch_tokens=100", "seed=3", "draft.num_steps=3", "draft.loss=lk_alpha", "data.shuffle=false",
+     "optimizer.betas=[0.9,0.99]", "optimizer.weight_decay=0.1", "optimizer.eps=1e-7", "optimizer.name=muon",
      "data.chat_template_kwargs.enable_thinking=false"],
 )  # fmt: skip
 def test_what_changes_the_result_changes_the_identity(resolved, word):
@@ -60,6 +62,23 @@ def test_options_of_a_strategy_are_part_of_the_identity_but_for_those_that_chang
     as_before = with_options()
     assert with_options(bucket_mib=1) == with_options(momentum=0.9) == as_before == identity(resolved())
     assert len({with_options(momentum=0.5), with_options(momentum=0.6), as_before}) == 3
+
+
+def test_a_run_directory_of_before_optimizers_were_plugins_is_the_same_runs(resolved):
+    config = resolved("draft.fc_norm=null", "draft.norm_output=null").config
+    names = ("lr", "schedule", "warmup_steps", "decay_share", "min_lr_ratio", "clip", "dtype",
+             "global_batch_tokens")  # fmt: skip
+    adamw = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}
+    parts = {
+        "data": "d",
+        "shuffle": config.data.shuffle,
+        "target": "t",
+        "draft": config.draft.model_dump(mode="json"),
+        "train": {name: getattr(config.train, name) for name in names} | adamw,
+        "seed": config.seed,
+    }
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    assert run_identity(config, "d", "t") == digest
 
 
 def test_options_of_the_strategies_here_change_speed_only():

@@ -20,7 +20,7 @@ from spec_core.records import SamplingParams
 from spec_trainer.command_line.engine_output import engine_output_kept
 from spec_trainer.commands.evaluate import export_untrained
 from spec_trainer.commands.train import run_training
-from spec_trainer.config import DEFAULT_PLUGINS
+from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.decode.passes import decode
 from spec_trainer.disk import cache_folder, check_writable, write_atomically
@@ -81,7 +81,7 @@ class QuickstartSize:
         "train.global_batch_tokens=3072",
         "train.warmup_steps=20",
         # So few steps cannot wait for a slow mean (docs/decisions/014-initial-weights.md).
-        "train.betas=[0.8,0.95]",
+        "optimizer.betas=[0.8,0.95]",
         "train.eval_every=80",
         "train.save_every=80",
         "data.max_length=256",

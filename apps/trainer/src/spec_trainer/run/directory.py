@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import read_bytes
 from spec_trainer.configuration import dump_yaml
+from spec_trainer.configuration.moved_keys import OLD_KEYS, moved_values
+from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 from spec_trainer.disk import check_own, check_writable, locked_folder, remove, write_atomically
 
 if TYPE_CHECKING:
@@ -19,32 +21,39 @@ if TYPE_CHECKING:
     from spec_trainer.config import AnyRunConfig
 
 _TRAIN_IDENTITY = (
-    "lr", "schedule", "warmup_steps", "decay_share", "min_lr_ratio", "betas", "eps", "weight_decay", "clip",
-    "dtype", "global_batch_tokens",
+    "lr", "schedule", "warmup_steps", "decay_share", "min_lr_ratio", "clip", "dtype", "global_batch_tokens",
 )  # fmt: skip
 
 
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
     """Return a digest of data, chat format, target, draft, optimizer, seed, dtype and batch: the run's identity.
 
-    Options of the strategy belong to it but for those that change speed only. The strategy itself, the number of
-    processes, placement, logging, timeouts and ``train.steps`` may change between start and resume.
+    Options of optimizer and strategy belong to it but for those that change speed only. The strategy itself, the
+    number of processes, placement, logging, timeouts and ``train.steps`` may change between start and resume.
     """
     parts = {
         "data": data_digest,
         "shuffle": config.data.shuffle,
         "target": target_digest,
         "draft": config.draft.model_dump(mode="json"),
-        "train": {key: getattr(config.train, key) for key in _TRAIN_IDENTITY},
+        "train": {key: getattr(config.train, key) for key in _TRAIN_IDENTITY}
+        | moved_values(config.optimizer),
         "seed": config.seed,
     }
     if any(config.data.record().values()):  # the tokens alone may be equal
         parts["chat"] = config.data.record()
-    strategy = config.strategy
-    own = {"name", *strategy.speed_only}
+    optimizer, strategy = config.optimizer, config.strategy
+    own = {*OLD_KEYS, *optimizer.speed_only}
+    if optimizer.name == DEFAULT_PLUGINS["optimizer"]:
+        own.add("name")
     # Without defaults: directories of versions before they belonged to it are resumed.
-    if options := strategy.model_dump(mode="json", exclude=own, exclude_defaults=True):
-        parts["strategy"] = options
+    chosen = {
+        "optimizer": optimizer.model_dump(mode="json", exclude=own, exclude_defaults=True),
+        "strategy": strategy.model_dump(
+            mode="json", exclude={"name", *strategy.speed_only}, exclude_defaults=True
+        ),
+    }
+    parts |= {section: options for section, options in chosen.items() if options}
     if config.decode.every:
         decode = config.decode.model_dump(mode="json", exclude={"replicas"})
         parts["decode"] = {**decode, "push_every": config.train.push_every}
@@ -99,13 +108,17 @@ class RunDirectory:
 
     def check_owner(self, identity: str) -> None:
         """Raise ArtifactError as ``check_folder`` does, and if the directory belongs to another run."""
-        self.check_folder()
-        if os.path.exists(self._owner) and self._identity() != identity:
+        if self.begun_as() not in (None, identity):
             raise ArtifactError(
                 f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, options of "
                 "the strategy, seed, dtype, global batch or decoding differ); choose another output, or remove it to "
                 "start anew"
             )
+
+    def begun_as(self) -> str | None:
+        """Return the identity of the run that the directory belongs to; None where it is no run directory."""
+        self.check_folder()
+        return self._identity() if self._owner.exists() else None
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep a second run out during the ``with`` block; a run refused before a first checkpoint leaves nothing."""

@@ -20,7 +20,7 @@ from spec_trainer.run.directory import RunDirectory, run_identity
 from spec_trainer.run.dispatch import sample_bytes
 
 if TYPE_CHECKING:
-    from spec_core import Backend, Draft, Engine, Launcher, Strategy, TargetSpec
+    from spec_core import Backend, Draft, Engine, Launcher, Optimizer, Strategy, TargetSpec
     from spec_core.records import FeatureSchema
     from spec_trainer.config import AnyRunConfig
     from spec_trainer.data.dataset import Dataset
@@ -44,6 +44,7 @@ class RunParts:
     backend: Backend
     draft: Draft
     engine_type: type[Engine]
+    optimizer: Optimizer
     strategy_type: type[Strategy]
     launcher_type: type[Launcher]
     target: TargetSpec

@@ -139,7 +139,9 @@ def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLink
 
     with ExitStack() as stack:
         stack.enter_context(_default_group(spec, rank, device, links.store))
-        strategy = stack.enter_context(spec.strategy_type(spec.config.strategy, spec.config.train, device))
+        strategy = stack.enter_context(
+            spec.strategy_type(spec.config.strategy, spec.config.train, spec.optimizer, device)
+        )
         trainer = _build_trainer(spec, rank, strategy)
         checkpoints = CheckpointStore(
             spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD, sees=links.trained is None

@@ -34,7 +34,7 @@ def sharded_logsumexp_argmax(
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Where the labels of rows of logits are among the local rows of the vocabulary."""
+    """The places of labels among the local rows of the vocabulary."""
 
     column_R1: Tensor
     """int64: the label's column; any of them where it is on another shard."""

@@ -271,7 +271,7 @@ class ServedDraft(Draft, Generic[C, S]):
 def resolve_init_from(config: DraftConfig, checkpoint: DraftCheckpoint[Any]) -> DraftConfig:
     """Return ``config`` with the options written out that the checkpoint fixes: those that its shape has, too.
 
-    Raises ConfigError if an option contradicts the checkpoint.
+    Raises ConfigError if an option that was written contradicts the checkpoint; a default never does.
     """
     found = {
         key: getattr(checkpoint.shape, key)
@@ -280,7 +280,7 @@ def resolve_init_from(config: DraftConfig, checkpoint: DraftCheckpoint[Any]) -> 
     }
     for key, value in found.items():
         wanted = getattr(config, key)
-        if wanted is not None and wanted != value:
+        if key in config.model_fields_set and wanted not in (None, value):
             raise ConfigError(
                 f"draft.{key}={wanted!r} contradicts draft.init_from={checkpoint.folder}, whose value is {value!r}"
             )

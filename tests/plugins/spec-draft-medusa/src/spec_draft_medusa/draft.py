@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from spec_core import DraftConfig
-from spec_core.records import FeatureSchema
+from spec_core.records import FeatureSchema, ShardHints
 from spec_kit.drafting import DraftShape, ServedDraft, Size, head_fields
 
 if TYPE_CHECKING:
@@ -75,6 +75,10 @@ class MedusaDraft(ServedDraft[MedusaConfig, MedusaShape]):
 
     def fresh_shape(self, target: TargetSpec) -> MedusaShape:
         return MedusaShape.for_target(self.options, target, num_heads=self.num_heads)
+
+    def shard_hints(self, target: TargetSpec) -> ShardHints:
+        heads = range(self.shape(target).num_heads)
+        return ShardHints(vocabulary=tuple(f"lm_heads.{head}" for head in heads))
 
     def target_problem(self, target: TargetSpec) -> str | None:
         """Return why no such draft can be made for the target: its final norm is computed here."""

@@ -1,4 +1,4 @@
-"""Strategy ``replicated``: every process holds the whole draft; gradients are summed in buckets, SGD updates it.
+"""Strategy ``replicated``: every process holds the whole draft; gradients are summed in buckets.
 
 Several processes can train each share and compare what they computed: a device that computes wrongly ends the run
 instead of spoiling the draft.
@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
-from spec_core import DataParallel, Strategy, StrategyConfig, TrainStep, to_device_async
+from spec_core import (
+    DataParallel,
+    Strategy,
+    StrategyConfig,
+    TrainedWeight,
+    TrainStep,
+    map_here,
+    to_device_async,
+)
 from spec_core.errors import ArtifactError, ConfigError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import torch
     from torch import Tensor, nn
 
     from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
@@ -32,8 +39,6 @@ class ReplicatedConfig(StrategyConfig):
 
     speed_only: ClassVar[frozenset[str]] = frozenset({"bucket_mib", "copies"})
 
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Share of the last step's direction that the next one keeps."""
     bucket_mib: PositiveInt = 25
     """MiB of gradients that one collective sums."""
     copies: PositiveInt = 1
@@ -68,8 +73,14 @@ class ReplicatedStrategy(Strategy):
         module.to(self.device)
         trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
         self._masters = {name: value.detach().float().clone() for name, value in trained.items()}
-        self._module = module.to(getattr(torch, self.optimizer.dtype))
-        self._optimizer = self._build_optimizer(list(self._masters.values()))
+        self._module = module.to(getattr(torch, self.settings.dtype))
+        weights = [
+            TrainedWeight(
+                name=name, values=master, shape=tuple(master.shape), is_vocabulary=hints.is_vocabulary(name)
+            )
+            for name, master in self._masters.items()
+        ]
+        self._optimizer = self.optimizer.build(weights, map_here)
         self._put_back()
 
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
@@ -77,7 +88,7 @@ class ReplicatedStrategy(Strategy):
 
         from spec_kit.drafting import TargetOps
 
-        return TargetOps(target, tensors, self.device, getattr(torch, self.optimizer.dtype))
+        return TargetOps(target, tensors, self.device, getattr(torch, self.settings.dtype))
 
     def step(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
@@ -94,7 +105,7 @@ class ReplicatedStrategy(Strategy):
             self._collect_gradients()
             outputs.append(output.detached())
         self._sum_gradients()
-        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.optimizer.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.settings.clip)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
@@ -122,9 +133,7 @@ class ReplicatedStrategy(Strategy):
 
         if dist.get_rank() == 0:
             folder.write_tensors(MODEL_FILE, self.full_weights())
-            state = self._optimizer.state_dict()["state"]
-            tensors = {f"{index}.{key}": state[index][key] for index in state for key in state[index]}
-            folder.write_tensors(OPTIMIZER_FILE, tensors)
+            folder.write_tensors(OPTIMIZER_FILE, self._optimizer_state())
         folder.write_tensors(_generator_file(dist.get_rank()), {"state": torch.get_rng_state()})
 
     def load(self, folder: StateFolder) -> None:
@@ -138,11 +147,9 @@ class ReplicatedStrategy(Strategy):
         self._module.load_state_dict(weights)
         for name, master in self._masters.items():
             master.copy_(weights[name])
-        state: dict[int, dict[str, Tensor]] = {}
+        state = self._optimizer_state()
         for name, value in folder.read_tensors(OPTIMIZER_FILE).items():
-            index, key = name.split(".")
-            state.setdefault(int(index), {})[key] = value
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
+            state[name].copy_(value)
         generator = _generator_file(dist.get_rank())
         if folder.has(generator):
             torch.set_rng_state(folder.read_tensors(generator)["state"])
@@ -151,16 +158,13 @@ class ReplicatedStrategy(Strategy):
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
         return folder.read_tensors(MODEL_FILE)
 
-    def _build_optimizer(self, masters: Sequence[Tensor]) -> torch.optim.SGD:
-        import torch
-
-        matrices = [master for master in masters if master.ndim >= 2]
-        others = [master for master in masters if master.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": self.optimizer.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        return torch.optim.SGD(groups, lr=0.0, momentum=self.config.momentum)
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        """Return the optimizer's tensors, which are there from the start, by the weight's name and their own."""
+        return {
+            f"{name}.{key}": value
+            for name, master in self._masters.items()
+            for key, value in self._optimizer.state[master].items()
+        }
 
     def _collect_gradients(self) -> None:
         """Add what a backward pass left on the module to the masters' gradients, in float32."""

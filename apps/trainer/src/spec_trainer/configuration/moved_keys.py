@@ -1,0 +1,45 @@
+"""Keys of section ``train`` that lie in section ``optimizer`` now: run directories and commands still have them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, cast
+
+from spec_core.errors import ConfigError
+from spec_core.wording import shown
+
+if TYPE_CHECKING:
+    from spec_core import OptimizerConfig
+
+logger = logging.getLogger(__name__)
+
+OLD_KEYS = ("betas", "eps", "weight_decay")
+
+
+def move_keys(values: dict[str, Any]) -> list[str]:
+    """Move the old keys of ``values`` and return them. Raise ConfigError for one that has another value there."""
+    train, optimizer = values.get("train"), values.setdefault("optimizer", {})
+    if not (isinstance(train, dict) and isinstance(optimizer, dict)):
+        return []
+    train, optimizer = cast("dict[str, Any]", train), cast("dict[str, Any]", optimizer)
+    found = [key for key in OLD_KEYS if key in train]
+    for key in found:
+        value = train.pop(key)
+        if optimizer.setdefault(key, value) != value:
+            raise ConfigError(
+                f"train.{key}={shown(value)} and optimizer.{key}={shown(optimizer[key])}: one was the other's name; "
+                f"remove train.{key}"
+            )
+    return found
+
+
+def warn_of_moved(keys: list[str]) -> None:
+    """Say what the keys that a user has written are called now."""
+    if keys:
+        names = ", ".join(f"train.{key} (now optimizer.{key})" for key in keys)
+        logger.warning("the configuration has keys by their former names: %s", names)
+
+
+def moved_values(config: OptimizerConfig) -> dict[str, Any]:
+    """Return the values of these keys that the optimizer has, under their names."""
+    return config.model_dump(mode="json", include=set(OLD_KEYS))

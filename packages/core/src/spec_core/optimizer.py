@@ -1,0 +1,93 @@
+"""Optimizer: how gradients change the float32 weights. It knows neither draft nor strategy.
+
+Contract (``spec_testing.OptimizerSuite`` quotes the numbers):
+
+G1  The plugin's module imports without torch; ``Config`` derives from OptimizerConfig; ``probe`` never raises.
+G2  ``build`` returns a torch optimizer whose groups hold the ``values`` of every given weight once, and no other
+    tensor. Before each step the strategy sets ``lr`` of each group to the learning rate of the step; where some
+    weights learn at another rate, the optimizer multiplies it.
+G3  ``step`` reads the gradient of ``values`` and changes ``values`` in place. Equal inputs give equal bits. A rank
+    that has no element of a weight gets empty ``values`` without a gradient.
+G4  ``values`` may be a part of a weight, of any layout: a DTensor, or a range of elements. What needs a whole weight
+    goes through ``map_whole``. However a weight is divided, its elements change equally but for rounding.
+G5  The state of a weight is there as soon as the optimizer is built: tensors in ``state[values]``, each of the shape
+    and layout of ``values``, or of no dimension and then equal on every rank. Nothing else is to be saved: with these
+    tensors and the weights filled from a checkpoint, the next step gives the same bits.
+G6  Every rank calls ``map_whole`` for the same names in the same order, also where its own ``values`` are empty.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from spec_core.config import OptimizerConfig
+from spec_core.records import Availability
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+    from torch import Tensor
+
+
+class MapWhole(Protocol):
+    """Applies a function to whole tensors of which every rank holds a part; the strategy supplies it. Collective."""
+
+    def __call__(
+        self, function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """Return this rank's parts of what ``function`` makes of each whole tensor, of the same shape and dtype.
+
+        ``parts``: names of weights, each with this rank's part of a tensor that is laid out as its ``values``.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedWeight:
+    """One weight of the draft, as a rank holds it."""
+
+    name: str
+    """Its name in the draft's module."""
+    values: Tensor
+    """The rank's elements in float32, which the optimizer updates."""
+    shape: tuple[int, ...]
+    """Shape of the whole weight."""
+    is_vocabulary: bool = False
+    """Whether its rows stand for tokens, as those of a head or an embedding (``ShardHints.vocabulary``)."""
+
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """Whether it is a matrix between hidden states, for which optimizers such as Muon are made."""
+        return len(self.shape) == 2 and not self.is_vocabulary
+
+
+class Optimizer(ABC):
+    """Builds a torch optimizer; the module's docstring holds the contract."""
+
+    API_VERSIONS: ClassVar[range] = range(2, 3)
+    """Versions of this interface that are accepted; newest first: 2, of the first release."""
+    name: ClassVar[str]
+    api_version: ClassVar[int]
+    """The version that the plugin was written for."""
+    Config: ClassVar[type[OptimizerConfig]] = OptimizerConfig
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        """Keep the section ``optimizer``."""
+        self.config = config
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Return whether this machine has what the optimizer needs (G1)."""
+        return Availability(ok=True)
+
+    @abstractmethod
+    def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
+        """Return the optimizer of these weights, which come in the same order on every rank (G2-G6)."""
+
+
+def map_here(function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Apply ``function`` to each tensor: the ``map_whole`` of a process that holds whole weights."""
+    return {name: function(part) for name, part in parts.items()}

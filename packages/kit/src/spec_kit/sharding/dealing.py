@@ -1,0 +1,58 @@
+"""Work on whole tensors of which each rank of a group holds a part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """How the ranks of a group hold named tensors in parts."""
+
+    gather: Callable[[str, Tensor], Tensor]
+    """Returns the whole tensor from the rank's part of it; collective."""
+    cut: Callable[[str, Tensor], Tensor]
+    """Returns the rank's part of a whole tensor."""
+    group: dist.ProcessGroup
+
+
+def map_dealt(
+    function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], held: Parts
+) -> dict[str, Tensor]:
+    """Apply ``function`` to whole tensors, each on one rank of the group; return this rank's parts. Collective.
+
+    ``function`` keeps shape and dtype. Ranks work side by side, each with two whole tensors at a time.
+    """
+    names, results = list(parts), {}
+    size = dist.get_world_size(held.group)
+    for first in range(0, len(names), size):
+        results |= _one_round(function, {name: parts[name] for name in names[first : first + size]}, held)
+    return results
+
+
+def _one_round(
+    function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], held: Parts
+) -> dict[str, Tensor]:
+    """Apply the function to as many tensors as there are ranks, or fewer: each rank to one of them."""
+    rank, templates = dist.get_rank(held.group), list[Tensor]()
+    own = made = None
+    for owner, (name, part) in enumerate(parts.items()):
+        whole = held.gather(name, part)
+        templates.append(whole.new_empty(()).expand(whole.shape))
+        own = whole if owner == rank else own
+    # Only now: a collective that waits for one rank's work would hold up all others.
+    if own is not None:
+        made = function(own).contiguous()
+    results: dict[str, Tensor] = {}
+    for owner, (name, template) in enumerate(zip(parts, templates, strict=True)):
+        sent = made if made is not None and owner == rank else template.contiguous()
+        dist.broadcast(sent, group=held.group, group_src=owner)
+        results[name] = held.cut(name, sent)
+    return results

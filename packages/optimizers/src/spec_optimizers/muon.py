@@ -1,0 +1,45 @@
+"""Optimizer ``muon``: Muon for the matrices between hidden states, AdamW for all other weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import PositiveFloat  # noqa: TC002 (pydantic evaluates annotations)
+
+from spec_core import MapWhole, Optimizer, OptimizerConfig, TrainedWeight
+from spec_optimizers.adamw import AdamWConfig, Decay, build_adamw
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+class MuonConfig(AdamWConfig):
+    """Section ``optimizer`` of a run that names this optimizer; ``betas`` and ``eps`` are for the other weights."""
+
+    matrix_rate: PositiveFloat = 1.0
+    """Learning rate of the matrices, as a multiple of ``train.lr``."""
+    momentum: Decay = 0.95
+    """Share of the last step's direction that the next one keeps, for matrices (Nesterov's momentum)."""
+    matrix_scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """Length of a matrix's step, by its shape (torch's ``adjust_lr_fn``): 0.2 · √(longer side), as long as AdamW's,
+    so that AdamW's rates serve; or √(rows / columns), at least 1."""
+
+
+class MuonOptimizer(Optimizer):
+    """Muon (arXiv 2502.16982) for matrices, AdamW for a head, an embedding and vectors."""
+
+    name: ClassVar[str] = "muon"
+    api_version: ClassVar[int] = 2
+    Config: ClassVar[type[OptimizerConfig]] = MuonConfig
+
+    config: MuonConfig
+
+    def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
+        """Return both in one; the state of a matrix is its momentum, of any other weight AdamW's."""
+        from spec_optimizers.orthogonal import MuonAndAdamW
+
+        matrices = [weight for weight in weights if weight.is_hidden_matrix]
+        others = [weight for weight in weights if not weight.is_hidden_matrix]
+        return MuonAndAdamW(matrices, build_adamw(others, self.config), self.config, map_whole)

@@ -1,0 +1,76 @@
+"""Optimizers of the suites: one that needs all that a strategy has to give, and plain descent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from spec_core.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from spec_core.optimizer import MapWhole, TrainedWeight
+
+_MOMENTUM = 0.8
+
+
+class ToyOptimizer(Optimizer):
+    """Momentum, which matrices follow at one length: state like the weights, a count of steps, and whole matrices."""
+
+    name: ClassVar[str] = "toy"
+    api_version: ClassVar[int] = 2
+
+    def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return _Toy(weights, map_whole)
+
+
+class _Toy(torch.optim.Optimizer):
+    def __init__(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> None:
+        super().__init__([{"params": [weight.values for weight in weights]}], {"lr": 0.0})
+        self._matrices = [weight.name for weight in weights if weight.is_hidden_matrix]
+        self._weights = weights
+        self._map_whole = map_whole
+        for weight in weights:
+            self.state[weight.values] = {
+                "mean": torch.zeros_like(weight.values),
+                "step": torch.zeros((), device=weight.values.device),
+            }
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        values: dict[str, Tensor] = dict(
+            zip([weight.name for weight in self._weights], group["params"], strict=True)
+        )
+        directions = {name: self._direction(value) for name, value in values.items()}
+        directions |= self._map_whole(_unit, {name: directions[name] for name in self._matrices})
+        for name, value in values.items():
+            value.add_(directions[name], alpha=-group["lr"])
+
+    def _direction(self, value: Tensor) -> Tensor:
+        """Return the mean of all gradients, as Adam corrects it for its start at 0."""
+        state = self.state[value]
+        state["step"] += 1
+        gradient = torch.zeros_like(value) if value.grad is None else value.grad
+        state["mean"].lerp_(gradient, 1 - _MOMENTUM)
+        return state["mean"] / (1 - _MOMENTUM ** float(state["step"]))
+
+
+def _unit(matrix: Tensor) -> Tensor:
+    return matrix / (matrix.norm() + 1e-3)
+
+
+class PlainDescent(Optimizer):
+    """Each step is the learning rate times the gradient."""
+
+    name: ClassVar[str] = "descent"
+    api_version: ClassVar[int] = 2
+
+    def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return torch.optim.SGD([weight.values for weight in weights])

@@ -1,0 +1,1 @@
+"""Optimizer normed: momentum, and steps of one length for each matrix."""
