@@ -1,4 +1,4 @@
-"""With this draft, engine ``hf`` gives the target's own text, greedy and sampled."""
+"""Engine ``hf`` gives the target's own text with this draft, greedy and sampled."""
 
 from __future__ import annotations
 

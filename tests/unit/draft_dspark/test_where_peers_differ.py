@@ -1,4 +1,4 @@
-"""Where trainers of DSpark differ: ours does as DeepSpec, its first trainer, unless a test says otherwise."""
+"""Trainers of DSpark differ in these points; ours does as DeepSpec, the first one, unless a test says otherwise."""
 
 from __future__ import annotations
 
