@@ -1,4 +1,4 @@
-"""The place of each trained weight: its part of a tensor-parallel rank, and the range of that in the rank's master."""
+"""The place of each trained weight: a tensor-parallel rank's part of it, and the range of that in a master."""
 
 from __future__ import annotations
 
