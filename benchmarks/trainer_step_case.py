@@ -31,7 +31,7 @@ from spec_core import (
 )
 from spec_core.kernels import no_kernel
 from spec_core.records import DraftBatch, Span, Supervision
-from spec_trainer.config import DEFAULT_PLUGINS
+from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

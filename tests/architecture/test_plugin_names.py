@@ -27,12 +27,12 @@ APPLICATION = "apps/trainer/src/spec_trainer"
 KIT, TESTING = "packages/kit/src/spec_kit", "packages/testing/src/spec_testing"
 ALLOWED = {
     # Defaults: what a configuration that names no plugin asks for.
-    (f"{APPLICATION}/config.py", "adamw"),
-    (f"{APPLICATION}/config.py", "cpu"),
-    (f"{APPLICATION}/config.py", "eagle3"),
-    (f"{APPLICATION}/config.py", "fsdp"),
-    (f"{APPLICATION}/config.py", "hf"),
-    (f"{APPLICATION}/config.py", "local"),
+    (f"{APPLICATION}/configuration/plugin_names.py", "adamw"),
+    (f"{APPLICATION}/configuration/plugin_names.py", "cpu"),
+    (f"{APPLICATION}/configuration/plugin_names.py", "eagle3"),
+    (f"{APPLICATION}/configuration/plugin_names.py", "fsdp"),
+    (f"{APPLICATION}/configuration/plugin_names.py", "hf"),
+    (f"{APPLICATION}/configuration/plugin_names.py", "local"),
     (f"{APPLICATION}/evaluation/request.py", "cpu"),
     (f"{APPLICATION}/evaluation/request.py", "hf"),
     (f"{APPLICATION}/push/request.py", "cpu"),

@@ -7,7 +7,7 @@ Sections that have a ``name`` (``SECTIONS``) belong to the plugins that they nam
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -31,13 +31,9 @@ from spec_core import (
     plugins,
 )
 from spec_core.config import Seconds
-from spec_core.errors import ConfigError
 from spec_trainer.configuration.push_options import TransportOptions
 from spec_trainer.configuration.track import TrackConfig
 from spec_trainer.data.config import DataConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SECTIONS: dict[str, type[Any]] = {
     plugins.kind_of(interface): interface
@@ -45,16 +41,6 @@ SECTIONS: dict[str, type[Any]] = {
     if "name" in interface.Config.model_fields
 }
 """Interface of each section that names a plugin; the section is called like the kind of plugin."""
-
-DEFAULT_PLUGINS: Mapping[str, str] = {
-    "backend": "cpu",
-    "draft": "eagle3",
-    "optimizer": "adamw",
-    "strategy": "fsdp",
-    "engine": "hf",
-    "launcher": "local",
-}
-"""Name of each section's plugin where a configuration names none."""
 
 B = TypeVar("B", bound=BackendConfig)
 D = TypeVar("D", bound=DraftConfig)
@@ -273,34 +259,6 @@ def run_config_type(
 ) -> type[AnyRunConfig]:
     """Return the run configuration for the plugins that a run names."""
     return RunConfig[backend, draft, optimizer, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
-
-
-def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with the default plugin's name in each section that names none."""
-    parts = {section: values.get(section, {}) for section in DEFAULT_PLUGINS}
-    named = {
-        section: {"name": DEFAULT_PLUGINS[section], **part}
-        for section, part in parts.items()
-        if isinstance(part, dict)
-    }
-    return {**values, **named}
-
-
-def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:
-    """Return the plugin that a configuration names in the interface's section, or the default one.
-
-    Raise UsageError where the section names none, or one that cannot run here.
-    """
-    section = plugins.kind_of(interface)
-    default = DEFAULT_PLUGINS[section]
-    given = values.get(section, {})
-    if not isinstance(given, dict):
-        name = given if isinstance(given, str) else default
-        raise ConfigError(f"{section}={given!r}: expected a section; write {section}.name={name}")
-    name = given.get("name", default)
-    if not isinstance(name, str):
-        raise ConfigError(f"{section}.name={name!r}: expected the name of a {section} plugin")
-    return plugins.load_available(interface, name)
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:

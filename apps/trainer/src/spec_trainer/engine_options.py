@@ -9,8 +9,9 @@ from pydantic import Field
 
 from spec_core import Backend, BackendConfig, Config, Engine, EngineConfig
 from spec_core.validation import validate
-from spec_trainer.config import TimeoutsConfig, named_plugin
+from spec_trainer.config import TimeoutsConfig
 from spec_trainer.configuration import read_configuration
+from spec_trainer.configuration.plugin_names import named_plugin
 from spec_trainer.data.chat_config import ChatConfig
 
 if TYPE_CHECKING:

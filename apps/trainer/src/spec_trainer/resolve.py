@@ -17,12 +17,11 @@ from spec_trainer.config import (
     SECTIONS,
     AnyRunConfig,
     DecodeConfig,
-    named_plugin,
     run_config_type,
-    with_plugin_names,
 )
 from spec_trainer.configuration import read_configuration, read_resolved
 from spec_trainer.configuration.moved_keys import move_keys, warn_of_moved
+from spec_trainer.configuration.plugin_names import named_plugin, with_plugin_names
 from spec_trainer.configuration.push_options import absolute, anchor_options, transport_configs
 from spec_trainer.configuration.track import track_config_type
 from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name

@@ -92,7 +92,7 @@ class EngineContext:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineAbilities:
-    """What an engine can do that not every engine can (E14). It is asked before anything starts."""
+    """Abilities that not every engine has (E14). The application reads them before anything starts."""
 
     in_process: bool = False
     """The target runs in the process that creates the engine, which may then train as well (placement ``inline``)."""
@@ -114,7 +114,7 @@ class Engine(Resource):
     """The version that the plugin was written for."""
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities()
-    """What the engine can do beyond the abstract methods (E14)."""
+    """Abilities beyond the abstract methods (E14)."""
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         """Keep the configuration, the target and the context; nothing starts."""

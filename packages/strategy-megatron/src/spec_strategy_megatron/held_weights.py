@@ -1,4 +1,4 @@
-"""The place of each trained weight: a tensor-parallel rank's part of it, and the range of that in a master."""
+"""The place of each trained weight: its part on a tensor-parallel rank, and that part's range in the master."""
 
 from __future__ import annotations
 

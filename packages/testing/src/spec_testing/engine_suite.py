@@ -326,7 +326,7 @@ class EngineSuite(ConformanceSuite):
                 engine.draft_replica()
 
     def test_e14_declared_proposers_speculate(self, engine: Engine, reference: ReferenceTarget) -> None:
-        """E14: with a proposer of ours, whose guesses are poor, answers are the target's own."""
+        """E14: with a proposer whose guesses are poor, answers are the target's own."""
         if not engine.abilities.proposers:
             pytest.skip("the engine does not declare the ability 'proposers'")
         engine.use_proposer(FirstToken)

@@ -20,7 +20,7 @@ from spec_core.records import SamplingParams
 from spec_trainer.command_line.engine_output import engine_output_kept
 from spec_trainer.commands.evaluate import export_untrained
 from spec_trainer.commands.train import run_training
-from spec_trainer.config import DEFAULT_PLUGINS
+from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.decode.passes import decode
 from spec_trainer.disk import cache_folder, check_writable, write_atomically

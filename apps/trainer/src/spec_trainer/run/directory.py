@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import read_bytes
-from spec_trainer.config import DEFAULT_PLUGINS
 from spec_trainer.configuration import dump_yaml
 from spec_trainer.configuration.moved_keys import OLD_KEYS, moved_values
+from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 from spec_trainer.disk import check_own, check_writable, locked_folder, remove, write_atomically
 
 if TYPE_CHECKING:

@@ -1,0 +1,49 @@
+"""Names of the plugins that a configuration selects, and of those that are taken where it names none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_core import plugins
+from spec_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PLUGINS: Mapping[str, str] = {
+    "backend": "cpu",
+    "draft": "eagle3",
+    "optimizer": "adamw",
+    "strategy": "fsdp",
+    "engine": "hf",
+    "launcher": "local",
+}
+"""Name of each section's plugin where a configuration names none."""
+
+
+def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with the default plugin's name in each section that names none."""
+    parts = {section: values.get(section, {}) for section in DEFAULT_PLUGINS}
+    named = {
+        section: {"name": DEFAULT_PLUGINS[section], **part}
+        for section, part in parts.items()
+        if isinstance(part, dict)
+    }
+    return {**values, **named}
+
+
+def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:
+    """Return the plugin that a configuration names in the interface's section, or the default one.
+
+    Raise UsageError where the section names none, or one that cannot run here.
+    """
+    section = plugins.kind_of(interface)
+    default = DEFAULT_PLUGINS[section]
+    given = values.get(section, {})
+    if not isinstance(given, dict):
+        name = given if isinstance(given, str) else default
+        raise ConfigError(f"{section}={given!r}: expected a section; write {section}.name={name}")
+    name = given.get("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(f"{section}.name={name!r}: expected the name of a {section} plugin")
+    return plugins.load_available(interface, name)
