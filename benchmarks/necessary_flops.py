@@ -15,6 +15,8 @@ from measure import timed
 if TYPE_CHECKING:
     from trainer_step_case import Problem
 
+    from spec_kit.block_drafting import Blocks
+
 
 def eagle3_flops(problem: Problem) -> float:
     """Return the floating-point operations of one Eagle3 step.
@@ -39,18 +41,40 @@ def dflash_flops(problem: Problem) -> float:
 
     The context's products run on every token, the layers on every slot, the head on counted slots only.
     """
-    from spec_draft_dflash.blocks import BlockRule, Blocks
+    case = problem.case
+    blocks = _blocks(problem, case.block_size - 1)
+    head = 2 * 2 * int(blocks.counted_A.sum()) * case.vocab_size * problem.target.hidden_size
+    return 3 * _backbone_flops(problem, blocks, problem.batch.hidden_TNH.shape[1]) + head
 
+
+def dspark_flops(problem: Problem) -> float:
+    """Return the floating-point operations of one DSpark step.
+
+    Every slot guesses; the last captured state is the teacher's, which costs the head once more; the Markov head's
+    product with the vocabulary is trained.
+    """
+    case, shape = problem.case, problem.draft.shape(problem.target)
+    blocks = _blocks(problem, case.block_size)
+    rows = int(blocks.counted_A.sum()) * case.vocab_size
+    head = 3 * 2 * rows * (problem.target.hidden_size + shape.markov_rank)
+    return 3 * _backbone_flops(problem, blocks, problem.batch.hidden_TNH.shape[1] - 1) + head
+
+
+def _blocks(problem: Problem, num_guesses: int) -> Blocks:
+    from spec_kit.block_drafting import BlockRule, Blocks
+
+    return Blocks.of(problem.batch, BlockRule(problem.case.num_anchors, num_guesses))
+
+
+def _backbone_flops(problem: Problem, blocks: Blocks, num_features: int) -> float:
+    """Return those of one forward pass up to the head."""
     case, target = problem.case, problem.target
-    blocks = Blocks.of(problem.batch, BlockRule(case.num_anchors, case.block_size))
     width, queries = target.hidden_size, target.num_heads * target.head_dim
     keys, slots = target.num_kv_heads * target.head_dim, len(blocks.anchor_A) * case.block_size
-    fused = problem.batch.hidden_TNH.shape[1] * width**2
-    context = case.sequences * case.tokens * (fused + case.num_layers * 2 * width * keys)
+    context = case.sequences * case.tokens * (num_features * width**2 + case.num_layers * 2 * width * keys)
     per_slot = width * (2 * queries + 2 * keys) + 3 * width * target.intermediate_size
     seen = int((blocks.anchor_A - blocks.start_A).sum()) * case.block_size + slots * case.block_size
-    trained = 2 * context + case.num_layers * (2 * slots * per_slot + 4 * queries * seen)
-    return 3 * trained + 2 * 2 * int(blocks.counted_A.sum()) * case.vocab_size * width
+    return 2 * context + case.num_layers * (2 * slots * per_slot + 4 * queries * seen)
 
 
 def bare_tflops(device: torch.device, dtype: torch.dtype, size: int) -> float:
@@ -67,4 +91,4 @@ def bare_tflops(device: torch.device, dtype: torch.dtype, size: int) -> float:
     return 10 * 2 * size**3 / (statistics.median(timed(products, 3).wall_ms) * 1e9)
 
 
-NECESSARY_FLOPS = {"eagle3": eagle3_flops, "dflash": dflash_flops}
+NECESSARY_FLOPS = {"eagle3": eagle3_flops, "dflash": dflash_flops, "dspark": dspark_flops}

@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainer_step")
 
-PACKAGES = ("torch", "spec-core", "spec-draft-eagle3", "spec-draft-dflash", "spec-trainer")
+PACKAGES = (
+    "torch",
+    "spec-core",
+    "spec-draft-eagle3",
+    "spec-draft-dflash",
+    "spec-draft-dspark",
+    "spec-trainer",
+)
 OPTIONAL_PACKAGES = ("triton", "spec-backend-cuda")
 PARTS = ("dense", "tokens", "sequences", "num_steps")
 IMPLEMENTATIONS = ("strategy", "modelopt", "modelopt-compiled")
@@ -68,7 +75,7 @@ class Case:
     block_size: int = 16
     num_layers: int = 5
     num_anchors: int = 512
-    """Anchors per sequence; for DFlash, like the two before it."""
+    """Anchors per sequence; for drafts of blocks, like the two before it."""
     answer: float | None = None
     """Supervised share of each sequence, at its end; None: a dialogue of short turns."""
     tokens: int = 1024
@@ -236,7 +243,7 @@ def _parse() -> argparse.Namespace:
             "the dense implementation is of eagle3, in float32 on the cpu, in one pass; leave it out with --parts"
         )
     theirs = options.implementation not in (None, "strategy")
-    if theirs and (options.parts or options.peers or options.draft == "dflash"):
+    if theirs and (options.parts or options.peers or options.draft not in (None, "eagle3")):
         parser.error(
             f"--implementation {options.implementation} is one step of eagle3: add --parts, without names"
         )

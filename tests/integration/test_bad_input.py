@@ -480,7 +480,10 @@ def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((), "is not a draft that an installed plugin knows (tried: dflash, eagle3): its config.json names"),
+        (
+            (),
+            "is not a draft that an installed plugin knows (tried: dflash, dspark, eagle3): its config.json names",
+        ),
         (("--draft-model", "nowhere"), "draft nowhere is not a folder"),
         (("--target", "nowhere"), "target nowhere is not a folder"),
         (("--engine", "hff"), "no engine plugin is called 'hff'"),

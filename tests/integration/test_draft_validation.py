@@ -82,8 +82,8 @@ def test_a_draft_of_another_project_is_evaluated_and_converted(
     ("changed", "problem"),
     [
         (
-            {"speculators_model_type": "dspark"},
-            "it is in the layout of speculators, of the algorithm 'dspark'",
+            {"speculators_model_type": "peagle"},
+            "it is in the layout of speculators, of the algorithm 'peagle'",
         ),
         ({"draft_vocab_size": 50}, "draft_vocab_size=50: expected 97"),
         ({"sliding_window_non_causal": True}, "causal=False: expected no such field"),
@@ -276,7 +276,7 @@ def test_target_whose_head_no_draft_expresses(refused, whole, make_target, algor
 def test_more_draft_tokens_than_a_block_holds(refused, whole):
     line = refused(whole["dflash"], "--num-draft-tokens", 4)
     assert line.startswith("--num-draft-tokens=4: draft")
-    assert "blocks of 4 (a known token and 3 guesses); use 3 or less" in line
+    assert "guesses 3 tokens in one block; use 3 or less" in line
 
 
 def test_a_report_that_cannot_be_written(refused, whole, tmp_path):

@@ -27,6 +27,7 @@ OURS = {
     "spec-backend-cuda",
     "spec-core",
     "spec-draft-dflash",
+    "spec-draft-dspark",
     "spec-draft-eagle3",
     "spec-engine-hf",
     "spec-engine-sglang",
@@ -141,8 +142,8 @@ def test_backend_brings_the_command(wheels, name):
 
 def test_command_brings_what_runs_anywhere(wheels):
     anywhere = {
-        *("backend-cpu", "draft-dflash", "draft-eagle3", "engine-hf", "launcher-local", "strategy-fsdp"),
-        *("optimizers", "trackers", "weight-transports"),
+        *("backend-cpu", "draft-dflash", "draft-dspark", "draft-eagle3", "engine-hf", "launcher-local"),
+        *("strategy-fsdp", "optimizers", "trackers", "weight-transports"),
     }
     required = {name for name in requirements_of(wheels["spec-trainer"]) if name in OURS}
     assert required == {f"spec-{name}" for name in ("core", "kit", "processes", *anywhere)}

@@ -12,8 +12,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from spec_core import TargetSpec, TargetTensors
 from spec_core.records import DraftBatch, Span, Supervision
-from spec_draft_dflash.blocks import BlockRule
 from spec_draft_dflash.draft import DFlashDraft
+from spec_kit.block_drafting import BlockRule
 from spec_kit.drafting import TargetOps
 
 from .dense_reference import Document, Setting
@@ -166,7 +166,7 @@ def denominators(config: DFlashConfig, documents: list[Document]) -> torch.Tenso
 
 def give_anchors(config: DFlashConfig, documents: list[Document]) -> None:
     """Hands the drawn anchors to the dense reference."""
-    rule = BlockRule(config.num_anchors, config.block_size)
+    rule = BlockRule(config.num_anchors, config.block_size - 1)
     for document, sample in zip(documents, supervision(documents), strict=True):
         document.anchors = rule.draw(sample)[0].tolist()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from spec_core.errors import ConfigError, TargetError
+from spec_core.records import Supervision
 from spec_core.validation import validate
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
@@ -161,3 +163,25 @@ def test_tokenizer_that_cannot_be_read_is_a_target_error(tmp_path):
     with pytest.raises(TargetError, match=r"set draft\.mask_token_id"):
         DFlashDraft(DFlashConfig()).check_target(target)
     DFlashDraft(DFlashConfig(mask_token_id=4)).check_target(target)
+
+
+@pytest.mark.parametrize(("block_size", "gamma"), [(16, 7), (10, 5), (8, 4), (12, 6), (5, 2.5)])
+def test_slots_decay_with_the_papers_gamma(block_size, gamma):
+    weights = DFlashDraft(DFlashConfig(block_size=block_size)).guess_weights.tolist()
+    assert weights == pytest.approx([math.exp(-k / gamma) for k in range(block_size - 1)])
+    other = DFlashDraft(DFlashConfig(block_size=block_size, gamma=2.0)).guess_weights
+    assert other[1].item() == pytest.approx(math.exp(-0.5))
+
+
+def test_denominators_are_those_of_the_drawn_slots():
+    """Ten anchors of which the last two have fewer slots: 3 · 8 + 2 + 1 slots."""
+    whole = [
+        Supervision(sample_id=index, epoch=2, seed=9, loss_mask=torch.tensor(mask, dtype=torch.bool))
+        for index, mask in enumerate([[1] * 11, [0, 1]])
+    ]
+    assert DFlashDraft(DFlashConfig(block_size=4, loss="dpace")).denominators(whole).tolist() == [27]
+    weights = [1, math.exp(-0.5), math.exp(-1)]
+    expected = 10 * weights[0] + 9 * weights[1] + 8 * weights[2]
+    found = DFlashDraft(DFlashConfig(block_size=4)).denominators(whole)
+    assert (found.dtype, found.tolist()) == (torch.float64, pytest.approx([expected]))
+    assert DFlashDraft(DFlashConfig()).denominators([]).tolist() == [0]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_draft_dflash import attention
 from spec_draft_dflash.config import DFlashConfig
+from spec_kit.block_drafting import BlockLayout, block_attention
 from spec_kit.drafting import TargetOps
 
 from ..draft_parts import LargestOutput
@@ -37,7 +37,7 @@ def largest_tensor(num_tokens: int, kind: str) -> int:
 @pytest.fixture
 def small_chunks(monkeypatch):
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 14)
-    monkeypatch.setattr(attention, "CHUNK_BLOCKS", 4)
+    monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
 
 
 @pytest.mark.parametrize("kind", ["ce", "dpace", "soft"])
@@ -86,11 +86,11 @@ def test_attention_keeps_no_scores_for_the_backward_pass(window):
             return tensor
 
         anchors = torch.arange(1, num_tokens, 2)
-        layout = attention.BlockLayout(anchors, torch.zeros_like(anchors), CPU)
+        layout = BlockLayout(anchors, torch.zeros_like(anchors), CPU)
         q = torch.randn(len(anchors), 4, 2, 8, requires_grad=True)
         own = [torch.randn(len(anchors), 4, 1, 8, requires_grad=True) for _ in range(2)]
         context = [torch.randn(num_tokens, 1, 8, requires_grad=True) for _ in range(2)]
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            attention.block_attention(q, tuple(context), tuple(own), layout, window)
+            block_attention(q, tuple(context), tuple(own), layout, window)
         kept[num_tokens] = sum(sizes.values())
     assert kept[512] <= 2.05 * kept[256]

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from spec_core.errors import ConfigError
-from spec_draft_dflash.blocks import Blocks
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
+from spec_kit.block_drafting import Blocks
 
 from .cases import LLAMA3, make_batch, make_model, make_ops, make_target, random_documents
 

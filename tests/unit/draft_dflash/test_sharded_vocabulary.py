@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
 from spec_draft_dflash.kernels import DFlashKernels
-from spec_draft_dflash.loss import BlockLoss, CountedSlots
+from spec_draft_dflash.loss import BlockLoss
+from spec_kit.block_drafting import BlockRule, Blocks, CountedGuesses, guess_weights
 
 from ..draft_parts import Exchange, ShardOps
 from .cases import CPU, make_batch, make_ops, make_target, make_tensors, random_documents
@@ -21,13 +21,13 @@ def run(ops, kind):
     """Loss, metrics and the gradient of random states of the head."""
     documents = random_documents(make_target(), [14, 9], 3, num_states=6, dtype=torch.float64)
     batch = make_batch(documents, [1, 0])
-    blocks = Blocks.of(batch, BlockRule(50, BLOCK))
+    blocks = Blocks.of(batch, BlockRule(50, BLOCK - 1))
     generator = torch.Generator().manual_seed(1)
     states = torch.randn(len(blocks.anchor_A), BLOCK - 1, 16, dtype=torch.float64, generator=generator)
     states.requires_grad_()
-    weight_S = slot_weights(BLOCK, None)
+    weight_S = guess_weights(BLOCK - 1, BLOCK / 2)
     loss = BlockLoss(ops=ops, kernels=DFlashKernels(), kind=kind, weight_S=weight_S, alpha=0.5)
-    output = loss(states, batch, CountedSlots.of(blocks, CPU), torch.tensor([7.0], dtype=torch.float64))
+    output = loss(states, batch, CountedGuesses.of(blocks, CPU), torch.tensor([7.0], dtype=torch.float64))
     output.loss.backward()
     return output, states.grad
 

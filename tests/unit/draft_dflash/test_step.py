@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spec_draft_dflash import attention
 from spec_draft_dflash.config import DFlashConfig
 
 from ..draft_parts import assert_gradients
@@ -85,7 +84,7 @@ def run_reference(module, documents, target):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Several blocks to a chunk of attention, and several chunks; gradients summed over several chunks of logits."""
-    monkeypatch.setattr(attention, "CHUNK_BLOCKS", 4)
+    monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 0)
 
 

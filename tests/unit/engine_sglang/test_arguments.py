@@ -37,6 +37,13 @@ BLOCK = {
     "dflash_config": {"block_size": 8, "mask_token_id": 3, "target_layer_ids": [1]},
 }
 
+MARKOV_BLOCK = {
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": 7,
+    "markov_head_type": "rnn",
+    "dflash_config": {"mask_token_id": 3, "target_layer_ids": [1]},
+}
+
 
 @pytest.fixture
 def draft(tmp_path):
@@ -100,6 +107,15 @@ def test_a_chain_is_drafted_step_by_step_and_a_block_at_once(arguments, draft):
         assert Path(given["speculative_draft_model_path"]).is_dir()
 
 
+@pytest.mark.parametrize("guesses", [7, 3])
+def test_a_block_whose_first_slot_guesses_is_as_long_as_what_is_asked_for(arguments, draft, guesses):
+    """SGLang takes block_size otherwise, and refuses another number of draft tokens."""
+    given = arguments(drafting(draft(MARKOV_BLOCK), guesses, "DSPARK"))
+    assert given["speculative_algorithm"] == "DSPARK"
+    assert given["speculative_dspark_block_size"] == guesses
+    assert (given["speculative_num_steps"], given["speculative_num_draft_tokens"]) == (1, guesses + 1)
+
+
 @pytest.mark.parametrize("name", sorted(RESERVED | SPREADING))
 def test_arguments_that_the_engine_decides_cannot_be_given(name):
     with pytest.raises(ConfigError, match=f"engine: args: .*{name} cannot be set here"):
@@ -110,8 +126,11 @@ def test_blocks_propose_less_than_their_size(draft):
     folder = draft(BLOCK)
     check_speculation(folder, 7)
     for wrong in (0, 8):
-        with pytest.raises(ConfigError, match=rf"{wrong} draft tokens are wanted, .* 1 to 7, its block of 8"):
+        with pytest.raises(ConfigError, match=rf"{wrong} draft tokens are wanted, .* 1 to 7$"):
             check_speculation(folder, wrong)
+    check_speculation(draft(MARKOV_BLOCK), 7)
+    with pytest.raises(ConfigError, match=r"8 draft tokens are wanted, .* 1 to 7$"):
+        check_speculation(draft(MARKOV_BLOCK), 8)
     with pytest.raises(ConfigError, match="proposes 1 or more"):
         check_speculation(draft(CHAIN), 0)
 

@@ -17,6 +17,7 @@ from safetensors.torch import save
 
 from spec_core.strategy import StepConfig
 from spec_draft_dflash.draft import DFlashDraft
+from spec_draft_dspark.draft import DSparkDraft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.drafting import write_draft
 from spec_kit.sharding import SafetensorsFolder
@@ -45,6 +46,7 @@ DRAFTS = {
         {"num_steps": 3, "fc_norm": True, "norm_output": True, "loss": "lk_lambda"},
     ),
     "dflash": (DFlashDraft, {"block_size": 4, "num_layers": 2, "num_features": 3}),
+    "dspark": (DSparkDraft, {"block_size": 4, "num_layers": 2, "num_features": 3, "markov_rank": 8}),
 }
 sys.path.append(str(Path(__file__).parents[2] / "plugins/spec-draft-medusa/src"))
 STRANGERS = {"medusa": ("spec_draft_medusa.draft", "MedusaDraft", {"num_heads": 2})}

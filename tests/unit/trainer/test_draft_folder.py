@@ -23,6 +23,7 @@ OPTIONS = {
     "dflash": {"block_size": 4, "num_layers": 2, "num_features": 3},
     "dflash, sliding": {"block_size": 4, "num_layers": 2, "sliding_window": 8},
     "dflash, mixed": {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16},
+    "dspark": {"block_size": 3, "num_layers": 2, "markov_rank": 8},
 }
 
 
@@ -68,6 +69,14 @@ FLAWS = [
     (check_vllm_folder, "eagle3", {IDS: None, "eagle_config": None, "aux_hidden_states_layer_ids": [1]}, "names its"),
     (check_vllm_folder, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_vllm_folder, "dflash", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
+    (check_vllm_folder, "dspark", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
+    (check_vllm_folder, "dspark", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
+    (check_vllm_folder, "dspark", {"markov_head_type": "gated"}, "markov_head_type is not vanilla"),
+    (check_vllm_folder, "dspark", {"architectures": ["DSparkDraftModel"]}, "takes for a part of the target"),
+    (check_vllm_folder, "dspark", {"speculators_model_type": "dspark"}, "takes each guess for the token after"),
+    (check_sglang_folder, "dspark", {"markov_head_type": None}, "no markov_head_type, which SGLang needs"),
+    (check_sglang_folder, "dspark", {"architectures": ["DSparkDraftModel"]}, "whose fields lie where SGLang"),
+    (check_sglang_folder, "dspark", {"num_target_layers": None}, "has no num_target_layers"),
     (check_sglang_folder, "eagle3", {"architectures": ["Eagle3LlamaForCausalLM"]}, "name that SGLang does not know"),
     (check_sglang_folder, "eagle3", {"architectures": ["LlamaForCausalLM"]}, "name that SGLang does not know"),
     (check_sglang_folder, "eagle3", {"draft_vocab_size": None}, "has no draft_vocab_size"),
@@ -123,6 +132,23 @@ def test_mixed_layers_need_the_runner_that_the_cpu_build_lacks(export, target):
     check_vllm_folder(folder, target)
     with pytest.raises(ArtifactError, match="mixes sliding-window and full-attention layers"):
         check_vllm_folder(folder, target, is_cpu_build=True)
+
+
+def test_a_markov_head_needs_the_runner_that_the_cpu_build_lacks(export, target):
+    folder = export("dspark")
+    with pytest.raises(ArtifactError, match="needs vLLM's second model runner"):
+        check_vllm_folder(folder, target, is_cpu_build=True)
+
+
+@pytest.mark.parametrize("head", ["gated", "rnn"])
+def test_an_export_with_a_head_that_vllm_lacks_is_kept_for_sglang(target, tmp_path, head):
+    plugin = plugins.load(Draft, "dspark")
+    draft = plugin(plugin.Config(name="dspark", markov_head=head, **OPTIONS["dspark"]))
+    folder = export_untrained(draft, target, tmp_path / "draft")
+    assert set(draft.serving_methods) == set(recognise(folder, target).serving_methods) == {"sglang"}
+    check_sglang_folder(folder, target)
+    with pytest.raises(ArtifactError, match="markov_head_type is not vanilla"):
+        check_vllm_folder(folder, target)
 
 
 @pytest.mark.parametrize("check", [check_vllm_folder, check_sglang_folder], ids=["vllm", "sglang"])

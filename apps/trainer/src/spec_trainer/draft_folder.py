@@ -39,8 +39,8 @@ def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) 
         return draft, CHAIN_TOKENS if most is None else most
     if most is not None and num_draft_tokens > most:
         raise ConfigError(
-            f"--num-draft-tokens={num_draft_tokens}: draft {folder} has blocks of {most + 1} (a known token and "
-            f"{most} guesses); use {most} or less"
+            f"--num-draft-tokens={num_draft_tokens}: draft {folder} guesses {most} tokens in one block; "
+            f"use {most} or less"
         )
     return draft, num_draft_tokens
 

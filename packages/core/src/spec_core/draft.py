@@ -117,7 +117,7 @@ class Draft(ABC):
     serving_methods: ClassVar[Mapping[str, str]] = {}
     """Name of an engine plugin -> that engine's own name of the method that serves this draft's exports, such as the
     value of vLLM's ``speculative_config.method``. An engine that is not named does not serve them, unless it finds a
-    method by itself."""
+    method by itself. A draft whose options leave fewer engines sets its own in ``__init__``."""
     learns_from_guesses: ClassVar[bool] = False
     """Whether the loss is over the guesses that a target has judged, where a sample names them (D12)."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_kit.drafting import sharded_logsumexp_argmax
+from spec_kit.drafting import LabelColumns, sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from typing import Self
@@ -26,30 +26,25 @@ if TYPE_CHECKING:
 class HardTargets:
     """Tokens of the data as targets."""
 
-    column_R1: Tensor
-    """int64: the label among the local rows; any of them where it is on another shard."""
-    here_R1: Tensor
-    """bool: the label is on this shard."""
+    labels: LabelColumns
     kernels: DFlashKernels
 
     @classmethod
     def of(cls, id_R: Tensor, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
         """Return the targets ``id_R`` in terms of the local shard."""
-        first, stop = ops.vocab_range
-        here_R = (id_R >= first) & (id_R < stop)
-        column_R = (id_R - first).clamp(0, stop - first - 1)
-        return cls(column_R[:, None], here_R[:, None], kernels)
+        return cls(LabelColumns.of(id_R, ops), kernels)
 
     def aligned(self, logits_RV: Tensor, log_sum_R: Tensor) -> Tensor:
         """Return the label's logit [R], the local share."""
-        return (logits_RV.gather(1, self.column_R1).to(log_sum_R.dtype) * self.here_R1).squeeze(1)
+        return self.labels.logits(logits_RV, log_sum_R.dtype)
 
     def gradient_(self, logits_RV: Tensor, log_sum_R: Tensor, weight_R: Tensor) -> Tensor:
         """Overwrite the logits by weight · (softmax − label); at the label's column it is rounded once."""
-        prob_R1 = (logits_RV.gather(1, self.column_R1).to(log_sum_R.dtype) - log_sum_R[:, None]).exp()
-        there_R1 = ((prob_R1 - self.here_R1.to(prob_R1.dtype)) * weight_R[:, None]).to(logits_RV.dtype)
+        column_R1, here_R1 = self.labels.column_R1, self.labels.here_R1
+        prob_R1 = (logits_RV.gather(1, column_R1).to(log_sum_R.dtype) - log_sum_R[:, None]).exp()
+        there_R1 = ((prob_R1 - here_R1.to(prob_R1.dtype)) * weight_R[:, None]).to(logits_RV.dtype)
         self.kernels.scaled_softmax_(logits_RV, log_sum_R, weight_R)
-        return logits_RV.scatter_(1, self.column_R1, there_R1)
+        return logits_RV.scatter_(1, column_R1, there_R1)
 
 
 @dataclass(frozen=True)

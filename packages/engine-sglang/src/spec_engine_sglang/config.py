@@ -26,6 +26,7 @@ RESERVED = frozenset(
         "speculative_eagle_topk",
         "speculative_num_draft_tokens",
         "speculative_dflash_block_size",
+        "speculative_dspark_block_size",
         # ways of running that cut a batch otherwise than by request
         "enable_two_batch_overlap",
         "enable_pdmux",

@@ -37,6 +37,10 @@ _VLLM_CHAIN = "Eagle3LlamaForCausalLM"
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama."""
 _BLOCK = "DFlashDraftModel"
+_MARKOV_BLOCK = "Qwen3DSparkModel"
+"""A block whose first slot, the last known token's, guesses too."""
+_UNNAMED_MARKOV_BLOCK = "DSparkDraftModel"
+"""SpecForge's name for the same; its fields lie where SGLang does not look."""
 _READS_CAUSALITY = ">=0.5.23"
 """Versions that read a draft's ``is_causal`` and ``norm_before_fc``, at the latest; 0.5.16 does not."""
 
@@ -44,14 +48,18 @@ _READS_CAUSALITY = ">=0.5.23"
 def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
     """Return the fields of ``ServerArgs`` that make SGLang draft as ``mode`` says."""
     # A block is drafted in one pass, a chain in one for each token.
-    steps = mode.num_draft_tokens if _block_size(mode.folder, _read(mode.folder)) is None else 1
+    fields, drafted = _read(mode.folder), mode.num_draft_tokens
+    steps = drafted if _block_size(mode.folder, fields) is None else 1
+    # Else SGLang refuses fewer guesses than the draft's block has.
+    shorter = {"speculative_dspark_block_size": drafted} if _MARKOV_BLOCK in architectures(fields) else {}
     return {
         "speculative_algorithm": mode.method,
         "speculative_draft_model_path": str(mode.folder),
         "speculative_num_steps": steps,
         "speculative_eagle_topk": 1,
         # A verification takes the last known token and all guesses.
-        "speculative_num_draft_tokens": mode.num_draft_tokens + 1,
+        "speculative_num_draft_tokens": drafted + 1,
+        **shorter,
     }
 
 
@@ -68,10 +76,10 @@ def check_speculation(folder: Path, num_draft_tokens: int) -> None:
     fields = _read(folder)
     if not architectures(fields).isdisjoint({_CHAIN, _BLOCK}):
         _check_switches(folder, fields)
-    block_size = _block_size(folder, fields)
-    if num_draft_tokens < 1 or (block_size is not None and num_draft_tokens >= block_size):
-        most = "or more" if block_size is None else f"to {block_size - 1}, its block of {block_size} less one"
-        raise ConfigError(f"{num_draft_tokens} draft tokens are wanted, draft {folder} proposes 1 {most}")
+    most = _most_guesses(folder, fields)
+    if num_draft_tokens < 1 or (most is not None and num_draft_tokens > most):
+        named = "or more" if most is None else f"to {most}"
+        raise ConfigError(f"{num_draft_tokens} draft tokens are wanted, draft {folder} proposes 1 {named}")
 
 
 def _read(folder: Path) -> Json:
@@ -87,6 +95,14 @@ def _block_size(folder: Path, fields: Json) -> int | None:
     own = section(fields, "dflash_config", folder)
     # SGLang's own default, where neither place has one.
     return checked(Size, own.get("block_size", fields.get("block_size", 16)), folder, "block_size")
+
+
+def _most_guesses(folder: Path, fields: Json) -> int | None:
+    """Return the guesses of a block; None for a chain. A DFlash block's first slot guesses nothing."""
+    block_size = _block_size(folder, fields)
+    if block_size is None or _MARKOV_BLOCK in architectures(fields):
+        return block_size
+    return block_size - 1
 
 
 def _check_switches(folder: Path, fields: Json) -> None:
@@ -116,7 +132,7 @@ def _is_misnamed_chain(draft: ServedFolder) -> bool:
 
 
 def _is_block(draft: ServedFolder) -> bool:
-    return _BLOCK in draft.architectures
+    return not draft.architectures.isdisjoint({_BLOCK, _MARKOV_BLOCK})
 
 
 def _names_layers_at_top_only(draft: ServedFolder) -> bool:
@@ -140,6 +156,15 @@ _FLAWS = (
     Flaw(
         f"its architecture has a name that SGLang does not know; SGLang serves the same draft as {_CHAIN}",
         _is_misnamed_chain,
+    ),
+    Flaw(
+        f"its architecture is {_UNNAMED_MARKOV_BLOCK}, whose fields lie where SGLang does not look; write it in the "
+        "engines' own layout (spec-trainer convert)",
+        lambda draft: _UNNAMED_MARKOV_BLOCK in draft.architectures,
+    ),
+    Flaw(
+        "its config.json has no markov_head_type, which SGLang needs",
+        lambda draft: _MARKOV_BLOCK in draft.architectures and draft.fields.get("markov_head_type") is None,
     ),
     Flaw(
         "its config.json has no draft_vocab_size, which SGLang needs also where it is the target's",

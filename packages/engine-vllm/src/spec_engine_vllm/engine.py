@@ -49,8 +49,8 @@ class VllmEngine(SubprocessEngine):
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
         """Raise UsageError if vLLM cannot serve the draft as configured (E8)."""
-        cls.serving_method(config, draft, folder)
         check_vllm_folder(folder, target, is_cpu_build=is_cpu_build())
+        cls.serving_method(config, draft, folder)
 
     @classmethod
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:

@@ -23,15 +23,20 @@ _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama. vLLM adds the prefix."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
+_MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
+"""Blocks whose guesses are tied together by a Markov head."""
+_UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
+"""SpecForge's name for the same, which vLLM takes for a part of a DeepSeek-V4 target."""
 _FULL = "full_attention"
 _SPECULATORS_BLOCKS = frozenset({"dflash"})
+_SPECULATORS_MARKOV_BLOCKS = frozenset({"dspark"})
 _SPECULATORS = "speculators_model_type"
 """Field of folders in the layout of the library ``speculators``."""
 
 
 def check_vllm_folder(folder: Path, target: TargetSpec, *, is_cpu_build: bool = False) -> None:
     """Raise ArtifactError, one line, for a folder that vLLM would refuse or read differently."""
-    check_served("vLLM", (*_FLAWS, _MIXED_LAYERS) if is_cpu_build else _FLAWS, folder, target)
+    check_served("vLLM", (*_FLAWS, _MIXED_LAYERS, _SECOND_RUNNER) if is_cpu_build else _FLAWS, folder, target)
 
 
 def _is_chain(draft: ServedFolder) -> bool:
@@ -42,7 +47,13 @@ def _is_chain(draft: ServedFolder) -> bool:
 
 
 def _is_block(draft: ServedFolder) -> bool:
-    return _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(_BLOCKS)
+    return _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(_BLOCKS | _MARKOV_BLOCKS)
+
+
+def _is_markov_block(draft: ServedFolder) -> bool:
+    return draft.fields.get(_SPECULATORS) in _SPECULATORS_MARKOV_BLOCKS or not draft.architectures.isdisjoint(
+        _MARKOV_BLOCKS
+    )
 
 
 def _has_prefix(draft: ServedFolder) -> bool:
@@ -72,6 +83,24 @@ def _loses_sight(draft: ServedFolder) -> bool:
 
 
 _FLAWS = (
+    Flaw(
+        "its markov_head_type is not vanilla, and vLLM has a place for that head only; SGLang serves the others",
+        lambda draft: (
+            _is_markov_block(draft) and draft.fields.get("markov_head_type") not in (None, "vanilla")
+        ),
+    ),
+    Flaw(
+        "its architecture is DSparkDraftModel, which vLLM takes for a part of the target; write it in the engines' "
+        "own layout (spec-trainer convert)",
+        lambda draft: (
+            _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(_UNNAMED_MARKOV_BLOCKS)
+        ),
+    ),
+    Flaw(
+        "it is in the layout of speculators, of which vLLM 0.26 takes each guess for the token after; write it in "
+        "the engines' own layout (spec-trainer convert)",
+        lambda draft: draft.fields.get(_SPECULATORS) in _SPECULATORS_MARKOV_BLOCKS,
+    ),
     Flaw(
         "its full-attention layers look both ways inside a block, and vLLM reads sliding_window_non_causal=false of "
         "speculators as causal for all layers; write it in the engines' own layout (spec-trainer convert)",
@@ -103,4 +132,9 @@ _MIXED_LAYERS = Flaw(
     "it mixes sliding-window and full-attention layers, which needs vLLM's second model runner; vLLM's CPU build has "
     "the first one only",
     lambda draft: _is_block(draft) and len(set(draft.fields.get("layer_types") or ())) > 1,
+)
+_SECOND_RUNNER = Flaw(
+    "its guesses are tied together by a Markov head, which needs vLLM's second model runner; vLLM's CPU build has "
+    "the first one only",
+    _is_markov_block,
 )

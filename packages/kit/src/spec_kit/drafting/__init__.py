@@ -31,7 +31,7 @@ from spec_kit.lazy import lazy_names
 if TYPE_CHECKING:
     from spec_kit.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
     from spec_kit.drafting.drawing import draw, uniform_numbers
-    from spec_kit.drafting.loss_parts import sharded_logsumexp_argmax, with_gradients
+    from spec_kit.drafting.loss_parts import LabelColumns, sharded_logsumexp_argmax, with_gradients
     from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_kit.drafting.rope import Rope, rotate
     from spec_kit.drafting.target_ops import TargetOps
@@ -41,7 +41,7 @@ else:
         __name__,
         decoder_parts="INIT_STD AttentionProjections Mlp linear",
         drawing="draw uniform_numbers",
-        loss_parts="sharded_logsumexp_argmax with_gradients",
+        loss_parts="LabelColumns sharded_logsumexp_argmax with_gradients",
         plain_kernels="DecoderKernels Distribution softmax",
         rope="Rope rotate",
         target_ops="TargetOps",
@@ -61,6 +61,7 @@ __all__ = [
     "DraftShape",
     "Flaw",
     "Json",
+    "LabelColumns",
     "Mlp",
     "Rope",
     "ServedDraft",

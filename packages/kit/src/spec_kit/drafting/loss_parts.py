@@ -5,7 +5,8 @@ Shapes: X any rows, V the local rows of the vocabulary (see ``spec_core.ops``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -29,6 +30,27 @@ def sharded_logsumexp_argmax(
     # A NaN is not below anything: what such a row calls its largest is still an id of the vocabulary.
     best_X = torch.where(local_X < top_X, torch.iinfo(torch.int64).min, -ids_V[index_X])
     return log_sum_X, -ops.reduce_max(best_X)
+
+
+@dataclass(frozen=True)
+class LabelColumns:
+    """The places of labels among the local rows of the vocabulary."""
+
+    column_R1: Tensor
+    """int64: the label's column; any of them where it is on another shard."""
+    here_R1: Tensor
+    """bool: the label is on this shard."""
+
+    @classmethod
+    def of(cls, id_R: Tensor, ops: VocabularyOps) -> Self:
+        """Return the places of the labels ``id_R`` on the local shard."""
+        first, stop = ops.vocab_range
+        here_R = (id_R >= first) & (id_R < stop)
+        return cls((id_R - first).clamp(0, stop - first - 1)[:, None], here_R[:, None])
+
+    def logits(self, logits_RV: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return each label's logit [R]: 0 where it is on another shard, so that the shards' add up to it."""
+        return (logits_RV.gather(1, self.column_R1).to(dtype) * self.here_R1).squeeze(1)
 
 
 def with_gradients(value: Tensor, grads: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensor:

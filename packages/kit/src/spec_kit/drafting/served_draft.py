@@ -112,6 +112,8 @@ class ServedDraft(Draft, Generic[C, S]):
     Shape: ClassVar[type[DraftShape]]
     speculators_type: ClassVar[str] = ""
     """Name of the algorithm in folders of the library ``speculators``, where ``speculators_fields`` reads them."""
+    may_copy_head: ClassVar[bool] = False
+    """Whether served folders may hold a copy of the target's head beside a draft that has none of its own."""
 
     def __init__(self, config: DraftConfig) -> None:
         """Open ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a run starts."""
@@ -156,7 +158,8 @@ class ServedDraft(Draft, Generic[C, S]):
             if other != name:
                 raise ArtifactError(f"draft {folder}: {other} and {name} are the same tensor, stored twice")
         embedding = names.pop(EMBEDDING, None)
-        head = names.pop(HEAD, None) if is_speculators and HEAD not in shape.tensor_shapes() else None
+        is_copied = (is_speculators or cls.may_copy_head) and HEAD not in shape.tensor_shapes()
+        head = names.pop(HEAD, None) if is_copied else None
         required, optional = shape.mapping_shapes()
         found = {name: stored[names[name]] for name in names}
         check_shapes(folder, found, shape.tensor_shapes() | required, optional)

@@ -1,22 +1,24 @@
 """Blocks: where a document is cut for training, drawn from its mask alone.
 
-An anchor a is the last known token of a block, whose slot k guesses token a + k. Slot k counts iff tokens a + 1 to
+An anchor a is the last known token of a block, whose guess k is for token a + k. Guess k counts iff tokens a + 1 to
 a + k are all in the document and supervised. Where a sample has guess places, its blocks are the engine's rounds: one
-began at a iff token a + 1 has place 1, and slot k counts iff tokens a + 1 to a + k have the places 1 to k, too.
+began at a iff token a + 1 has place 1, and guess k counts iff tokens a + 1 to a + k have the places 1 to k, too.
 Everything here happens on the CPU: the draw needs no features, so the denominators of a step are known before its
 first forward pass, at any number of ranks.
 
-Shapes: A anchors, R counted slots.
+Shapes: A anchors, S guesses of a block, R counted guesses.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 import torch
 
+from spec_core.host_tensors import to_device_async
 from spec_core.records import Supervision
 
 if TYPE_CHECKING:
@@ -24,18 +26,17 @@ if TYPE_CHECKING:
 
     from spec_core.records import DraftBatch
 
-DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
-
 
 @dataclass(frozen=True)
 class BlockRule:
-    """The length of blocks, and how their anchors are drawn."""
+    """The guesses of a block, and how anchors are drawn."""
 
     num_anchors: int
-    block_size: int
+    """Most blocks of one document."""
+    num_guesses: int
 
     def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
-        """Return int64 [A] anchors of one document, ascending, and how many slots of each count (at least 1).
+        """Return int64 [A] anchors of one document, ascending, and how many guesses of each count (at least 1).
 
         The draw is uniform without replacement, a function of (seed, epoch, sample id, mask).
         """
@@ -48,7 +49,7 @@ class BlockRule:
         if len(anchor_A) > self.num_anchors:
             chosen = torch.randperm(len(anchor_A), generator=_generator(sample))[: self.num_anchors]
             anchor_A = anchor_A[chosen].sort().values
-        return anchor_A, counted_T[anchor_A + 1].clamp(max=self.block_size - 1)
+        return anchor_A, counted_T[anchor_A + 1].clamp(max=self.num_guesses)
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,63 @@ class Blocks:
         return cls(*torch.cat(columns, dim=1))
 
 
-def slot_weights(block_size: int, gamma: float | None) -> Tensor:
-    """Return float64 [block_size − 1]: exp(−(k − 1) / gamma) of slots k = 1, 2, and so on."""
-    decay = gamma or DEFAULT_GAMMA.get(block_size, block_size / 2)
-    return (-torch.arange(block_size - 1, dtype=torch.float64) / decay).exp()
+@dataclass(frozen=True)
+class CountedGuesses:
+    """The guesses that count, block by block: the first ``counted`` of each."""
+
+    counted_A: Tensor
+    """int64 [A], on the CPU: chunks are cut without waiting for the device."""
+    block_R: Tensor
+    guess_R: Tensor
+    """int64 [R], on the device: 0 for the first guess of a block."""
+    anchor_R: Tensor
+    """int64 [R], on the device: index of the anchor in the flat batch."""
+
+    @classmethod
+    def of(cls, blocks: Blocks, device: torch.device) -> Self:
+        """Return the counted guesses of some blocks, on the device."""
+        counted_A = blocks.counted_A
+        block_R = torch.arange(len(counted_A)).repeat_interleave(counted_A)
+        guess_R = torch.arange(len(block_R)) - (counted_A.cumsum(0) - counted_A)[block_R]
+        columns = torch.stack([block_R, guess_R, blocks.anchor_A[block_R]])
+        return cls(counted_A, *to_device_async(columns, device))
+
+    @property
+    def label_R(self) -> Tensor:
+        """Indices, in the flat batch, of the tokens that are guessed, int64 [R]."""
+        return self.anchor_R + 1 + self.guess_R
+
+    def chunks(self, num_rows: int, num_guesses: int) -> list[tuple[slice, CountedGuesses]]:
+        """Return the blocks of each chunk, and their counted guesses, with blocks numbered within the chunk.
+
+        A chunk is whole blocks, of at most ``num_rows`` guesses where one block has no more.
+        """
+        size = max(1, num_rows // num_guesses)
+        ends = [0, *self.counted_A.cumsum(0).tolist()]
+        edges = [*range(0, len(self.counted_A), size), len(self.counted_A)]
+        return [
+            (slice(a, b), self._chunk(slice(a, b), slice(ends[a], ends[b])))
+            for a, b in pairwise(edges)
+            if a < b
+        ]
+
+    def table(self, value_R: Tensor, num_guesses: int) -> Tensor:
+        """Return [A, S]: the guesses' values at their places, 0 elsewhere."""
+        zeros = value_R.new_zeros(len(self.counted_A), num_guesses)
+        return zeros.index_put((self.block_R, self.guess_R), value_R)
+
+    def _chunk(self, blocks: slice, rows: slice) -> CountedGuesses:
+        return CountedGuesses(
+            self.counted_A[blocks],
+            self.block_R[rows] - blocks.start,
+            self.guess_R[rows],
+            self.anchor_R[rows],
+        )
+
+
+def guess_weights(num_guesses: int, decay: float) -> Tensor:
+    """Return float64 [S]: exp(−(k − 1) / decay) of guesses k = 1, 2, and so on."""
+    return (-torch.arange(num_guesses, dtype=torch.float64) / decay).exp()
 
 
 def _run_lengths(mask_T: Tensor) -> Tensor:

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from spec_core.records import DraftBatch, Span, Supervision
-from spec_draft_dflash.blocks import BlockRule, Blocks, slot_weights
-from spec_draft_dflash.config import DFlashConfig
-from spec_draft_dflash.draft import DFlashDraft
+from spec_kit.block_drafting import BlockRule, Blocks
 
 
 def sample(mask, **changes):
@@ -20,36 +18,36 @@ def sample(mask, **changes):
 
 
 def test_anchors_are_supervised_tokens_before_a_supervised_one():
-    anchor_A, counted_A = BlockRule(100, 4).draw(sample([1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 1]))
+    anchor_A, counted_A = BlockRule(100, 3).draw(sample([1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 1]))
     assert anchor_A.tolist() == [0, 3, 4, 5, 6]
     assert counted_A.tolist() == [1, 3, 3, 2, 1]
 
 
 @pytest.mark.parametrize("mask", [[], [1], [1, 0, 1, 0], [0, 0, 0]])
 def test_mask_without_a_pair_has_no_anchor(mask):
-    anchor_A, counted_A = BlockRule(100, 4).draw(sample(mask))
+    anchor_A, counted_A = BlockRule(100, 3).draw(sample(mask))
     assert len(anchor_A) == len(counted_A) == 0
 
 
 def test_as_many_as_asked_ascending_and_different():
-    anchor_A, _ = BlockRule(7, 4).draw(sample([1] * 50))
+    anchor_A, _ = BlockRule(7, 3).draw(sample([1] * 50))
     assert len(anchor_A) == len(anchor_A.unique()) == 7
     assert anchor_A.equal(anchor_A.sort().values)
 
 
 @pytest.mark.parametrize("change", [{"sample_id": 6}, {"epoch": 3}, {"seed": 10}])
 def test_another_sample_epoch_or_seed_draws_others(change):
-    rule, one = BlockRule(7, 4), sample([1] * 50)
+    rule, one = BlockRule(7, 3), sample([1] * 50)
     assert rule.draw(one)[0].equal(rule.draw(one)[0])
     assert not rule.draw(one)[0].equal(rule.draw(replace(one, **change))[0])
 
 
 def test_draw_ignores_and_leaves_alone_torchs_own_generator():
     torch.manual_seed(1)
-    first = BlockRule(7, 4).draw(sample([1] * 50))[0]
+    first = BlockRule(7, 3).draw(sample([1] * 50))[0]
     state = torch.get_rng_state()
     torch.manual_seed(2)
-    assert BlockRule(7, 4).draw(sample([1] * 50))[0].equal(first)
+    assert BlockRule(7, 3).draw(sample([1] * 50))[0].equal(first)
     torch.manual_seed(1)
     assert torch.get_rng_state().equal(state)
 
@@ -57,7 +55,7 @@ def test_draw_ignores_and_leaves_alone_torchs_own_generator():
 def test_every_anchor_is_drawn_equally_often():
     counts = torch.zeros(19)
     for sample_id in range(4000):
-        counts[BlockRule(5, 4).draw(sample([1] * 20, sample_id=sample_id))[0]] += 1
+        counts[BlockRule(5, 3).draw(sample([1] * 20, sample_id=sample_id))[0]] += 1
     expected, deviation = 4000 * 5 / 19, math.sqrt(4000 * 5 / 19 * 14 / 19)
     assert ((counts - expected).abs() < 4.5 * deviation).all()
 
@@ -78,27 +76,9 @@ def test_batch_holds_what_its_documents_draw():
         spans=tuple(spans),
         seed=9,
     )
-    blocks, rule = Blocks.of(batch, BlockRule(4, 5)), BlockRule(4, 5)
+    blocks, rule = Blocks.of(batch, BlockRule(4, 4)), BlockRule(4, 4)
     for span, mask in zip(spans, masks, strict=True):
         own = blocks.start_A == span.start
         anchor_A, counted_A = rule.draw(sample(mask, sample_id=span.sample_id))
         assert (blocks.anchor_A[own] - span.start).equal(anchor_A)
         assert blocks.counted_A[own].equal(counted_A)
-
-
-@pytest.mark.parametrize(("block_size", "gamma"), [(16, 7), (10, 5), (8, 4), (12, 6), (5, 2.5)])
-def test_slots_decay_with_the_papers_gamma(block_size, gamma):
-    weights = slot_weights(block_size, None).tolist()
-    assert weights == pytest.approx([math.exp(-k / gamma) for k in range(block_size - 1)])
-    assert slot_weights(block_size, 2.0)[1].item() == pytest.approx(math.exp(-0.5))
-
-
-def test_denominators_are_those_of_the_drawn_slots():
-    """Ten anchors of which the last two have fewer slots: 3 · 8 + 2 + 1 slots."""
-    whole = [sample([1] * 11), sample([0, 1], sample_id=1)]
-    assert DFlashDraft(DFlashConfig(block_size=4, loss="dpace")).denominators(whole).tolist() == [27]
-    weights = [1, math.exp(-0.5), math.exp(-1)]
-    expected = 10 * weights[0] + 9 * weights[1] + 8 * weights[2]
-    found = DFlashDraft(DFlashConfig(block_size=4)).denominators(whole)
-    assert (found.dtype, found.tolist()) == (torch.float64, pytest.approx([expected]))
-    assert DFlashDraft(DFlashConfig()).denominators([]).tolist() == [0]

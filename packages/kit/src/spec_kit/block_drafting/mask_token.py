@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core import read_json_object
 from spec_core.errors import TargetError
+from spec_core.foreign import read_json_object
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core import TargetSpec
+    from spec_core.target import TargetSpec
 
 _MASKS = ("<|MASK|>", "<|mask|>", "<mask>", "[MASK]")
 _SPARE = ("reserved", "unused")

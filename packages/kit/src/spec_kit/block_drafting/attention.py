@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from spec_core import to_device_async
+from spec_core.host_tensors import to_device_async
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    KeysValues = tuple[Tensor, Tensor]
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values of the same positions."""
 
 # Nothing in it is random: the state of the generators need not be kept.
 _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)

@@ -1,0 +1,1 @@
+"""The DSpark block draft."""

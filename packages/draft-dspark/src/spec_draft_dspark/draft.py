@@ -1,0 +1,111 @@
+"""DSparkDraft: the plugin. Imports without torch; the network is in ``model.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_draft_dspark.config import DSparkConfig
+from spec_draft_dspark.shape import ARCHITECTURE, DSparkShape, speculators_fields
+from spec_kit.block_drafting import BlockDraft
+from spec_kit.drafting import architectures
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
+    from spec_kit.block_drafting import BlockKernels
+    from spec_kit.drafting import Json
+
+_SPECFORGE = "DSparkDraftModel"
+
+
+class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
+    """DSpark (arXiv 2607.05147): a block in one pass, its guesses tied together by a Markov head.
+
+    See ``spec_core.draft`` for the contract.
+    """
+
+    name: ClassVar[str] = "dspark"
+    api_version: ClassVar[int] = 2
+    Config: ClassVar[type[DraftConfig]] = DSparkConfig
+    Shape = DSparkShape
+    architecture: ClassVar[str] = ARCHITECTURE
+    speculators_type: ClassVar[str] = "dspark"
+    may_copy_head: ClassVar[bool] = True  # DeepSpec's folders do
+    small_run: ClassVar[Mapping[str, object]] = {"block_size": 3, "num_layers": 2, "num_anchors": 64}
+    learns_from_guesses: ClassVar[bool] = True
+    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dspark", "sglang": "DSPARK"}
+
+    def __init__(self, config: DraftConfig) -> None:
+        """Leave out vLLM where the Markov head is one that it has no place for."""
+        super().__init__(config)
+        if self.options.markov_head not in (None, "vanilla"):
+            self.serving_methods = {"sglang": "DSPARK"}
+
+    @classmethod
+    def is_own(cls, fields: Json) -> bool:
+        """Return whether a config.json is DeepSpec's, or SpecForge's, which has a name of its own."""
+        return not architectures(fields).isdisjoint({ARCHITECTURE, _SPECFORGE})
+
+    @classmethod
+    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
+        """Return the fields as engines read them."""
+        served = super().speculators_fields(fields, folder)
+        return {**served, cls.Shape.nested: speculators_fields(fields) | served[cls.Shape.nested]}
+
+    def fresh_shape(self, target: TargetSpec) -> DSparkShape:
+        """Return the options, else DeepSpec's defaults and the target's sizes."""
+        options = self.options
+        confidence = options.confidence is not False
+        return DSparkShape.for_target(
+            options,
+            target,
+            layer_types=("full_attention",) * (options.num_layers or 5),
+            block_size=self.num_guesses,
+            markov_head=options.markov_head or "vanilla",
+            markov_rank=options.markov_rank or 256,
+            confidence=confidence,
+            confidence_with_markov=confidence and options.confidence_with_markov is not False,
+            **self.fresh_fields(target),
+        )
+
+    @property
+    def num_guesses(self) -> int:
+        """One for each slot of a block."""
+        return self.options.block_size or 7
+
+    @property
+    def guess_weights(self) -> Tensor:
+        """float64 [S]: weights of guesses."""
+        from spec_kit.block_drafting import guess_weights
+
+        return guess_weights(self.num_guesses, self.options.gamma)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Every guess is compared with the target's distribution."""
+        return True
+
+    @classmethod
+    def kernels(cls) -> type[BlockKernels]:
+        """Return the kernels that the draft can use (D10)."""
+        from spec_kit.block_drafting import BlockKernels
+
+        return BlockKernels
+
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: BlockKernels) -> nn.Module:
+        """Return the network with drawn weights."""
+        from spec_draft_dspark.model import DSparkModel
+
+        return DSparkModel(self.shape(target), self.options, target.embedding_scale, kernels)
+
+    def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
+        """Return a fresh proposer for one sequence (D9)."""
+        from spec_draft_dspark.model import DSparkModel
+        from spec_draft_dspark.proposer import DSparkProposer
+
+        assert isinstance(module, DSparkModel)
+        return DSparkProposer(module, ops, self.num_guesses)

@@ -1,0 +1,188 @@
+"""The target's head and the bias over the guesses that count, the loss and its gradients, some blocks at a time.
+
+A guess costs, before its weight, ce_weight · CE + l1_weight · ‖p − q‖₁ + confidence_weight · BCE(ĉ, 1 − ½ ‖p − q‖₁):
+q is the draft's distribution, p the target's, ĉ the confidence head's. The last term moves ĉ alone (paper arXiv
+2607.05147, section 3; DeepSpec). Loss, metrics and gradients come out of one pass, so logits live for one chunk.
+
+Shapes: A blocks, S guesses of a block, R counted guesses of a chunk, r rank, V rows of the head (of this shard: see
+``spec_core.ops``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from spec_kit.block_drafting import GuessMetrics, loss_scale
+from spec_kit.drafting import LabelColumns, sharded_logsumexp_argmax, softmax, with_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core import VocabularyOps
+    from spec_core.records import DraftBatch, StepOutput
+    from spec_draft_dspark.config import DSparkConfig
+    from spec_kit.block_drafting import BlockKernels, CountedGuesses
+    from spec_kit.drafting import Distribution
+
+_VALUES = ("accuracy", "acceptance", "guess_loss", "confidence_loss")
+_LENGTHS = ("acceptance_length", "expected_length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadInputs:
+    """Everything that the loss has gradients for."""
+
+    states_ASH: Tensor
+    """Inputs of the target's head."""
+    bias_ASr: Tensor
+    """Inputs of ``bias_Vr``, whose product is added to the logits."""
+    bias_Vr: Tensor
+    """The Markov head's W2, local rows."""
+    confidence_AS: Tensor | None
+    """Logits of the chance that a guess is accepted."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that there are."""
+        some = (self.states_ASH, self.bias_ASr, self.bias_Vr)
+        return some if self.confidence_AS is None else (*some, self.confidence_AS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuessLoss:
+    """The parts of a guess's loss, and the weight of each guess."""
+
+    ops: VocabularyOps
+    kernels: BlockKernels
+    options: DSparkConfig
+    weight_S: Tensor
+
+    def __call__(
+        self, inputs: HeadInputs, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
+    ) -> StepOutput:
+        """Return loss and metrics of the blocks, as shares over the global denominators."""
+        totals = _Sums(self, inputs, batch, denominators)
+        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)  # the teacher's are float32
+        with torch.no_grad():
+            for blocks, chunk in guesses.chunks(self.ops.chunk_bytes // row_bytes, len(self.weight_S)):
+                totals.add(blocks, chunk)
+        return totals.output()
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The guesses of a chunk, compared with labels and teacher. Sums over shards are done."""
+
+    logits_RV: Tensor
+    log_sum_R: Tensor
+    teacher: Distribution
+    labels: LabelColumns
+    correct_R: Tensor
+    cross_R: Tensor
+    overlap_R: Tensor
+    """Σ min(p, q) = 1 − ½ ‖p − q‖₁: the chance that rejection sampling accepts the guess."""
+    below_R: Tensor
+    """Σ q where q < p."""
+
+
+class _Sums:
+    """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
+
+    def __init__(self, loss: GuessLoss, inputs: HeadInputs, batch: DraftBatch, denominators: Tensor) -> None:
+        self.rule, self.inputs, self.batch = loss, inputs, batch
+        self.scale = loss_scale(denominators, inputs.states_ASH)
+        self.metrics = GuessMetrics(self.scale, len(loss.weight_S), _VALUES, _LENGTHS)
+        self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
+
+    def add(self, blocks: slice, guesses: CountedGuesses) -> None:
+        """Score the counted guesses of the blocks ``blocks``."""
+        place, options = (guesses.block_R, guesses.guess_R), self.rule.options
+        scored = self._score(blocks, guesses)
+        loss_R = options.ce_weight * scored.cross_R + options.l1_weight * (2 - 2 * scored.overlap_R)
+        weight_R = self.rule.weight_S.to(loss_R)[guesses.guess_R] * self.scale
+        confidence_R = self._confidence_loss(blocks, place, scored.overlap_R, weight_R)
+        self.metrics.loss += (weight_R * (loss_R + options.confidence_weight * confidence_R)).sum()
+        self.metrics.add(
+            guesses,
+            accuracy=scored.correct_R,
+            acceptance=scored.overlap_R,
+            guess_loss=loss_R,
+            confidence_loss=confidence_R,
+        )
+        self.metrics.add_lengths(
+            guesses, acceptance_length=scored.correct_R, expected_length=scored.overlap_R
+        )
+        if self.grads is not None:
+            self._add_gradients(blocks, place, scored, weight_R)
+
+    def _score(self, blocks: slice, guesses: CountedGuesses) -> _Scored:
+        place, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
+        logits_RV = F.linear(self.inputs.states_ASH[blocks][place], ops.head_VH)
+        logits_RV.addmm_(self.inputs.bias_ASr[blocks][place], self.inputs.bias_Vr.T)
+        ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
+        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
+        label_R = guesses.label_R
+        teacher_RV = ops.teacher_logits(self.batch.hidden_TNH[label_R - 1, -1])
+        teacher = teacher_RV, sharded_logsumexp_argmax(teacher_RV, ids_V, ops, kernels)[0]
+        one_R = torch.ones_like(log_sum_R)
+        terms = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher, one_R)
+        overlap_R, below_R = (ops.reduce_sum(term.squeeze(1)) for term in terms[1:])
+        id_R = self.batch.input_ids_T[label_R]
+        labels = LabelColumns.of(id_R, ops)
+        cross_R = log_sum_R - ops.reduce_sum(labels.logits(logits_RV, log_sum_R.dtype))
+        return _Scored(logits_RV, log_sum_R, teacher, labels, best_R == id_R, cross_R, overlap_R, below_R)
+
+    def _confidence_loss(
+        self, blocks: slice, place: tuple[Tensor, Tensor], chance_R: Tensor, weight_R: Tensor
+    ) -> Tensor:
+        """Return the confidence's cross-entropy to that chance [R], 0 without a head, and add its gradient."""
+        if self.inputs.confidence_AS is None:
+            return torch.zeros_like(chance_R)
+        logit_R = self.inputs.confidence_AS[blocks][place].to(chance_R)
+        if self.grads is not None:
+            slope_R = weight_R * self.rule.options.confidence_weight * (logit_R.sigmoid() - chance_R)
+            self.grads[3][blocks][place] = slope_R.to(self.grads[3].dtype)
+        return F.binary_cross_entropy_with_logits(logit_R, chance_R, reduction="none")
+
+    def _add_gradients(
+        self, blocks: slice, place: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
+    ) -> None:
+        """Add what cross-entropy and distance say of states, biases and W2."""
+        assert self.grads is not None
+        grad_RV, ops = self._gradient_(scored, weight_R), self.rule.ops
+        grad_ASH, grad_ASr, grad_Vr, *_ = self.grads
+        grad_ASH[blocks][place] = ops.reduce_sum(grad_RV @ ops.head_VH)
+        grad_ASr[blocks][place] = ops.reduce_sum(grad_RV @ self.inputs.bias_Vr)
+        grad_Vr += grad_RV.T @ self.inputs.bias_ASr[blocks][place]
+
+    def _gradient_(self, scored: _Scored, weight_R: Tensor) -> Tensor:
+        """Overwrite the logits by their gradient: a · q + b · (q where q < p) − weight · ce at the label.
+
+        d‖p − q‖₁ / d logit = q (s − Σ s q) with s = 1 − 2 [q < p]. The label's column is rounded once.
+        """
+        options, column_R1 = self.rule.options, scored.labels.column_R1
+        all_R = weight_R * (options.ce_weight + 2 * options.l1_weight * scored.below_R)
+        below_R = -2 * options.l1_weight * weight_R
+        q_R, p_R = (
+            softmax(logits_RV.gather(1, column_R1), log_sum_R).squeeze(1).to(weight_R)
+            for logits_RV, log_sum_R in ((scored.logits_RV, scored.log_sum_R), scored.teacher)
+        )
+        there_R = (all_R + below_R * (q_R < p_R)) * q_R
+        there_R = there_R - options.ce_weight * weight_R * scored.labels.here_R1.squeeze(1)
+        factors = all_R[:, None], below_R[:, None], torch.zeros_like(all_R)[:, None]
+        one_R = torch.ones_like(all_R)
+        self.rule.kernels.distill_grad_(
+            scored.logits_RV[:, None], scored.log_sum_R[:, None], factors, scored.teacher, one_R
+        )
+        return scored.logits_RV.scatter_(1, column_R1, there_R[:, None].to(scored.logits_RV.dtype))
+
+    def output(self) -> StepOutput:
+        """Return the sums."""
+        loss = self.metrics.loss
+        if self.grads is not None:
+            loss = with_gradients(loss, self.grads, self.inputs.tensors)
+        return self.metrics.output(loss)

@@ -1,0 +1,66 @@
+"""The DSpark network: the backbone of blocks, its heads, and the loss over what it guesses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core import to_device_async
+from spec_draft_dspark.heads import MARKOV_HEADS, ConfidenceHead
+from spec_draft_dspark.loss import GuessLoss, HeadInputs
+from spec_kit.block_drafting import BlockBackbone, BlockRule, Blocks, CountedGuesses, guess_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core import VocabularyOps
+    from spec_core.records import DraftBatch, StepOutput
+    from spec_draft_dspark.config import DSparkConfig
+    from spec_draft_dspark.shape import DSparkShape
+    from spec_kit.block_drafting import BlockKernels
+
+
+class DSparkModel(BlockBackbone):
+    """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
+
+    def __init__(
+        self,
+        shape: DSparkShape,
+        config: DSparkConfig,
+        embedding_scale: float,
+        kernels: BlockKernels,
+    ) -> None:
+        """Make the network; ``embedding_scale``: factor on the target's embedding before its first layer."""
+        super().__init__(shape, embedding_scale, kernels)
+        self.config, self.kernels = config, kernels
+        self.markov_head = MARKOV_HEADS[shape.markov_head](shape)
+        self.confidence_head = ConfidenceHead(shape) if shape.confidence else None
+
+    def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
+        """Return this batch's share of the loss; ``denominators``: the global batch's, float64 [1]."""
+        num_guesses, device = self.shape.block_size, batch.input_ids_T.device
+        blocks = Blocks.of(batch, BlockRule(self.config.num_anchors, num_guesses))
+        weight_S = to_device_async(guess_weights(num_guesses, self.config.gamma), device)
+        inputs = self.head_inputs(self.states(batch, blocks, ops), tokens_before(batch, blocks, num_guesses))
+        loss = GuessLoss(ops=ops, kernels=self.kernels, options=self.config, weight_S=weight_S)
+        return loss(inputs, batch, CountedGuesses.of(blocks, device), denominators)
+
+    def head_inputs(self, states_ASH: Tensor, before_AS: Tensor) -> HeadInputs:
+        """Return what the vocabulary's products take of the blocks, given the token before each guess."""
+        embedded_ASr = self.markov_head.embed(before_AS)
+        confidence = self.confidence_head
+        return HeadInputs(
+            states_ASH=states_ASH,
+            bias_ASr=self.markov_head(states_ASH, embedded_ASr),
+            bias_Vr=self.markov_head.markov_w2.weight,
+            confidence_AS=None if confidence is None else confidence(states_ASH, embedded_ASr),
+        )
+
+
+def tokens_before(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
+    """Return int64 [A, S]: the data's token before each guess; any other where a guess does not count."""
+    device = batch.input_ids_T.device
+    anchor_A = to_device_async(blocks.anchor_A, device)
+    place_AS = anchor_A[:, None] + torch.arange(num_guesses, device=device)
+    return batch.input_ids_T[place_AS.clamp(max=len(batch.input_ids_T) - 1)]

@@ -1,0 +1,58 @@
+"""Reference drafting: the states of a block at once, then its guesses one after the other.
+
+Shape suffixes: B sequences, K guesses, H width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from spec_core import Proposal
+from spec_kit.block_drafting import BlockProposer
+from spec_kit.drafting import draw, uniform_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Generator
+
+    from spec_draft_dspark.model import DSparkModel
+
+
+class DSparkProposer(BlockProposer):
+    """Guesses with all slots; each guess is biased by the one before, as it was drawn.
+
+    To guess K tokens, vLLM and SGLang run a block of K slots, also where K is below the block size of training; so
+    does this.
+    """
+
+    module: DSparkModel
+
+    @classmethod
+    def guess_all(
+        cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
+    ) -> list[Proposal]:
+        """Return the guesses of each, with the distributions that they were drawn from, bias included."""
+        head, first = proposers[0].module.markov_head, proposers[0]
+        states_BKH = cls.states(proposers, num_tokens)
+        base_BKV = states_BKH @ first.ops.head_VH.T
+        uniform_BK = uniform_numbers(generators, num_tokens)
+        token_B = torch.tensor([p.last_id for p in proposers], device=states_BKH.device)
+        tokens, probs, memory = list[torch.Tensor](), list[torch.Tensor](), None
+        for k in range(num_tokens):
+            bias_Br, memory = head.step(states_BKH[:, k], head.embed(token_B), memory)
+            logits_BV = base_BKV[:, k] + bias_Br @ head.markov_w2.weight.T
+            if temperature == 0:
+                token_B = logits_BV.argmax(-1)
+            else:
+                probs.append((logits_BV.float() / temperature).softmax(-1))
+                token_B = draw(probs[-1], uniform_BK[:, k].to(logits_BV.device))
+            tokens.append(token_B)
+        rows: list[list[int]] = torch.stack(tokens, dim=1).tolist()
+        chances = torch.stack(probs, dim=1) if probs else [None] * len(rows)
+        return [
+            Proposal(token_ids=tuple(row), probs_KV=probs_KV)
+            for row, probs_KV in zip(rows, chances, strict=True)
+        ]

@@ -1,0 +1,97 @@
+"""DSparkShape: what fixes a DSpark draft's tensors and arithmetic, and its form as a served config.json."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from spec_draft_dspark.config import MarkovKind
+from spec_kit.block_drafting import BlockShape
+from spec_kit.drafting import Size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core import TargetSpec
+    from spec_core.records import TensorParallelHints
+    from spec_kit.drafting import Json, Shapes
+
+ARCHITECTURE = "Qwen3DSparkModel"
+_OWN_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+
+
+class DSparkShape(BlockShape):
+    """The sizes of one DSpark draft."""
+
+    layer_types: tuple[Literal["full_attention"], ...]
+    block_size: Size
+    markov_head: MarkovKind = Field("vanilla", alias="markov_head_type")
+    markov_rank: Size
+    confidence: bool = Field(False, alias="enable_confidence_head")
+    confidence_with_markov: bool = Field(False, alias="confidence_head_with_markov")
+    """Whether the confidence head sees the embedded token before. vLLM takes both as false without their keys."""
+
+    def tensor_shapes(self) -> Shapes:
+        """Return every trained tensor: the backbone's, and those of the heads."""
+        h, r, vocabulary = self.hidden_size, self.markov_rank, self.target_vocab_size
+        heads: Shapes = {
+            "markov_head.markov_w1.weight": (vocabulary, r),
+            "markov_head.markov_w2.weight": (vocabulary, r),
+        }
+        if self.markov_head == "gated":
+            heads |= {"markov_head.gate_proj.weight": (r, h + r), "markov_head.gate_proj.bias": (r,)}
+        if self.markov_head == "rnn":
+            heads |= {
+                "markov_head.joint_proj.weight": (3 * r, 2 * r + h),
+                "markov_head.joint_proj.bias": (3 * r,),
+            }
+        if self.confidence:
+            inputs = h + r * self.confidence_with_markov
+            heads |= {"confidence_head.proj.weight": (1, inputs), "confidence_head.proj.bias": (1,)}
+        return super().tensor_shapes() | heads
+
+    def parallel_hints(self) -> TensorParallelHints:
+        """Return how tensor-parallel ranks divide the draft: of the heads, the product with the vocabulary."""
+        hints = super().parallel_hints()
+        return replace(hints, columns={**hints.columns, "markov_head.markov_w2": self.target_vocab_size})
+
+    @classmethod
+    def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
+        """Return the heads' fields too, which SpecForge nests with the others."""
+        return super().read_own(fields, own, folder) | {key: own[key] for key in _OWN_FIELDS if key in own}
+
+    def fixed_fields(self) -> Json:
+        """Return fields of published drafts that have one value here."""
+        return super().fixed_fields() | {
+            "sample_from_anchor": True,
+            "projector_type": "dspark",
+            "attention_mode": "gqa",
+            "is_causal": False,
+            "causal": False,
+        }
+
+    def to_json(self, target: TargetSpec) -> Json:
+        """Return DeepSpec's fields, which vLLM from 0.26 and SGLang from 0.5.16 on read.
+
+        vLLM 0.26 sizes ``fc`` by ``dflash_config`` and by nothing else that is right, both engines read that first;
+        others read the top level. ``target_layer_ids`` counts outputs of layers.
+        """
+        shared = {"mask_token_id": self.mask_token_id, "target_layer_ids": self.output_ids}
+        return {
+            **self.backbone_fields(ARCHITECTURE, target, tied=False),
+            "block_size": self.block_size,
+            **shared,
+            "markov_rank": self.markov_rank,
+            "markov_head_type": self.markov_head,
+            "enable_confidence_head": self.confidence,
+            "confidence_head_with_markov": self.confidence_with_markov,
+            "dflash_config": shared,
+        }
+
+
+def speculators_fields(fields: Json) -> Json:
+    """Return the heads' fields of a folder of ``speculators``. Without the key its block guesses one token less."""
+    found = {key: fields[key] for key in _OWN_FIELDS if key in fields}
+    return {"sample_from_anchor": False, **found}

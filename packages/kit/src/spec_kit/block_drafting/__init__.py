@@ -1,0 +1,48 @@
+"""Library for drafts that guess a block of tokens in one pass, as DFlash does (docs/libraries/block_drafting.md)."""
+
+from typing import TYPE_CHECKING
+
+from spec_kit.block_drafting.block_draft import BlockDraft
+from spec_kit.block_drafting.block_shape import MOST_LAYERS, BlockConfig, BlockShape, default_layers
+from spec_kit.block_drafting.mask_token import choose_mask_token
+from spec_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from spec_kit.block_drafting.attention import BlockLayout, KeysValues, block_attention
+    from spec_kit.block_drafting.backbone import BlockBackbone
+    from spec_kit.block_drafting.blocks import BlockRule, Blocks, CountedGuesses, guess_weights
+    from spec_kit.block_drafting.kernels import BlockKernels, norm_rotate
+    from spec_kit.block_drafting.metrics import GuessMetrics, loss_scale
+    from spec_kit.block_drafting.proposer import BlockProposer
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        attention="BlockLayout KeysValues block_attention",
+        backbone="BlockBackbone",
+        blocks="BlockRule Blocks CountedGuesses guess_weights",
+        kernels="BlockKernels norm_rotate",
+        proposer="BlockProposer",
+        metrics="GuessMetrics loss_scale",
+    )
+
+__all__ = [
+    "MOST_LAYERS",
+    "BlockBackbone",
+    "BlockConfig",
+    "BlockDraft",
+    "BlockKernels",
+    "BlockLayout",
+    "BlockProposer",
+    "BlockRule",
+    "BlockShape",
+    "Blocks",
+    "CountedGuesses",
+    "GuessMetrics",
+    "KeysValues",
+    "block_attention",
+    "choose_mask_token",
+    "default_layers",
+    "guess_weights",
+    "loss_scale",
+    "norm_rotate",
+]

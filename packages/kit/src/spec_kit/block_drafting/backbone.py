@@ -1,0 +1,144 @@
+"""The network of a draft that guesses blocks, up to its head. Parameter names are the serving format's tensor names.
+
+Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+
+from spec_kit.block_drafting.attention import BlockLayout
+from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core.ops import VocabularyOps
+    from spec_core.records import DraftBatch
+    from spec_kit.block_drafting.attention import KeysValues
+    from spec_kit.block_drafting.block_shape import BlockShape
+    from spec_kit.block_drafting.blocks import Blocks
+    from spec_kit.block_drafting.kernels import Angles, BlockKernels
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The places of blocks, and the rotary angles of their slots [A · B] and of the context [T]."""
+
+    layout: BlockLayout
+    slot_angles: Angles
+    context_angles: Angles
+
+
+class BlockAttention(AttentionProjections):
+    """Queries of the block; keys and values, by the same weights, of context and block."""
+
+    def __init__(self, shape: BlockShape, kernels: BlockKernels) -> None:
+        """Make projections and norms of the shape's sizes."""
+        super().__init__(shape, shape.hidden_size)
+        self.q_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
+        self.k_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
+        self.head_dim, self._norm_eps = shape.head_dim, shape.norm_eps
+        self._norm_rotate = kernels.norm_rotate
+
+    def queries(self, x_RH: Tensor, angles: Angles) -> Tensor:
+        """Return [R, heads, head_dim], normed per head and rotated."""
+        q = self.q_proj(x_RH).unflatten(-1, (-1, self.head_dim))
+        return self._norm_rotate(q, self.q_norm.weight, self._norm_eps, angles)
+
+    def keys_values(self, x_RH: Tensor, angles: Angles) -> KeysValues:
+        """Return [R, kv_heads, head_dim] twice; keys are normed per head and rotated."""
+        k, v = (project(x_RH).unflatten(-1, (-1, self.head_dim)) for project in (self.k_proj, self.v_proj))
+        return self._norm_rotate(k, self.k_norm.weight, self._norm_eps, angles), v
+
+
+class BlockLayer(nn.Module):
+    """One Qwen3-style decoder layer over blocks."""
+
+    def __init__(self, shape: BlockShape, window: int | None, kernels: BlockKernels) -> None:
+        """Make the layer; ``window`` None is full attention, see ``block_attention``."""
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.self_attn = BlockAttention(shape, kernels)
+        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
+        self.window, self._block_attention = window, kernels.block_attention
+
+    def forward(self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry) -> Tensor:
+        """Return the blocks' states after the layer.
+
+        The context enters as it is: the input norm is for the block only.
+        """
+        context = self.self_attn.keys_values(context_TH, geometry.context_angles)
+        return self.advance(x_ABH, context, geometry)
+
+    def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
+        """Return the same as ``forward``, given the context's keys and values."""
+        attention, angles = self.self_attn, geometry.slot_angles
+        normed_ABH = self.input_layernorm(x_ABH)  # all slots, also where a rank has some of x
+        blocks, normed_RH = normed_ABH.shape[:2], normed_ABH.flatten(0, 1)
+        q = attention.queries(normed_RH, angles)
+        k, v = attention.keys_values(normed_RH, angles)
+        q, k, v = (rows.unflatten(0, blocks) for rows in (q, k, v))
+        attended = self._block_attention(q, context, (k, v), geometry.layout, self.window)
+        x_ABH = x_ABH + attention.o_proj(attended.flatten(2))
+        return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH))
+
+
+class BlockBackbone(nn.Module):
+    """Base of a draft's module: from captured states and anchors to the inputs of the head.
+
+    ``forward`` is the draft's own.
+    """
+
+    def __init__(self, shape: BlockShape, embedding_scale: float, kernels: BlockKernels) -> None:
+        """Make the network; ``embedding_scale``: factor on the target's embedding before its first layer."""
+        super().__init__()
+        self.shape, self.embedding_scale = shape, embedding_scale
+        self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
+        self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
+        self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.layers = nn.ModuleList(BlockLayer(shape, window, kernels) for window in shape.windows)
+        self.norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+
+    @property
+    def decoder_layers(self) -> list[BlockLayer]:
+        """The decoder layers, first to last."""
+        return [cast("BlockLayer", layer) for layer in self.layers]
+
+    def states(self, batch: DraftBatch, blocks: Blocks, ops: VocabularyOps) -> Tensor:
+        """Return [A, B, H]: inputs of the head, after the final norm."""
+        context_TH = self.context(batch.hidden_TNH)
+        layout = BlockLayout(blocks.anchor_A, blocks.start_A, context_TH.device)
+        geometry = self.geometry(layout, self.shape.block_size, batch.position_T, context_TH.dtype)
+        anchor_A, _ = layout.places
+        x_ABH = self.embed(batch.input_ids_T[anchor_A], self.shape.block_size, ops)
+        for layer in self.decoder_layers:
+            x_ABH = layer(x_ABH, context_TH, geometry)
+        return self.norm(x_ABH)
+
+    def context(self, hidden_TNH: Tensor) -> Tensor:
+        """Return what every layer attends, [T, H], from captured states.
+
+        Further captured layers behind the draft's own are ignored.
+        """
+        own = hidden_TNH[:, : len(self.shape.layers)].to(self.fc.weight.dtype)
+        return self.hidden_norm(self.fc(own.flatten(1)))
+
+    def embed(self, anchor_ids_A: Tensor, block_size: int, ops: VocabularyOps) -> Tensor:
+        """Return [A, B, H]: the known token, then mask tokens, as they enter the target's first layer."""
+        ids_AB = anchor_ids_A.new_full((len(anchor_ids_A), block_size), self.shape.mask_token_id)
+        ids_AB[:, 0] = anchor_ids_A
+        embedded = ops.embed(ids_AB)
+        return embedded if self.embedding_scale == 1 else embedded * self.embedding_scale
+
+    def geometry(
+        self, layout: BlockLayout, block_size: int, position_T: Tensor, dtype: torch.dtype
+    ) -> Geometry:
+        """Return the geometry of blocks of ``block_size`` slots over a context at ``position_T``."""
+        slot_R = layout.slot_positions(block_size).flatten()
+        return Geometry(layout, self.rope.angles(slot_R, dtype), self.rope.angles(position_T, dtype))

@@ -1,0 +1,136 @@
+"""BlockDraft: base of the plugins of drafts that guess blocks. Needs no torch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spec_core.records import FeatureSchema, ShardHints
+from spec_kit.block_drafting.block_shape import BlockConfig, BlockShape, default_layers
+from spec_kit.block_drafting.mask_token import choose_mask_token
+from spec_kit.drafting import EMBEDDING, ServedDraft, as_served
+from spec_kit.targets import read_target_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.records import Supervision
+    from spec_core.target import TargetSpec, TargetTensors
+    from spec_kit.block_drafting.blocks import BlockRule
+    from spec_kit.drafting import Json
+
+C = TypeVar("C", bound=BlockConfig)
+S = TypeVar("S", bound=BlockShape)
+# Which channels turn, and by what for images. SGLang 0.5.16 turns all channels whatever a DFlash config says, so a
+# fresh draft does; a draft sees text positions only.
+_ROPE_NOT_COPIED = frozenset({"partial_rotary_factor", "rope_dim", "mrope_section", "mrope_interleaved"})
+
+
+class BlockDraft(ServedDraft[C, S]):
+    """A draft of Qwen3-style layers over blocks whose head is the target's, as DFlash (arXiv 2602.06036)."""
+
+    @classmethod
+    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
+        """Return the fields as engines read them. Layers are those entered."""
+        same = ("draft_vocab_size", "target_hidden_size", "block_size")
+        nested = {name: fields[name] for name in ("mask_token_id", "sample_from_anchor") if name in fields}
+        return {
+            "architectures": [cls.architecture],
+            **{name: fields[name] for name in same if name in fields},
+            "eagle_aux_hidden_state_layer_ids": fields.get("aux_hidden_state_layer_ids"),
+            cls.Shape.nested: nested,
+        }
+
+    @property
+    @abstractmethod
+    def num_guesses(self) -> int:
+        """Guesses of one block."""
+
+    @property
+    @abstractmethod
+    def guess_weights(self) -> Tensor:
+        """float64 [S]: what each guess of a block adds to the denominator where it counts."""
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the loss asks for the target's distributions."""
+        return False
+
+    @property
+    def rule(self) -> BlockRule:
+        """How blocks are drawn."""
+        from spec_kit.block_drafting.blocks import BlockRule
+
+        return BlockRule(self.options.num_anchors, self.num_guesses)
+
+    def fresh_fields(self, target: TargetSpec) -> dict[str, Any]:
+        """Return fields of a fresh draft's shape: the options, else the paper's defaults and the target's sizes."""
+        options, mask_token_id = self.options, self.options.mask_token_id
+        return {
+            "mask_token_id": choose_mask_token(target) if mask_token_id is None else mask_token_id,
+            "layers": options.layers or default_layers(target.num_layers, options.num_features or 5),
+            "num_target_layers": target.num_layers,
+            "rope": {key: value for key, value in target.rope.items() if key not in _ROPE_NOT_COPIED},
+        }
+
+    def target_problem(self, target: TargetSpec) -> str | None:
+        """Return what is wrong with the head or the captured layers, or None.
+
+        Engines multiply such a draft's states by the bare rows of the target's head.
+        """
+        if target.logit_scale != 1:
+            return f"its head is scaled ({target.logit_scale}), a head without a scale is needed"
+        return self.shape(target).layer_problem(target)
+
+    def embedding_scale(self, target: TargetSpec) -> float:
+        """Return the target's own scale, which the exported embedding includes."""
+        return target.embedding_scale
+
+    def required_features(self, target: TargetSpec) -> FeatureSchema:
+        """Return the captured layers, and the input of the final norm where the loss needs it."""
+        layers = self.shape(target).layers
+        if self.needs_teacher:
+            layers = (*layers, target.num_layers)
+        return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
+
+    def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
+        """Return float64 [1]: the weights of all guesses that count."""
+        import torch
+
+        rule, reached_S = self.rule, self.guess_weights.cumsum(0)
+        shares = [reached_S[rule.draw(sample)[1] - 1].sum() for sample in supervision]
+        return sum(shares, torch.zeros((), dtype=torch.float64))[None]
+
+    def initialize(
+        self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
+    ) -> None:
+        """Start the final norm as the target's, whose head is used as it is."""
+        module.load_state_dict({"norm.weight": tensors.norm_H.float()}, strict=False)
+
+    def exported_tensors(
+        self, weights: Mapping[str, Tensor], target: TargetSpec
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the module's tensors, and a scaled embedding of the target's.
+
+        Engines share the target's embedding: SGLang the module with its scale, vLLM the bare rows, so for a scaled
+        embedding vLLM gets one of its own.
+        """
+        yield from super().exported_tensors(weights, target)
+        if target.embedding_scale != 1:
+            yield (
+                EMBEDDING,
+                as_served(read_target_tensors(target).embedding_VH * target.embedding_scale, target),
+            )
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """A block's guesses (D9)."""
+        return self.num_guesses
+
+    def shard_hints(self, target: TargetSpec) -> ShardHints:
+        """Return each decoder layer as a unit of its own, and how tensor-parallel ranks divide it, and ``fc``."""
+        shape = self.shape(target)
+        return ShardHints(blocks=shape.layer_names, tensor_parallel=shape.parallel_hints())

@@ -1,0 +1,201 @@
+"""The options and sizes of drafts that guess blocks, and the fields of their config.json. Torch is not needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+
+import pydantic
+from pydantic import Field, NonNegativeInt
+
+from spec_core.records import TensorParallelHints
+from spec_kit.drafting import (
+    CapturedLayers,
+    DecoderConfig,
+    DecoderShape,
+    Size,
+    checked,
+    decoder_fields,
+    end_fields,
+    head_fields,
+    layer_range_problem,
+    read_layers,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.target import TargetSpec
+    from spec_kit.drafting import Json, Shapes
+
+MOST_LAYERS = 1024
+"""Most layers of a draft; published ones have one to eight."""
+FULL = "full_attention"
+_Depth = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+
+
+class BlockConfig(DecoderConfig):
+    """Options of a draft that guesses blocks.
+
+    None means: what the folder ``init_from`` says, else the default that is named. An option that contradicts the
+    folder is an error.
+    """
+
+    num_anchors: int = Field(512, ge=1, le=1 << 20)
+    """Most blocks that one document trains in one epoch, at positions drawn anew each epoch."""
+    num_layers: int | None = Field(None, ge=1, le=MOST_LAYERS)
+    """Decoder layers of the draft. None: 5."""
+    mask_token_id: int | None = Field(None, ge=0)
+    """Token whose embedding stands in the slots to be guessed. None: one that the tokenizer leaves unused or
+    reserves, else the last of the vocabulary that ends nothing."""
+
+    num_features: int | None = Field(None, ge=1, le=MOST_LAYERS)
+    """Residual streams of the target that feed the draft, evenly from early to late. None: as many as ``layers``,
+    else 5."""
+    layers: CapturedLayers | None = Field(None, min_length=1)
+    """Their ids k (streams entering target layer k). None: 1 + round(1 + i · (N − 4) / (num_features − 1))."""
+
+    @pydantic.model_validator(mode="after")
+    def _features_agree(self) -> Self:
+        if self.num_features and self.layers and self.num_features != len(self.layers):
+            raise ValueError(
+                f"num_features={self.num_features} and the {len(self.layers)} entries of layers disagree"
+            )
+        return self
+
+
+class BlockShape(DecoderShape):
+    """The sizes of one draft that guesses blocks."""
+
+    nested: ClassVar[str] = "dflash_config"
+
+    max_positions: Size = Field(32768, alias="max_position_embeddings")
+    layer_types: tuple[str, ...]
+    """Attention of each layer."""
+    block_size: Size = 16
+    """Slots of a block, the last known token's among them."""
+    mask_token_id: NonNegativeInt
+    layers: tuple[int, ...]
+    """Captured residual streams: those entering these layers of the target."""
+    num_target_layers: Size | None = None
+    """Layers of the target; None where a published draft leaves them out."""
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers of the draft."""
+        return len(self.layer_types)
+
+    @property
+    def num_features(self) -> int:
+        """Captured residual streams."""
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Window of each layer; None: full attention."""
+        return (None,) * self.num_layers
+
+    def tensor_shapes(self) -> Shapes:
+        """Return every trained tensor of the backbone."""
+        h = self.hidden_size
+        head_norms = {f"self_attn.{kind}_norm.weight": (self.head_dim,) for kind in "qk"}
+        layer = self.layer_shapes(h) | head_norms
+        shapes: Shapes = {"fc.weight": (h, self.num_features * h), "hidden_norm.weight": (h,)}
+        for index in range(self.num_layers):
+            shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+        return shapes | {"norm.weight": (h,)}
+
+    def parallel_hints(self) -> TensorParallelHints:
+        """Return how tensor-parallel ranks divide the backbone."""
+        layers = self.layer_names
+        own = TensorParallelHints(
+            rows={"fc": self.num_features * self.hidden_size},
+            whole_inputs=("fc",),
+            enters=("hidden_norm",),
+            leaves=("fc",),
+            each_token=("hidden_norm", "norm"),
+            all_tokens_in={layers[0]: self.block_size},
+            all_tokens_out=("norm",),
+            partial=tuple(f"{layer}.self_attn.{kind}_norm" for layer in layers for kind in "qk"),
+        )
+        return sum(map(self.layer_hints, layers), own)
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of the decoder layers in the module."""
+        return tuple(f"layers.{index}" for index in range(self.num_layers))
+
+    @classmethod
+    def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
+        """Return what has several places or forms in published drafts; the nested object comes first."""
+        both = fields | own
+        depth = checked(_Depth, both.get("num_hidden_layers"), folder, "num_hidden_layers")
+        types = checked(tuple[str, ...], both.get("layer_types") or [FULL] * depth, folder, "layer_types")
+        layers = read_layers((both, "eagle_aux_hidden_state_layer_ids"), (both, "target_layer_ids"), folder)
+        if layers is None:  # as SGLang does: the default for as many features as layers
+            key = "num_target_layers"
+            layers = default_layers(checked(Size, both.get(key), folder, key), depth)
+        return {**own, **super().read_own(fields, own, folder), "layer_types": types, "layers": layers}
+
+    def fixed_fields(self) -> Json:
+        """Return fields of published drafts that have one value here."""
+        return super().fixed_fields() | {
+            "use_aux_hidden_state": True,
+            "use_swa": False,
+            "use_gemma_norm": False,
+            "is_neox_style": True,
+            "rope_is_neox_style": True,
+            "attention_sink_bias": False,
+            "add_swa_attention_sink_bias": False,
+            "attention_value_scale": None,
+            "output_multiplier": 1.0,
+            "final_logit_softcapping": None,
+            "num_hidden_layers": self.num_layers,
+            "draft_vocab_size": self.target_vocab_size,
+        }
+
+    def problem(self) -> str | None:
+        """Return why no block draft can have this shape, or None."""
+        if self.mask_token_id >= self.target_vocab_size:
+            return (
+                f"mask_token_id={self.mask_token_id} is not below the vocabulary's {self.target_vocab_size}"
+            )
+        return super().problem()
+
+    def layer_problem(self, target: TargetSpec) -> str | None:
+        """Return what is wrong with the captured layers, or None."""
+        if self.num_target_layers not in (None, target.num_layers):
+            return f"it was made for number of layers {self.num_target_layers}, this target has {target.num_layers}"
+        if list(self.layers) != sorted(set(self.layers)):
+            return (
+                f"its {target.num_layers} layers are too few for {len(self.layers)} different features (8 layers for "
+                "5); lower draft.num_features or set draft.layers"
+            )
+        return layer_range_problem(self.layers, target)
+
+    def backbone_fields(self, architecture: str, target: TargetSpec, *, tied: bool) -> Json:
+        """Return fields of config.json that both engines read of a Qwen3-style draft, up to the end tokens'."""
+        return {
+            **head_fields(architecture, "qwen3", target),
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            **decoder_fields(self),
+            "tie_word_embeddings": tied,
+            "num_target_layers": target.num_layers,
+            **end_fields(self, target),
+            "layer_types": list(self.layer_types),
+        }
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The captured layers as ``target_layer_ids`` counts them: outputs of layers, from 0 on."""
+        return [layer - 1 for layer in self.layers]
+
+
+def default_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]:
+    """Return the DFlash paper's choice, evenly from the second layer's output to that of the fourth last."""
+    n = num_target_layers
+    if num_features == 1:
+        return (n // 2 + 1,)
+    # The output's number is rounded, as SGLang does it: a half goes to the even one.
+    return tuple(1 + round(1 + i * (n - 4) / (num_features - 1)) for i in range(num_features))

@@ -1,0 +1,57 @@
+"""The kernels that a draft of blocks can use, with plain versions of its own (see ``spec_core.kernels``).
+
+Shapes: T tokens, N heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from spec_kit.block_drafting.attention import BlockLayout, block_attention
+from spec_kit.drafting import DecoderKernels, rotate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from spec_kit.block_drafting.attention import KeysValues
+
+    Angles = tuple[Tensor, Tensor]
+
+
+def norm_rotate(heads_TND: Tensor, weight_D: Tensor, eps: float, angles: Angles) -> Tensor:
+    """Return the RMS norm of each head, rotated by ``angles`` (cos and sin [T, 1, rotated / 2]); differentiable."""
+    return rotate(F.rms_norm(heads_TND, weight_D.shape, weight_D, eps), angles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockKernels(DecoderKernels):
+    """The kernels that a backbone of blocks can use; drafts add their own."""
+
+    norm_rotate: Callable[[Tensor, Tensor, float, Angles], Tensor] = norm_rotate
+    block_attention: Callable[[Tensor, KeysValues, KeysValues, BlockLayout, int | None], Tensor] = (
+        block_attention
+    )
+
+    @classmethod
+    def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
+        """Return arguments to compare each kernel with its plain version on."""
+        angle = draw(7, 1, 16)
+        layout = BlockLayout(torch.tensor([1, 3, 9]), torch.tensor([0, 0, 5]), angle.device)
+        context, own = ([draw(*shape, 2, 32).requires_grad_() for _ in range(2)] for shape in ((10,), (3, 4)))
+        queries = draw(3, 4, 4, 32).requires_grad_()
+        return {
+            **super().examples(draw),
+            "norm_rotate": (
+                draw(7, 3, 32).requires_grad_(),
+                draw(32).requires_grad_(),
+                1e-5,
+                (angle.cos(), angle.sin()),
+            ),
+            "block_attention": (queries, tuple(context), tuple(own), layout, 6),
+        }

@@ -1,0 +1,110 @@
+"""Reference drafting by blocks: one per round, with the context's keys and values cached per layer.
+
+Shape suffixes: A sequences, each with one block; B slots of a block in ``x_ABH``, else B sequences; K guesses, T new
+positions of all sequences, H width.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from spec_core.draft import Proposal, Proposer
+from spec_core.errors import ConfigError
+from spec_kit.block_drafting.attention import BlockLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Generator, Tensor
+
+    from spec_core.ops import VocabularyOps
+    from spec_kit.block_drafting.attention import KeysValues
+    from spec_kit.block_drafting.backbone import BlockBackbone
+
+
+class BlockProposer(Proposer):
+    """One block per round; ``guess_all`` is the draft's own."""
+
+    def __init__(self, module: BlockBackbone, ops: VocabularyOps, num_guesses: int) -> None:
+        """Start with an empty context; ``num_guesses``: the most that a block holds."""
+        self.module, self.ops, self._most = module, ops, num_guesses
+        shape, self.last_id = module.shape, 0
+        self._empty = torch.zeros(0, dtype=torch.int64)
+        none = module.fc.weight.new_zeros(0, shape.num_kv_heads, shape.head_dim)
+        self._contexts: list[KeysValues] = [(none, none)] * shape.num_layers
+
+    def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
+        """Cache keys and values of T more positions; the last of ``next_ids`` begins the next block."""
+        self.extend_all([self], [next_ids], [hidden_TNH])
+
+    def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
+        """Guess with one block; ConfigError for more tokens than a block holds."""
+        return self.propose_all([self], num_tokens, temperature, [generator])[0]
+
+    @classmethod
+    @torch.no_grad()
+    def extend_all(  # pyright: ignore[reportIncompatibleMethodOverride] (Self is narrower)
+        cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
+    ) -> None:
+        """Cache keys and values of more positions of every sequence, by one pass over all of them."""
+        module, counts = proposers[0].module, [len(ids) for ids in next_ids]
+        context_TH = module.context(torch.cat(list(hidden)).to(module.fc.weight.device))
+        starts = [p._length for p in proposers]
+        position_T = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)])
+        angles = module.rope.angles(position_T.to(context_TH.device), context_TH.dtype)
+        for index, layer in enumerate(module.decoder_layers):
+            k_T, v_T = layer.self_attn.keys_values(context_TH, angles)
+            for proposer, k, v in zip(proposers, k_T.split(counts), v_T.split(counts), strict=True):
+                keys, values = proposer._contexts[index]
+                proposer._contexts[index] = torch.cat([keys, k]), torch.cat([values, v])
+        for proposer, ids in zip(proposers, next_ids, strict=True):
+            proposer.last_id = ids[-1]
+
+    @classmethod
+    @torch.no_grad()
+    def propose_all(  # pyright: ignore[reportIncompatibleMethodOverride] (Self is narrower)
+        cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
+    ) -> list[Proposal]:
+        """Guess with one block of each sequence; ConfigError for more tokens than a block holds."""
+        most = proposers[0]._most
+        if num_tokens > most:
+            raise ConfigError(
+                f"{num_tokens} draft tokens asked of a draft with blocks of {proposers[0].module.shape.block_size}; "
+                f"it guesses at most {most}"
+            )
+        if num_tokens == 0:
+            return [Proposal(token_ids=())] * len(proposers)
+        return cls.guess_all(proposers, num_tokens, temperature, generators)
+
+    @classmethod
+    @abstractmethod
+    def guess_all(
+        cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
+    ) -> list[Proposal]:
+        """Return ``num_tokens`` guesses of each proposer, at least one; called without a graph."""
+
+    @property
+    def _length(self) -> int:
+        return len(self._contexts[0][0])
+
+    @classmethod
+    def states(cls, proposers: Sequence[Self], num_slots: int) -> Tensor:
+        """Return [sequences, slots, H]: inputs of the head for one block after each context.
+
+        The contexts lie one after the other, as documents of a batch in training.
+        """
+        first, module = proposers[0], proposers[0].module
+        device = module.fc.weight.device
+        lengths = torch.tensor([p._length for p in proposers])
+        stop_A = lengths.cumsum(0)
+        layout = BlockLayout(stop_A, stop_A - lengths, device)
+        last_A = torch.tensor([p.last_id for p in proposers], device=device)
+        x_ABH = module.embed(last_A, num_slots, first.ops)
+        geometry = module.geometry(layout, num_slots, first._empty.to(device), x_ABH.dtype)
+        for index, layer in enumerate(module.decoder_layers):
+            keys, values = zip(*(p._contexts[index] for p in proposers), strict=True)
+            x_ABH = layer.advance(x_ABH, (torch.cat(keys), torch.cat(values)), geometry)
+        return module.norm(x_ABH)

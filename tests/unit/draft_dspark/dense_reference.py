@@ -1,0 +1,107 @@
+"""DSpark's step written as plainly as possible from the maths: one guess at a time, full distributions, gradients by
+autograd alone. Imports nothing of the project; the backbone is the dense one of DFlash's tests.
+
+It is given the anchors: which ones are drawn is another question, with tests of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..draft_dflash.dense_reference import Document, Setting, block_states, counted_slots, rms
+
+
+@dataclass
+class Heads:
+    markov: str = "vanilla"
+    confidence: bool = True
+    with_markov: bool = True
+    gamma: float = 4.0
+    ce: float = 0.1
+    l1: float = 0.9
+    bce: float = 1.0
+
+
+@dataclass
+class Result:
+    loss: Tensor
+    denominator: float
+    counted: list[int]  # per guess
+    correct: list[int]
+    overlap: list[float]
+    lengths: list[int]  # per block: 1 + length of the correct prefix
+    expected: list[float]  # per block: 1 + sum of products of overlaps
+
+
+def markov_bias(
+    weights: dict[str, Tensor], kind: str, z: Tensor, e: Tensor, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """[V]: what is added to the logits; and the recurrent state behind it."""
+    own = {
+        name.removeprefix("markov_head."): value
+        for name, value in weights.items()
+        if name.startswith("markov_head.")
+    }
+    if kind == "vanilla":
+        return own["markov_w2.weight"] @ e, memory
+    if kind == "gated":
+        gate = torch.sigmoid(own["gate_proj.weight"] @ torch.cat([z, e]) + own["gate_proj.bias"])
+        return own["markov_w2.weight"] @ (gate * e), memory
+    joint = own["joint_proj.weight"] @ torch.cat([memory, e, z]) + own["joint_proj.bias"]
+    rank = len(e)
+    g, c, o = joint[:rank], joint[rank : 2 * rank], joint[2 * rank :]
+    keep = torch.sigmoid(g)
+    return own["markov_w2.weight"] @ torch.tanh(o), keep * memory + (1 - keep) * torch.tanh(c)
+
+
+def binary_cross_entropy(chance: Tensor, wanted: Tensor) -> Tensor:
+    return -(wanted * chance.log() + (1 - wanted) * (1 - chance).log())
+
+
+def dense_dspark(
+    weights: dict[str, Tensor], documents: list[Document], setting: Setting, heads: Heads
+) -> Result:
+    """Loss of the documents as one global batch, with metrics. Slot j guesses the token j + 1 behind the anchor."""
+    guesses = setting.block_size
+    numerator = torch.zeros((), dtype=setting.embedding.dtype)
+    result = Result(numerator, 0.0, [0] * guesses, [0] * guesses, [0.0] * guesses, [], [])
+    for document in documents:
+        for anchor in document.anchors:
+            states = block_states(weights, document, anchor, setting)
+            memory = torch.zeros(weights["markov_head.markov_w1.weight"].shape[1], dtype=states.dtype)
+            length, alive, expected, reached = 1, True, 1.0, 1.0
+            for j in range(counted_slots(document, anchor, guesses + 1)):
+                before, label = int(document.ids[anchor + j]), int(document.ids[anchor + j + 1])
+                e = weights["markov_head.markov_w1.weight"][before]
+                bias, memory = markov_bias(weights, heads.markov, states[j], e, memory)
+                q = (setting.target_head @ states[j] + bias).softmax(-1)
+                teacher = rms(document.states[anchor + j, -1], setting.target_norm, setting.eps)
+                p = (setting.target_head @ teacher).softmax(-1)
+                distance = (p - q).abs().sum()
+                cost = heads.ce * -q[label].log() + heads.l1 * distance
+                accepted = (1 - distance / 2).detach()
+                if heads.confidence:
+                    seen = torch.cat([states[j], e]) if heads.with_markov else states[j]
+                    raw = (
+                        weights["confidence_head.proj.weight"][0] @ seen
+                        + weights["confidence_head.proj.bias"][0]
+                    )
+                    cost = cost + heads.bce * binary_cross_entropy(torch.sigmoid(raw), accepted)
+                weight = math.exp(-j / heads.gamma)
+                numerator = numerator + weight * cost
+                result.denominator += weight
+                correct = int(q.argmax()) == label
+                alive = alive and correct
+                reached *= float(accepted)
+                length, expected = length + alive, expected + reached
+                result.counted[j] += 1
+                result.correct[j] += correct
+                result.overlap[j] += float(accepted)
+            result.lengths.append(length)
+            result.expected.append(expected)
+    result.loss = numerator / result.denominator if result.denominator else numerator
+    return result

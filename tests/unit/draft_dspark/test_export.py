@@ -1,0 +1,327 @@
+"""The exported folder, the way back, folders of other trainers, and damaged or foreign ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_draft_dspark.config import DSparkConfig
+from spec_draft_dspark.draft import DSparkDraft
+from spec_kit.drafting import write_draft
+from spec_kit.targets import read_target, read_target_tensors
+
+from ..draft_dflash.cases import LLAMA3, make_batch, make_ops, make_target, make_tensors, random_documents
+from .cases import RANK, denominators, make_config, make_model
+
+HEADS = ["vanilla", "gated", "rnn"]
+BACKBONE = {"fc.weight", "hidden_norm.weight", "norm.weight"}
+
+
+def export(folder, target=None, **options):
+    """Trains nothing: writes a random draft; returns it."""
+    target, config = target or make_target(), make_config(**options)
+    module = make_model(target, config)
+    folder.mkdir(exist_ok=True)
+    write_draft(DSparkDraft(config), module.state_dict(), target, folder)
+    return module
+
+
+def read_fields(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def write_fields(folder, fields):
+    (folder / "config.json").write_text(json.dumps(fields))
+
+
+def edit_tensors(folder, edit):
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def assert_same_weights(folder, module, target):
+    again = DSparkDraft.from_folder(folder).build(target, make_tensors(target), None)
+    assert again.shape == module.shape
+    assert again.state_dict().keys() == module.state_dict().keys()
+    assert all(torch.equal(value, module.state_dict()[name]) for name, value in again.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("head", "own"),
+    [
+        ("vanilla", {}),
+        ("gated", {"gate_proj.weight": (RANK, 16 + RANK), "gate_proj.bias": (RANK,)}),
+        ("rnn", {"joint_proj.weight": (3 * RANK, 2 * RANK + 16), "joint_proj.bias": (3 * RANK,)}),
+    ],
+)
+def test_tensors_are_the_serving_formats(tmp_path, head, own):
+    export(tmp_path, markov_head=head)
+    tensors = {name: tuple(t.shape) for name, t in load_file(tmp_path / "model.safetensors").items()}
+    heads = {
+        "markov_head.markov_w1.weight": (29, RANK),
+        "markov_head.markov_w2.weight": (29, RANK),
+        "confidence_head.proj.weight": (1, 16 + RANK),
+        "confidence_head.proj.bias": (1,),
+        **{f"markov_head.{name}": shape for name, shape in own.items()},
+    }
+    assert tensors.items() >= heads.items()
+    others = {name for name in tensors.keys() - heads.keys() if not name.startswith("layers.")}
+    assert others == BACKBONE
+
+
+def test_config_has_deepspecs_fields_and_the_nested_ones(tmp_path):
+    export(tmp_path, make_target(num_layers=36), num_layers=3, block_size=7, markov_head="gated")
+    layers = [1, 9, 17, 25, 33]
+    expected = {
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 3,
+        "num_target_layers": 36,
+        "block_size": 7,
+        "layer_types": ["full_attention"] * 3,
+        "tie_word_embeddings": False,
+        "mask_token_id": 28,
+        "target_layer_ids": layers,
+        "markov_rank": RANK,
+        "markov_head_type": "gated",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+        "dflash_config": {"mask_token_id": 28, "target_layer_ids": layers},
+    }
+    fields = read_fields(tmp_path)
+    assert {key: fields[key] for key in expected} == expected
+    # vLLM from 0.27 on takes its absence for true, 0.26 does so with and without it.
+    assert "sample_from_anchor" not in fields
+    seen = AutoConfig.from_pretrained(tmp_path)
+    assert (seen.dflash_config, seen.markov_rank) == (fields["dflash_config"], RANK)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"markov_head": "gated", "confidence_with_markov": False},
+        {"markov_head": "rnn", "confidence": False},
+    ],
+    ids=HEADS,
+)
+def test_init_from_continues_with_the_same_loss_and_bytes(tmp_path, options):
+    target = make_target(rope=LLAMA3)
+    module = export(tmp_path / "first", target, **options)
+    config = DSparkConfig(init_from=tmp_path / "first", num_anchors=6)
+    draft = DSparkDraft(config)
+    again = draft.build(target, make_tensors(target), None)
+    assert again.shape == module.shape
+    documents = random_documents(target, [12, 9], 1, 6)
+    arguments = make_batch(documents, [0, 0]), denominators(config, documents), make_ops(target)
+    assert arguments[1].equal(denominators(make_config(**options), documents))
+    assert torch.equal(again(*arguments).loss, module(*arguments).loss)
+    assert draft.required_features(target).layers == (2, 3, 4, 5, 6, 8)
+    assert draft.serving_methods == DSparkDraft(make_config(**options)).serving_methods
+    (tmp_path / "second").mkdir()
+    write_draft(draft, again.state_dict(), target, tmp_path / "second")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("block_size", 8), ("markov_head", "rnn"), ("markov_rank", 7), ("confidence", False), ("num_layers", 3)],
+)
+def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
+    export(tmp_path)
+    with pytest.raises(ConfigError, match=f"draft.{option}="):
+        DSparkDraft(DSparkConfig(init_from=tmp_path, **{option: value}))
+
+
+DEEPSPEC = {
+    "architectures": ["Qwen3DSparkModel"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "block_size": 7,
+    "bos_token_id": 0,
+    "confidence_head_with_markov": True,
+    "dtype": "bfloat16",
+    "enable_confidence_head": True,
+    "eos_token_id": 3,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "hidden_size": 16,
+    "initializer_range": 0.02,
+    "intermediate_size": 24,
+    "layer_types": ["full_attention"] * 2,
+    "markov_head_type": "vanilla",
+    "markov_rank": RANK,
+    "mask_token_id": 20,
+    "max_position_embeddings": 64,
+    "max_window_layers": 2,
+    "num_anchors": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "num_target_layers": 36,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 100.0,
+    "sliding_window": None,
+    "target_layer_ids": [1, 9, 17, 25, 33],
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 29,
+}
+HEAD_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+
+
+@pytest.fixture
+def make_target_folder(request):
+    """``make_target`` of the root's conftest; the name is taken here."""
+    return request.getfixturevalue("make_target")
+
+
+def test_deepspecs_folder_is_read(tmp_path):
+    target = make_target(num_layers=36)
+    module = export(tmp_path, target, block_size=7, mask_token_id=20)
+    write_fields(tmp_path, DEEPSPEC)
+    assert_same_weights(tmp_path, module, target)
+    assert DSparkDraft.from_folder(tmp_path).required_features(target).layers == (2, 10, 18, 26, 34, 36)
+
+
+def test_copies_of_embedding_and_head_are_left_out_where_they_are_the_targets(make_target_folder, tmp_path):
+    """DeepSpec saves both; vLLM uses the copies, SGLang the target's own."""
+    target = read_target(make_target_folder("qwen3"))
+    tensors, draft = read_target_tensors(target), DSparkDraft(make_config())
+    module = draft.build(target, tensors, None)
+    write_draft(draft, module.state_dict(), target, tmp_path)
+    copies = {"embed_tokens.weight": tensors.embedding_VH.clone(), "lm_head.weight": tensors.head_VH.clone()}
+    edit_tensors(tmp_path, lambda stored: stored.update(copies))
+    DSparkDraft.from_folder(tmp_path).check_target(target)
+    again = DSparkDraft.from_folder(tmp_path).build(target, tensors, None)
+    assert again.state_dict().keys() == module.state_dict().keys()
+    for name, what in (("lm_head.weight", "head"), ("embed_tokens.weight", "embedding")):
+        edit_tensors(tmp_path, lambda stored, name=name: stored[name].mul_(1.5))
+        with pytest.raises(ArtifactError, match=f"is not the {what} of target"):
+            DSparkDraft.from_folder(tmp_path).check_target(target)
+
+
+def specforge(fields):
+    """The heads' fields in ``dflash_config``, under an architecture of their own."""
+    nested = (*HEAD_FIELDS, "mask_token_id", "target_layer_ids")
+    own = {key: fields[key] for key in nested}
+    others = {key: value for key, value in fields.items() if key not in nested}
+    more = {"attention_mode": "gqa", "confidence_head_alpha": 1.0, "projector_type": "dspark"}
+    return others | {"architectures": ["DSparkDraftModel"], "dflash_config": own | more}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_specforges_folder_is_read(tmp_path, head):
+    target = make_target(num_layers=36)
+    module = export(tmp_path, target, block_size=7, mask_token_id=20, markov_head=head)
+    write_fields(tmp_path, specforge(DEEPSPEC | {"markov_head_type": head}))
+    assert_same_weights(tmp_path, module, target)
+
+
+def speculators(fields, **changes):
+    layer = {key: value for key, value in fields.items() if key not in (*HEAD_FIELDS, "architectures")}
+    for key in ("block_size", "mask_token_id", "target_layer_ids", "num_target_layers", "num_anchors"):
+        layer.pop(key)
+    return {
+        "architectures": ["DSparkDraftModel"],
+        "speculators_model_type": "dspark",
+        "aux_hidden_state_layer_ids": [layer_id + 1 for layer_id in fields["target_layer_ids"]],
+        "block_size": fields["block_size"],
+        "draft_vocab_size": fields["vocab_size"],
+        "mask_token_id": fields["mask_token_id"],
+        "sample_from_anchor": True,
+        "sliding_window_non_causal": False,
+        "transformer_layer_config": layer,
+        **{key: fields[key] for key in HEAD_FIELDS},
+    } | changes
+
+
+def test_speculators_folder_is_read(tmp_path):
+    target = make_target(num_layers=36)
+    module = export(tmp_path, target, block_size=7, mask_token_id=20)
+    write_fields(tmp_path, speculators(DEEPSPEC))
+    shape = DSparkDraft.from_folder(tmp_path).shape(target)
+    assert shape == module.shape.model_copy(update={"num_target_layers": None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sample_from_anchor": False}, "sample_from_anchor=False: expected True"),
+        ({"sample_from_anchor": None}, "sample_from_anchor=False: expected True"),
+        ({"draft_vocab_size": 20}, "draft_vocab_size=20: expected 29"),
+        (
+            {"transformer_layer_config": {"layer_types": ["sliding_attention"] * 2}},
+            "layer_types='sliding_attention', expected 'full_attention'",
+        ),
+    ],
+    ids=str,
+)
+def test_speculators_folders_that_compute_something_else_are_refused_by_name(tmp_path, changes, reason):
+    export(tmp_path, make_target(num_layers=36), block_size=7, mask_token_id=20)
+    fields = speculators(DEEPSPEC)
+    for key, value in changes.items():
+        fields[key] = fields[key] | value if isinstance(value, dict) else value
+    write_fields(tmp_path, fields)
+    with pytest.raises(ArtifactError) as caught:
+        DSparkDraft.from_folder(tmp_path)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"markov_rank": None}, "markov_rank=None, expected a valid integer"),
+        ({"markov_rank": 0}, "markov_rank=0, expected"),
+        ({"markov_head_type": "lstm"}, "markov_head_type='lstm', expected"),
+        ({"block_size": None}, "block_size=None"),
+        ({"mask_token_id": 29}, "mask_token_id=29 is not below"),
+        ({"is_causal": True}, "is_causal=True: expected False"),
+        ({"markov_head_type": "rnn"}, "lacks markov_head.joint_proj.bias"),
+        ({"enable_confidence_head": False}, "unknown tensors confidence_head.proj.bias"),
+        ({"confidence_head_with_markov": False}, "confidence_head.proj.weight has shape"),
+    ],
+    ids=str,
+)
+def test_damage_is_named_in_one_line(tmp_path, changes, reason):
+    export(tmp_path, make_target(num_layers=36), block_size=7, mask_token_id=20)
+    write_fields(tmp_path, DEEPSPEC | changes)
+    with pytest.raises(ArtifactError) as caught:
+        DSparkDraft.from_folder(tmp_path)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_folders_are_not_recognised(tmp_path):
+    assert DSparkDraft.from_folder(tmp_path) is None
+    for architectures in (["DFlashDraftModel"], ["Qwen3ForCausalLM"], None):
+        write_fields(tmp_path, {"architectures": architectures})
+        assert DSparkDraft.from_folder(tmp_path) is None
+    write_fields(tmp_path, {"speculators_model_type": "dflash"})
+    assert DSparkDraft.from_folder(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_size": 32}, "made for hidden size 16, this target has 32"),
+        ({"num_layers": 9}, "made for number of layers 8, this target has 9"),
+        ({"logit_scale": 0.5}, "scaled"),
+        ({"logit_softcap": 30.0}, "soft-capped"),
+    ],
+)
+def test_targets_that_it_cannot_go_with_are_refused(tmp_path, changes, reason):
+    export(tmp_path)
+    with pytest.raises(TargetError, match=reason):
+        DSparkDraft.from_folder(tmp_path).check_target(make_target(**changes))
