@@ -70,7 +70,7 @@ class CaptureController(Resource):
         program has ended, once the exporter is gone.
         """
         self._configuration = {
-            "backend": context.backend.config.model_dump(mode="json"),
+            "backend": context.backend.config.model_dump(mode="json") | {"name": context.backend.name},
             "placement": context.placement,
             "schema": asdict(schema),
             "send_timeout_s": send_timeout_s,
