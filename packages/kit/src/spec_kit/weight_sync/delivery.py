@@ -32,8 +32,6 @@ Outcome = Literal["committed", "aborted", "reverted", "quarantined"]
 
 _ANSWER_S = 1.0
 """How long the reason of a rank's failure is waited for, once the transport has shown that there is one."""
-_COMMIT_SHARE = 0.25
-"""Share of the time that is kept for the commit: a replica that hangs until then must not keep it from others."""
 _UNDO_S = 10.0
 """Longest wait for a busy replica to say whether a later trainer publishes there."""
 
@@ -93,17 +91,23 @@ class Delivery(Resource):
         self._sender: WeightSender | None = None
         self._cancelled = False
 
-    def begin(self, update: UpdateId, payload: Payload, deadline: float) -> Self:
-        """Take on a push that must be over by ``deadline``; its ranks may connect until ``close``."""
-        self.update, self.payload, self._end = update, payload, deadline
-        self._deadline = deadline - _COMMIT_SHARE * (deadline - time.monotonic())
+    def begin(self, update: UpdateId, payload: Payload, received_by: float, deadline: float) -> Self:
+        """Take on a push that is received by the first time and over by ``deadline``.
+
+        Its ranks may connect until ``close``.
+        """
+        self.update, self.payload = update, payload
+        self._deadline, self._end = received_by, deadline
         self._expected = self._link.expect(update, self.name, self.replica.num_ranks)
         if self._cancelled:
             self._expected.cancel()
         return self
 
     def transfer(self) -> None:
-        """Bring the update to all ranks; afterwards its state is ``received``, or ``aborted`` with a reason."""
+        """Bring the update to all ranks; afterwards its state is ``received``, or ``aborted`` with a reason.
+
+        The replica of an aborted one has not been told yet: ``abort`` tells it.
+        """
         try:
             with beside(self._device):
                 with self._timed("prepare"):
@@ -113,7 +117,7 @@ class Delivery(Resource):
         except Exception as error:  # noqa: BLE001 (a transport or a replica may raise anything)
             self.has_failed, self.version_is_taken = True, isinstance(error, VersionTaken)
             self._close_sender()
-            self.abort(cause(error))
+            self.state, self.reason = "aborted", cause(error)
 
     def commit(self) -> None:
         """Make the replica serve what it has received; afterwards ``committed``, or ``quarantined`` with a reason."""
@@ -227,7 +231,8 @@ class Delivery(Resource):
 
     def _raise_reason_of(self, ends: Sequence[RankEnd]) -> None:
         """Raise the error of a rank that has said why it failed."""
-        deadline = time.monotonic() + _ANSWER_S
+        now = time.monotonic()
+        deadline = max(now, min(now + _ANSWER_S, self._deadline))
         for end in ends:
             with contextlib.suppress(DeadlineExceeded):
                 end.expect(Loaded, deadline)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from spec_kit.weight_sync.delivery import Delivery, Payload
 
 
+_COMMIT_SHARE = 0.25
+"""Share of the time that is kept for commits: a replica that hangs until then must not keep the others from them."""
+
+
 class Push:
     """Takes its deliveries through the two phases, all replicas at the same time."""
 
@@ -37,11 +41,13 @@ class Push:
 
         ``updates`` has the update of each delivery, by its name.
         """
+        kept_s = _COMMIT_SHARE * (deadline - time.monotonic()) if len(self.deliveries) > 1 else 0.0
         with ExitStack() as stack:
             for name, delivery in self.deliveries.items():
-                stack.enter_context(delivery.begin(updates[name], payload, deadline))
+                stack.enter_context(delivery.begin(updates[name], payload, deadline - kept_s, deadline))
             self._each("transfer", self.deliveries.values(), lambda delivery: delivery.transfer())
             received = [delivery for delivery in self.deliveries.values() if delivery.state == "received"]
+            failed = [delivery for delivery in self.deliveries.values() if delivery.state == "aborted"]
             if self.version_is_taken:
                 reason = "; ".join(
                     delivery.reason for delivery in self.deliveries.values() if delivery.reason
@@ -49,6 +55,8 @@ class Push:
                 self._each("abort", received, lambda delivery: delivery.abort(reason))
             else:
                 self._each("commit", received, lambda delivery: delivery.commit())
+            # Behind the commits: a replica that hangs may take its time to answer.
+            self._each("abort", failed, lambda delivery: delivery.abort(delivery.reason))
 
     def _each(self, phase: str, deliveries: Iterable[Delivery], action: Callable[[Delivery], None]) -> None:
         """Run an action for each delivery, all at once, and wait for all; actions do not raise."""
