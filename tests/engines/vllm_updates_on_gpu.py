@@ -45,6 +45,7 @@ NEW_TOKENS = 64
 NUM_PROMPTS = 6
 ANSWER_S = 120.0
 RIG = Path(__file__).parent / "vllm_rig"
+STREAMS = Path(__file__).parent / "rig_streams"
 
 
 def main() -> None:
@@ -185,7 +186,7 @@ class Server:
         rig.mkdir(parents=True, exist_ok=True)
         (rig / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-vllm-rig\nVersion: 1.0\n")
         (rig / "entry_points.txt").write_text("[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n")
-        paths = [RIG, rig.parent, os.environ.get("PYTHONPATH", "")]
+        paths = [RIG, STREAMS, rig.parent, os.environ.get("PYTHONPATH", "")]
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "SPEC_TEST_DRAFTS": str(self._drafts),
