@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -269,7 +270,7 @@ def test_relative_paths_hold_from_any_working_directory(
     (tmp_path / "deeper" / "down").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "deeper" / "down")
     exported = command_line("export", "--checkpoint", "../../out/checkpoints/step-1", "--output", "draft")
-    assert (exported.code, exported.out) == (0, "draft: draft\n")
+    assert (exported.code, exported.out.splitlines()[0]) == (0, "draft: draft")
 
 
 def test_resumed_run_ends_bitwise_equal_after_sigint_and_sighup(words, tmp_path):
@@ -327,10 +328,22 @@ def test_tensorboard_gets_the_scalars(words, tmp_path):
 # --- drafts -----------------------------------------------------------------------------------------------------
 
 
-def test_exported_checkpoint_is_the_runs_draft_bit_for_bit(command_line, trained, tmp_path):
+def test_exported_checkpoint_is_the_runs_draft_bit_for_bit(command_line, trained, tmp_path, peaked_target):
     output = tmp_path / "drafts" / "one"
     outcome = command_line("export", "--checkpoint", trained / "checkpoints" / "step-12", "--output", output)
-    assert (outcome.code, outcome.out, outcome.err) == (0, f"draft: {output}\n", "")
+    assert (outcome.code, outcome.err) == (0, "")
+    first, length, *serve = outcome.out.splitlines()
+    assert first == f"draft: {output}"
+    assert length.startswith("acceptance length (tau): ")
+    assert [line for line in serve if line.startswith("serve it")] == [
+        f"serve it with {engine}:" for engine in ("sglang", "vllm")
+    ]
+    commands = [shlex.split(line) for line in serve if line.startswith("  ")]
+    assert [command[:3] for command in commands] == [
+        ["python", "-m", "sglang.launch_server"],
+        ["vllm", "serve", str(peaked_target)],
+    ]
+    assert all(str(output) in " ".join(command) for command in commands)
     assert _files(output) == _files(trained / "draft")
     again = command_line("export", "--checkpoint", trained / "checkpoints" / "step-12", "--output", output)
     assert again.error == f"output {output} exists; choose a new folder"
