@@ -21,6 +21,7 @@ from spec_processes import (
     collect_rarely,
     hide_broken_extensions,
     leave_out_working_directory,
+    let_waiting_threads_sleep,
     restart_where_torch_would_fail,
 )
 from spec_trainer.command_line.console_log import log_to_stderr
@@ -330,6 +331,7 @@ def quickstart(
 def main() -> None:
     """Run the command line of this process and exit."""
     leave_out_working_directory()
+    let_waiting_threads_sleep()
     restart_where_torch_would_fail()
     collect_rarely()
     keep_stdout_for_documents()
