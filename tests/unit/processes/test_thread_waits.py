@@ -14,7 +14,7 @@ PROGRAM = "from spec_processes import let_waiting_threads_sleep as sleep; sleep(
 CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
-def test_the_library_that_torch_brings_is_told_in_time():
+def test_the_library_that_torch_brings_reads_the_policy():
     """The library itself says so: it reads the environment once, as torch loads it."""
     environment = {name: value for name, value in os.environ.items() if name not in CHOICES}
     done = subprocess.run(
