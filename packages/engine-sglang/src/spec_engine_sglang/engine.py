@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from spec_core import EngineAbilities
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
-from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation, serving_command
+from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation, sglang_command
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, probe_version
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class SglangEngine(SubprocessEngine):
         mode = SpeculativeMode(
             folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
         )
-        return serving_command(target, mode)
+        return sglang_command(target, mode)
 
     def start_program(self, mode: Mode) -> SglangProcess:
         """Start SGLang in a process of its own."""

@@ -64,7 +64,7 @@ def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
     }
 
 
-def serving_command(target: TargetSpec, mode: SpeculativeMode) -> str:
+def sglang_command(target: TargetSpec, mode: SpeculativeMode) -> str:
     """Return the shell command of a server that drafts as ``mode`` says."""
     flags = {f"--{name.replace('_', '-')}": str(value) for name, value in speculative_arguments(mode).items()}
     words = [word for flag in flags.items() for word in flag]

@@ -8,7 +8,7 @@ from spec_core import EngineAbilities
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
-from spec_engine_vllm.serving_format import check_vllm_folder, serving_command
+from spec_engine_vllm.serving_format import check_vllm_folder, vllm_command
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, installed_version, probe_version
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class VllmEngine(SubprocessEngine):
         mode = SpeculativeMode(
             folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
         )
-        return serving_command(target, mode, is_cpu_build=is_cpu_build())
+        return vllm_command(target, mode, is_cpu_build=is_cpu_build())
 
     @classmethod
     def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:

@@ -46,7 +46,7 @@ def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
     }
 
 
-def serving_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: bool = False) -> str:
+def vllm_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: bool = False) -> str:
     """Return the shell command of a server that drafts as ``mode`` says.
 
     The build for CPUs has a ``vllm`` command that does not start, and no graphs.
