@@ -103,7 +103,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
 def _origin() -> str:
     """Return when, by which versions and on which machine the page was written."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("spec-trainer", "torch"))
-    machine = f"{platform.machine()}, {os.cpu_count()} CPU cores"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
     return f"{datetime.now():%Y-%m-%d %H:%M}; {versions}, Python {platform.python_version()}; {machine}"
 
 
