@@ -28,6 +28,8 @@ E13 With ``SamplingParams.with_times``, each token of an answer has its time in 
     no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by default there are no times.
 E14 ``abilities`` declares what not every engine can do: E10, E11, ``use_proposer`` and to run in this process. What
     is declared works. Of the rest, methods raise EngineError and answers have no ``guess_places``.
+E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so many
+    draft tokens a round. Optional: by default an engine has no program that users start, and returns None.
 """
 
 from __future__ import annotations
@@ -158,6 +160,17 @@ class Engine(Resource):
         Every export is checked so by each installed engine, whether it can run on this machine or not. An error of
         one that the draft names in ``serving_methods`` refuses the export; that of another is a warning.
         """
+
+    @classmethod
+    def serving_command(
+        cls, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
+    ) -> str | None:
+        """Return the command by which a user serves ``target`` with the draft in ``folder``; None without one (E15).
+
+        The application asks only where ``check_export`` accepts the folder and the draft names this engine in
+        ``serving_methods``.
+        """
+        return None
 
     @abstractmethod
     def start(self, schema: FeatureSchema) -> None:

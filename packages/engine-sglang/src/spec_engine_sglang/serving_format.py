@@ -7,6 +7,7 @@ listed here is passed on unchecked. Sources: ``arg_groups/speculative_hook.py``,
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError, ConfigError
@@ -61,6 +62,13 @@ def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
         "speculative_num_draft_tokens": drafted + 1,
         **shorter,
     }
+
+
+def sglang_command(target: TargetSpec, mode: SpeculativeMode) -> str:
+    """Return the shell command of a server that drafts as ``mode`` says."""
+    flags = {f"--{name.replace('_', '-')}": str(value) for name, value in speculative_arguments(mode).items()}
+    words = [word for flag in flags.items() for word in flag]
+    return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", str(target.folder), *words])
 
 
 def check_sglang_folder(folder: Path, target: TargetSpec) -> None:

@@ -8,8 +8,8 @@ from spec_core import EngineAbilities
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
-from spec_engine_vllm.serving_format import check_vllm_folder
-from spec_kit.hosting import SubprocessEngine, installed_version, probe_version
+from spec_engine_vllm.serving_format import check_vllm_folder, vllm_command
+from spec_kit.hosting import SpeculativeMode, SubprocessEngine, installed_version, probe_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +57,16 @@ class VllmEngine(SubprocessEngine):
         """Raise ArtifactError if no supported vLLM can serve the export."""
         if cls.name in draft.serving_methods:
             check_vllm_folder(folder, target)
+
+    @classmethod
+    def serving_command(
+        cls, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
+    ) -> str | None:
+        """Return ``vllm serve`` with the draft, or how the installed build for CPUs is started (E15)."""
+        mode = SpeculativeMode(
+            folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
+        )
+        return vllm_command(target, mode, is_cpu_build=is_cpu_build())
 
     @classmethod
     def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:

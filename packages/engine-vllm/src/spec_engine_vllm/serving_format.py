@@ -1,4 +1,4 @@
-"""The needs of vLLM 0.26 to 0.33 in a draft's folder, beyond what the draft's plugin has checked.
+"""vLLM's command for a draft, and the needs of vLLM 0.26 to 0.33 in its folder beyond what its plugin has checked.
 
 docs/evaluation.md has the table of fields and versions, and how each is known. A folder whose architecture is not
 listed here is passed on unchecked.
@@ -6,7 +6,9 @@ listed here is passed on unchecked.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import json
+import shlex
+from typing import TYPE_CHECKING, Any, cast
 
 from spec_kit.drafting import Flaw, check_served
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from spec_core import TargetSpec
     from spec_kit.drafting import ServedFolder
+    from spec_kit.hosting import SpeculativeMode
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
@@ -32,6 +35,26 @@ _SPECULATORS_BLOCKS = frozenset({"dflash"})
 _SPECULATORS_MARKOV_BLOCKS = frozenset({"dspark"})
 _SPECULATORS = "speculators_model_type"
 """Field of folders in the layout of the library ``speculators``."""
+
+
+def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
+    """Return the ``speculative_config`` that makes vLLM draft as ``mode`` says."""
+    return {
+        "method": mode.method,
+        "model": str(mode.folder),
+        "num_speculative_tokens": mode.num_draft_tokens,
+    }
+
+
+def vllm_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: bool = False) -> str:
+    """Return the shell command of a server that drafts as ``mode`` says.
+
+    The build for CPUs has a ``vllm`` command that does not start, and no graphs.
+    """
+    cpu = ["python", "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--model"]
+    start = cpu if is_cpu_build else ["vllm", "serve"]
+    drafting = ["--speculative-config", json.dumps(speculative_config(mode))]
+    return shlex.join([*start, str(target.folder), *drafting])
 
 
 def check_vllm_folder(folder: Path, target: TargetSpec, *, is_cpu_build: bool = False) -> None:
