@@ -29,6 +29,7 @@ OURS = {
     "spec-draft-dflash",
     "spec-draft-dspark",
     "spec-draft-eagle3",
+    "spec-draft-mtp",
     "spec-engine-hf",
     "spec-engine-sglang",
     "spec-engine-vllm",

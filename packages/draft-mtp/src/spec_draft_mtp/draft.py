@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from spec_core.records import FeatureSchema, ShardHints
 from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.shape import ARCHITECTURES, COUNT, MtpShape
-from spec_draft_mtp.stored_head import head_shapes, load_head
+from spec_draft_mtp.stored_head import head_shapes, read_head
 from spec_kit.drafting import ServedDraft, architectures
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
     def stored_state(self, checkpoint: DraftCheckpoint[MtpShape]) -> dict[str, Tensor]:
         """Return the module's state dict, float32."""
-        return load_head(checkpoint.folder)
+        return {name: tensor.float() for name, tensor in read_head(checkpoint.folder).items()}
 
     def fresh_shape(self, target: TargetSpec) -> MtpShape:
         """Return the options, else the target's sizes."""

@@ -31,8 +31,8 @@ def head_shapes(folder: Path) -> Shapes:
     return {name: at.shape for name, at in found.items()}
 
 
-def load_head(folder: Path) -> dict[str, Tensor]:
-    """Return the head's tensors, float32, of a folder that ``head_shapes`` has read."""
+def read_head(folder: Path) -> dict[str, Tensor]:
+    """Return the head's tensors as stored; none where the folder has none."""
     from safetensors import safe_open
 
     loaded: dict[str, Tensor] = {}
@@ -42,5 +42,5 @@ def load_head(folder: Path) -> dict[str, Tensor]:
                 foreign_errors(ArtifactError, f"{at.file} cannot be read"),
                 safe_open(at.file, framework="pt") as file,
             ):
-                loaded[name] = file.get_tensor(name).float()
+                loaded[name] = file.get_tensor(name)
     return loaded
