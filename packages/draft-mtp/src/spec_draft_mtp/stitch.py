@@ -32,7 +32,7 @@ def stitch(target: Path, head: Path, output: Path) -> None:
             name for name in old.keys() | new.keys() if _forms(old).get(name) != _forms(new).get(name)
         )
         raise ArtifactError(
-            f"{head} does not fit into {target}: they do not both have {', '.join(names) or 'mtp.*'} in one shape and dtype"
+            f"{head} does not fit into {target}: {', '.join(names) or 'mtp.*'} not alike in both"
         )
     shutil.copytree(target, output)
     for name, at in stored_tensors(output).items():
