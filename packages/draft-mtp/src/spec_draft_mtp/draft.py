@@ -94,9 +94,9 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         self, module: MtpModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
         """Scale what was drawn; take the last norm from the target."""
-        from spec_draft_mtp.model import initialize
+        from spec_draft_mtp.model import scale_initial_weights
 
-        initialize(module, tensors.norm_H)
+        scale_initial_weights(module, tensors.norm_H)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
         """Return how tensor-parallel ranks divide the layer."""

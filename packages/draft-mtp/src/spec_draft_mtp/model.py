@@ -192,7 +192,7 @@ class MtpModel(nn.Module):
 
 
 @torch.no_grad()
-def initialize(module: MtpModel, norm_H: Tensor) -> None:
+def scale_initial_weights(module: MtpModel, norm_H: Tensor) -> None:
     """Scale the matrices as the module drew them, and take the last norm from the target's, ``norm_H``."""
     for weight in module.parameters():
         if weight.ndim == 2:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError, TargetError
-from spec_core.foreign import foreign_errors
 from spec_kit.targets import stored_tensors
 
 if TYPE_CHECKING:
@@ -38,9 +37,6 @@ def read_head(folder: Path) -> dict[str, Tensor]:
     loaded: dict[str, Tensor] = {}
     for name, at in stored_tensors(folder).items():
         if name.startswith(_PREFIX):
-            with (
-                foreign_errors(ArtifactError, f"{at.file} cannot be read"),
-                safe_open(at.file, framework="pt") as file,
-            ):
+            with safe_open(at.file, framework="pt") as file:
                 loaded[name] = file.get_tensor(name)
     return loaded

@@ -50,6 +50,7 @@ class _MergedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernels: ChainKernels, bounds: Bounds, q: Tensor, *keys_values: Tensor) -> Tensor:
         keys, values = _halves(keys_values)
+        assert kernels.causal_attention is not None
         out, lse = kernels.causal_attention(q, keys[0], values[0], bounds)
         if len(keys) > 1:
             out, lse = kernels.ttt_attention(q, (out, lse), keys[1:], values[1:])
@@ -59,10 +60,11 @@ class _MergedAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, out, lse, *keys_values = ctx.saved_tensors
         keys, values = _halves(keys_values)
         kernels: ChainKernels = ctx.kernels
+        assert kernels.causal_attention_backward is not None
         grads = kernels.causal_attention_backward(grad_out, (q, keys[0], values[0], out, lse), ctx.bounds)
         grad_q, grad_keys, grad_values = grads[0], [grads[1]], [grads[2]]
         if len(keys) > 1:
