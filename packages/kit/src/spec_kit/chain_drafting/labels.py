@@ -73,7 +73,7 @@ def count_labels(supervision: Sequence[Supervision], num_steps: int) -> Tensor:
         return labelled_T.sum()
 
     counts = [torch.stack([labels(sample, s) for s in range(num_steps)]) for sample in supervision]
-    return sum(counts, torch.zeros(num_steps, dtype=torch.int64)).to("cpu", torch.float64)
+    return sum(counts, torch.zeros(num_steps, dtype=torch.int64)).cpu().double()
 
 
 def step_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
