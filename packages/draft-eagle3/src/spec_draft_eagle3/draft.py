@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import Supervision
-    from spec_draft_eagle3.kernels import Eagle3Kernels
     from spec_draft_eagle3.model import Eagle3Model
+    from spec_kit.chain_drafting import ChainKernels
     from spec_kit.drafting import Json
 
 _MAPPING = ("d2t", "t2d")
@@ -121,27 +121,18 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
         Of a sample with guess places, only those at place s + 1 count.
         """
-        import torch
+        from spec_kit.chain_drafting import count_labels
 
-        steps = self.options.num_steps
-
-        def labels(sample: Supervision, step: int) -> Tensor:
-            labelled_T = sample.loss_mask[step + 2 :]
-            if sample.guess_place is not None:
-                labelled_T = labelled_T & (sample.guess_place[step + 2 :] == step + 1)
-            return labelled_T.sum()
-
-        counts = [torch.stack([labels(sample, s) for s in range(steps)]) for sample in supervision]
-        return sum(counts, torch.zeros(steps, dtype=torch.int64)).to("cpu", torch.float64)
+        return count_labels(supervision, self.options.num_steps)
 
     @classmethod
-    def kernels(cls) -> type[Eagle3Kernels]:
+    def kernels(cls) -> type[ChainKernels]:
         """Return the kernels that the draft can use (D10)."""
-        from spec_draft_eagle3.kernels import Eagle3Kernels
+        from spec_kit.chain_drafting import ChainKernels
 
-        return Eagle3Kernels
+        return ChainKernels
 
-    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: Eagle3Kernels) -> nn.Module:
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: ChainKernels) -> nn.Module:
         """Return the network with drawn weights."""
         from spec_draft_eagle3.model import Eagle3Model
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_draft_eagle3.attention import unrolled_attention
-from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
+from spec_kit.chain_drafting import HeadLoss, SupervisedRows, step_weights, unrolled_attention
 from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
 
 if TYPE_CHECKING:
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
     from spec_core import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_eagle3.config import Eagle3Config
-    from spec_draft_eagle3.kernels import Eagle3Kernels
     from spec_draft_eagle3.shape import Eagle3Shape
+    from spec_kit.chain_drafting import ChainKernels
 
 
 class Eagle3Layer(nn.Module):
@@ -28,7 +27,7 @@ class Eagle3Layer(nn.Module):
     It has the projections; the attention itself spans the unrolled steps (``attention.py``).
     """
 
-    def __init__(self, shape: Eagle3Shape, kernels: Eagle3Kernels) -> None:
+    def __init__(self, shape: Eagle3Shape, kernels: ChainKernels) -> None:
         """Make the layer; its MLP uses the backend's kernel."""
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
@@ -79,7 +78,7 @@ class Eagle3Model(nn.Module):
     d2t: Tensor | None
     t2d: Tensor | None
 
-    def __init__(self, shape: Eagle3Shape, config: Eagle3Config, kernels: Eagle3Kernels) -> None:
+    def __init__(self, shape: Eagle3Shape, config: Eagle3Config, kernels: ChainKernels) -> None:
         """Make the network; the vocabulary mapping is empty until it is loaded."""
         super().__init__()
         self.shape, self.config, self.kernels = shape, config, kernels
@@ -123,7 +122,8 @@ class Eagle3Model(nn.Module):
             ops=ops,
             kernels=self.kernels,
         )
-        return loss(states, batch.hidden_TNH[:, -1], rows, self._step_weights(denominators, states[0]))
+        weight_S = step_weights(denominators, self.config.step_decay, states[0])
+        return loss(states, batch.hidden_TNH[:, -1], rows, weight_S)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> list[Tensor]:
         """Return S inputs of the head [T, H], after the final norm.
@@ -162,10 +162,3 @@ class Eagle3Model(nn.Module):
         """Return the next step's hidden state and the head's input, from the layer's output."""
         normed = self.norm(hidden_TH)
         return (normed if self.shape.norm_output else hidden_TH), normed
-
-    def _step_weights(self, denominators: Tensor, like: Tensor) -> Tensor:
-        """Return [S]: decay^s / n_s, and 0 where nothing is labelled."""
-        count = denominators.to(like.device)
-        decay = self.config.step_decay ** torch.arange(len(count), device=like.device, dtype=count.dtype)
-        weight = torch.where(count > 0, decay / count.clamp(min=1), 0)
-        return weight.to(torch.promote_types(like.dtype, torch.float32))

@@ -6,6 +6,7 @@ from spec_kit.drafting.decoder_shape import (
     CapturedLayers,
     DecoderConfig,
     DecoderShape,
+    DistilledLoss,
     decoder_fields,
     end_fields,
 )
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting.loss_parts import LabelColumns, sharded_logsumexp_argmax, with_gradients
     from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_kit.drafting.rope import Rope, rotate
+    from spec_kit.drafting.row_loss import ROW_LOSSES, score, teach
     from spec_kit.drafting.target_ops import TargetOps
     from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
 else:
@@ -44,6 +46,7 @@ else:
         loss_parts="LabelColumns sharded_logsumexp_argmax with_gradients",
         plain_kernels="DecoderKernels Distribution softmax",
         rope="Rope rotate",
+        row_loss="ROW_LOSSES score teach",
         target_ops="TargetOps",
         verification="Verdict distribution verify_greedy verify_sampled",
     )
@@ -51,11 +54,13 @@ else:
 __all__ = [
     "EMBEDDING",
     "INIT_STD",
+    "ROW_LOSSES",
     "AttentionProjections",
     "CapturedLayers",
     "DecoderConfig",
     "DecoderKernels",
     "DecoderShape",
+    "DistilledLoss",
     "Distribution",
     "DraftCheckpoint",
     "DraftShape",
@@ -88,9 +93,11 @@ __all__ = [
     "read_layers",
     "recognise",
     "rotate",
+    "score",
     "section",
     "sharded_logsumexp_argmax",
     "softmax",
+    "teach",
     "uniform_numbers",
     "verify_greedy",
     "verify_sampled",
