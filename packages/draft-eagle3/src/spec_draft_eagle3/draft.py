@@ -175,7 +175,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         shape = self.shape(target)
         yield from super().exported_tensors(weights, target)
         for name, source in shape.norm_copies.items():
-            yield name, as_served(weights[source], target)
+            yield name, as_served(weights[source], target).clone()  # else the two would share memory
         for name in _MAPPING if shape.reduced else ():
             yield name, as_served(weights[name], target)
 

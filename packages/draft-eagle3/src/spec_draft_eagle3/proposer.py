@@ -189,7 +189,7 @@ class _Context:
         self._used, self._num_guesses = int(self._lengths.max()), 0
         self._keys, self._values = (
             torch.nn.functional.pad(pad_sequence(parts, batch_first=True).transpose(1, 2), (0, 0, 0, room))
-            for parts in zip(*caches, strict=True)
+            for parts in ([keys for keys, _ in caches], [values for _, values in caches])
         )
         length_B = self._lengths.to(device)
         self.guess_position_S = (length_B + torch.arange(room, device=device)[:, None]).flatten()
