@@ -125,7 +125,8 @@ def dense_dflash2(
                 logits = setting.target_head @ states[k]
                 teacher = rms(document.states[anchor + k - 1, -1], setting.target_norm, setting.eps)
                 wanted = sizes.soft * (setting.target_head @ teacher).softmax(-1)
-                wanted = wanted + sizes.ce * torch.nn.functional.one_hot(torch.tensor(label), len(logits))
+                label_alone = torch.nn.functional.one_hot(torch.tensor(label), len(logits))
+                wanted = wanted + sizes.ce * label_alone.to(wanted)
                 scores = candidate_scores(weights, states[k], logits, before, sizes)
                 chances = torch.stack(list(scores.values())).log_softmax(-1)
                 cost = -(wanted * logits.log_softmax(-1)).sum()

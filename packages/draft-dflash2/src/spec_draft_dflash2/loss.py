@@ -6,8 +6,8 @@ vocabulary, q being the head's distribution; the second over the candidates alon
 A token that is no candidate trains the head only: the selector learns from the candidates that it will have.
 Loss, metrics and gradients come out of one pass, so logits live for one chunk.
 
-Shapes: A blocks, S guesses of a block, R counted guesses of a chunk, C candidates, r rank, V rows of the head (of this
-shard: see ``spec_core.ops``).
+Shapes: A blocks, S guesses of a block, R counted guesses of a chunk, C candidates, r rank, V rows of the head (of
+this shard: see ``spec_core.ops``).
 """
 
 from __future__ import annotations
