@@ -23,6 +23,13 @@ OPTIONS = {
     "dflash": {"block_size": 4, "num_layers": 2, "num_features": 3},
     "dflash, sliding": {"block_size": 4, "num_layers": 2, "sliding_window": 8},
     "dflash, mixed": {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16},
+    "dflash2": {
+        "block_size": 4,
+        "num_layers": 2,
+        "conv_group_size": 8,
+        "selector_rank": 8,
+        "selector_top_k": 4,
+    },
     "dspark": {"block_size": 3, "num_layers": 2, "markov_rank": 8},
 }
 
