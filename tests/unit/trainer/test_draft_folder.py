@@ -76,6 +76,8 @@ FLAWS = [
     (check_vllm_folder, "eagle3", {IDS: None, "eagle_config": None, "aux_hidden_states_layer_ids": [1]}, "names its"),
     (check_vllm_folder, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_vllm_folder, "dflash", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
+    (check_vllm_folder, "dflash2", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
+    (check_sglang_folder, "dflash2", {"num_target_layers": None}, "has no num_target_layers"),
     (check_vllm_folder, "dspark", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_vllm_folder, "dspark", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
     (check_vllm_folder, "dspark", {"markov_head_type": "gated"}, "markov_head_type is not vanilla"),
@@ -144,6 +146,14 @@ def test_mixed_layers_need_the_runner_that_the_cpu_build_lacks(export, target):
 def test_a_markov_head_needs_the_runner_that_the_cpu_build_lacks(export, target):
     folder = export("dspark")
     with pytest.raises(ArtifactError, match="needs vLLM's second model runner"):
+        check_vllm_folder(folder, target, is_cpu_build=True)
+
+
+def test_a_selector_needs_a_vllm_that_knows_it_and_its_second_runner(export, target):
+    folder = export("dflash2")
+    with pytest.raises(ArtifactError, match=r"vLLM knows from 0\.28 on"):
+        check_vllm_folder(folder, target, knows_selectors=False)
+    with pytest.raises(ArtifactError, match="chosen by a selector, which needs vLLM's second model runner"):
         check_vllm_folder(folder, target, is_cpu_build=True)
 
 
