@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spec_draft_dflash2.draft import DFlash2Draft
-from spec_draft_dflash2.loss import GuessLoss, HeadInputs
+from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
 from spec_kit.block_drafting import BlockKernels, BlockRule, Blocks, CountedGuesses, guess_weights
 
 from ..draft_dflash.cases import CPU, make_batch, make_ops, make_target, make_tensors, random_documents
@@ -30,8 +30,8 @@ def run(ops, top_k):
         return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
 
     places, rank = (len(blocks.anchor_A), GUESSES), SIZES["selector_rank"]
-    inputs = HeadInputs(draw(*places, 16), draw(*places, rank), draw(29, rank))
-    loss = GuessLoss(
+    inputs = SelectorInputs(draw(*places, 16), draw(*places, rank), draw(29, rank))
+    loss = SelectorLoss(
         ops=ops,
         kernels=BlockKernels(),
         options=config,

@@ -37,7 +37,7 @@ _LENGTHS = ("acceptance_length",)
 
 
 @dataclass(frozen=True)
-class HeadInputs:
+class SelectorInputs:
     """Everything that the loss has gradients for."""
 
     states_ASH: Tensor
@@ -54,7 +54,7 @@ class HeadInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuessLoss:
+class SelectorLoss:
     """The parts of a guess's loss, and the weight of each guess."""
 
     ops: VocabularyOps
@@ -64,7 +64,7 @@ class GuessLoss:
     weight_S: Tensor
 
     def __call__(
-        self, inputs: HeadInputs, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
+        self, inputs: SelectorInputs, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
     ) -> StepOutput:
         """Return loss and metrics of the blocks, as shares over the global denominators."""
         totals = _Sums(self, inputs, batch, denominators)
@@ -114,7 +114,9 @@ class _Scored:
 class _Sums:
     """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
 
-    def __init__(self, loss: GuessLoss, inputs: HeadInputs, batch: DraftBatch, denominators: Tensor) -> None:
+    def __init__(
+        self, loss: SelectorLoss, inputs: SelectorInputs, batch: DraftBatch, denominators: Tensor
+    ) -> None:
         self.rule, self.inputs, self.batch = loss, inputs, batch
         self.scale = loss_scale(denominators, inputs.states_ASH)
         self.metrics = GuessMetrics(self.scale, len(loss.weight_S), _VALUES, _LENGTHS)

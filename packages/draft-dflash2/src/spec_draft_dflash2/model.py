@@ -9,7 +9,7 @@ import torch
 
 from spec_core import to_device_async
 from spec_draft_dflash2.convolution import BlockConvolution
-from spec_draft_dflash2.loss import GuessLoss, HeadInputs
+from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
 from spec_draft_dflash2.selector import CandidateSelector
 from spec_kit.block_drafting import (
     BlockBackbone,
@@ -69,19 +69,19 @@ class DFlash2Model(BlockBackbone):
         num_guesses, device = self.shape.block_size - 1, batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config.num_anchors, num_guesses))
         states_ASH = self.states(batch, blocks, ops)[:, 1:]
-        context_ASr = self.candidate_selector.context(states_ASH, tokens_before(batch, blocks, num_guesses))
-        loss = GuessLoss(
+        context_ASr = self.candidate_selector.context(states_ASH, predecessors(batch, blocks, num_guesses))
+        loss = SelectorLoss(
             ops=ops,
             kernels=self.kernels,
             options=self.config,
             shape=self.shape,
             weight_S=to_device_async(guess_weights(num_guesses, self.config.gamma), device),
         )
-        inputs = HeadInputs(states_ASH, context_ASr, self.candidate_selector.successor_codebook)
+        inputs = SelectorInputs(states_ASH, context_ASr, self.candidate_selector.successor_codebook)
         return loss(inputs, batch, CountedGuesses.of(blocks, device), denominators)
 
 
-def tokens_before(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
+def predecessors(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
     """Return int64 [A, S]: the data's token before each guess; any other where a guess does not count."""
     device = batch.input_ids_T.device
     anchor_A = to_device_async(blocks.anchor_A, device)
