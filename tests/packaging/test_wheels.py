@@ -27,6 +27,7 @@ OURS = {
     "spec-backend-cuda",
     "spec-core",
     "spec-draft-dflash",
+    "spec-draft-dflash2",
     "spec-draft-dspark",
     "spec-draft-eagle3",
     "spec-engine-hf",
@@ -142,7 +143,15 @@ def test_backend_brings_the_command(wheels, name):
 
 def test_command_brings_what_runs_anywhere(wheels):
     anywhere = {
-        *("backend-cpu", "draft-dflash", "draft-dspark", "draft-eagle3", "engine-hf", "launcher-local"),
+        *(
+            "backend-cpu",
+            "draft-dflash",
+            "draft-dflash2",
+            "draft-dspark",
+            "draft-eagle3",
+            "engine-hf",
+            "launcher-local",
+        ),
         *("strategy-fsdp", "optimizers", "trackers", "weight-transports"),
     }
     required = {name for name in requirements_of(wheels["spec-trainer"]) if name in OURS}
