@@ -44,7 +44,7 @@ DRAFTS = {
     "eagle3": (Eagle3Draft, {"num_steps": 3, "vocab_size": 30, "num_kv_heads": 1}),  # replicated
     "eagle3 whole": (
         Eagle3Draft,
-        {"num_steps": 3, "fc_norm": True, "norm_output": True, "loss": "lk_lambda"},
+        {"num_steps": 3, "num_layers": 2, "loss": "lk_lambda"},
     ),
     "dflash": (DFlashDraft, {"block_size": 4, "num_layers": 2, "num_features": 3}),
     "dflash2": (

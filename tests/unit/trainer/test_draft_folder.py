@@ -8,8 +8,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from spec_core import Draft, plugins
-from spec_core.errors import ArtifactError, RunError
+from spec_core.errors import ArtifactError, ConfigError, RunError
+from spec_draft_eagle3.draft import Eagle3Draft
+from spec_engine_sglang.config import SglangConfig
+from spec_engine_sglang.engine import SglangEngine
 from spec_engine_sglang.serving_format import check_sglang_folder
+from spec_engine_vllm.config import VllmConfig
+from spec_engine_vllm.engine import VllmEngine
 from spec_engine_vllm.serving_format import check_vllm_folder
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.targets.target_reader import read_target
@@ -20,6 +25,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 OPTIONS = {
     "eagle3": {},
     "eagle3, every option": {"vocab_size": 40, "layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
+    "eagle3, two layers": {"num_layers": 2},
     "dflash": {"block_size": 4, "num_layers": 2, "num_features": 3},
     "dflash, sliding": {"block_size": 4, "num_layers": 2, "sliding_window": 8},
     "dflash, mixed": {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16},
@@ -32,6 +38,10 @@ OPTIONS = {
     },
     "dspark": {"block_size": 3, "num_layers": 2, "markov_rank": 8},
 }
+
+
+class _Unnamed(Eagle3Draft):
+    serving_methods = {}  # noqa: RUF012
 
 
 @pytest.fixture
@@ -147,6 +157,20 @@ def test_a_markov_head_needs_the_runner_that_the_cpu_build_lacks(export, target)
     folder = export("dspark")
     with pytest.raises(ArtifactError, match="needs vLLM's second model runner"):
         check_vllm_folder(folder, target, is_cpu_build=True)
+
+
+def test_engines_say_before_there_is_a_folder_which_drafts_they_serve():
+    plugin = plugins.load(Draft, "eagle3")
+    one, two = (plugin(plugin.Config(name="eagle3", num_layers=layers)) for layers in (1, 2))
+    for draft in (one, two):
+        VllmEngine.check_method(VllmConfig(name="vllm"), draft)
+    SglangEngine.check_method(SglangConfig(name="sglang"), one)
+    with pytest.raises(ConfigError, match=r"engine.name=sglang: .*its serving_methods name vllm$"):
+        SglangEngine.check_method(SglangConfig(name="sglang"), two)
+    config = VllmConfig(name="vllm", draft_method="other")
+    VllmEngine.check_method(config, _Unnamed(plugin.Config(name="eagle3")))
+    with pytest.raises(ConfigError, match="name no engine"):
+        VllmEngine.check_method(VllmConfig(name="vllm"), _Unnamed(plugin.Config(name="eagle3")))
 
 
 def test_a_selector_needs_a_vllm_that_knows_it_and_its_second_runner(export, target):

@@ -16,7 +16,8 @@ E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is ide
 E7  ``create`` is the only constructor that the application calls, for every engine alike. An engine whose context has
     neither a transport nor a placement generates, and refuses to capture with EngineError.
 E8  ``check_draft`` finds from files alone, before anything starts, that this engine cannot serve a draft folder or
-    so many draft tokens a round: UsageError, one line. Optional: by default every draft is accepted.
+    so many draft tokens a round: UsageError, one line; ``check_method``, without a folder, that it serves none of the
+    draft's. Optional: by default every draft is accepted.
 E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema that the
     target does not have. Calls without ``start`` are served too: they start what they need.
 E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica`` has its
@@ -149,6 +150,13 @@ class Engine(Resource):
 
         ``draft`` is what its plugin's ``from_folder`` returned for ``folder``: the plugin has found the folder whole
         and made for ``target``. The engine checks what it reads differently, or not at all.
+        """
+
+    @classmethod
+    def check_method(cls, config: EngineConfig, draft: Draft) -> None:
+        """Raise ConfigError if this engine, as configured, knows no way to serve any export of the draft (E8).
+
+        Optional: by default every draft is accepted. It is asked before there is a folder.
         """
 
     @classmethod

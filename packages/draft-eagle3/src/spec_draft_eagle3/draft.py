@@ -44,6 +44,12 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}
 
+    def __init__(self, config: DraftConfig) -> None:
+        """Leave out SGLang where there are several layers: none has been served by it yet."""
+        super().__init__(config)
+        if (self.options.num_layers or 1) > 1:
+            self.serving_methods = {"vllm": "eagle3"}
+
     @classmethod
     def is_own(cls, fields: Json) -> bool:
         """Return whether the architecture is Eagle3's; EAGLE's own files are known by their draft vocabulary."""
@@ -64,20 +70,21 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             "eagle_aux_hidden_state_layer_ids",
         )
         own = {name: fields[name] for name in names if name in fields}
-        fixed = {"architectures": [ARCHITECTURE], "num_hidden_layers": 1, "norm_before_residual": True}
+        fixed = {"architectures": [ARCHITECTURE], "norm_before_residual": True}
         return fixed | own  # where it does not say, vLLM norms before the residual
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
-        """Return the module's name of a tensor: published drafts call the one layer ``layers.0`` or ``midlayer``."""
+        """Return the module's name of a tensor: published drafts call the first layer ``layers.0`` too."""
         name = super().module_name(stored_name)
         return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
-        """Raise ArtifactError for a vocabulary mapping that is none."""
+        """Raise ArtifactError for a vocabulary mapping that is none, and for a norm that engines read differently."""
         if "d2t" in checkpoint.stored_names:
             _read_mapping(checkpoint)
+        _check_copies(checkpoint)
 
     def fresh_shape(self, target: TargetSpec) -> Eagle3Shape:
         """Return the options, else the target's sizes."""
@@ -85,6 +92,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return Eagle3Shape.for_target(
             options,
             target,
+            num_layers=options.num_layers or 1,
             vocab_size=options.vocab_size or target.vocab_size,
             captured=options.layers,
             fc_norm=bool(options.fc_norm),
@@ -163,13 +171,16 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trained tensors, then the vocabulary mapping where there is one (D8)."""
+        """Yield the trained tensors, copies of norms, and the vocabulary mapping if there is one (D8)."""
+        shape = self.shape(target)
         yield from super().exported_tensors(weights, target)
-        for name in _MAPPING if self.shape(target).reduced else ():
+        for name, source in shape.norm_copies.items():
+            yield name, as_served(weights[source], target).clone()  # else the two would share memory
+        for name in _MAPPING if shape.reduced else ():
             yield name, as_served(weights[name], target)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return how tensor-parallel ranks divide the layer, the head, and ``fc`` by its inputs."""
+        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` by its inputs."""
         shape = self.shape(target)
         own = TensorParallelHints(
             columns={"lm_head": shape.vocab_size},
@@ -182,7 +193,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             all_tokens_out=("head_input",),
             kept_ids="t2d" if shape.reduced else "",
         )
-        return ShardHints(tensor_parallel=shape.layer_hints("midlayer") + own, vocabulary=("lm_head",))
+        layers = ["midlayer", *(f"layers.{index}" for index in shape.later_layers)]
+        hints = sum(map(shape.layer_hints, layers), TensorParallelHints()) + own
+        return ShardHints(tensor_parallel=hints, vocabulary=("lm_head",))
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         """Return a fresh proposer for one sequence (D9)."""
@@ -191,6 +204,21 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
         assert isinstance(module, Eagle3Model)
         return ChainProposer(module, ops)
+
+
+def _check_copies(checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
+    """Raise ArtifactError where a folder has two norms of one input: engines differ in which they take."""
+    import torch
+
+    for name, source in checkpoint.shape.norm_copies.items():
+        if name not in checkpoint.stored_names:
+            continue
+        stored = checkpoint.load(name, source)
+        if not torch.equal(stored[name], stored[source]):
+            raise ArtifactError(
+                f"draft {checkpoint.folder}: {name} differs from {source}: vLLM would norm by the second, SGLang by "
+                "the first; store the one that was trained under both names"
+            )
 
 
 def _read_mapping(checkpoint: DraftCheckpoint[Eagle3Shape]) -> dict[str, Any]:

@@ -64,9 +64,9 @@ class VllmEngine(SubprocessEngine):
             check_vllm_folder(folder, target)
 
     @classmethod
-    def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
+    def method_of(cls, config: EngineConfig, draft: Draft) -> str | None:
         """Return ``engine.draft_method``, or else the method that the draft names for vLLM."""
-        return cast("VllmConfig", config).draft_method or super().serving_method(config, draft, folder)
+        return cast("VllmConfig", config).draft_method or super().method_of(config, draft)
 
     def start_program(self, mode: Mode) -> VllmProcess:
         """Start vLLM in a process of its own."""
