@@ -27,6 +27,7 @@ OURS = {
     "spec-backend-cuda",
     "spec-core",
     "spec-draft-dflash",
+    "spec-draft-dflash2",
     "spec-draft-dspark",
     "spec-draft-eagle3",
     "spec-draft-mtp",
@@ -146,6 +147,7 @@ def test_command_brings_what_runs_anywhere(wheels):
         *(
             "backend-cpu",
             "draft-dflash",
+            "draft-dflash2",
             "draft-dspark",
             "draft-eagle3",
             "draft-mtp",

@@ -29,6 +29,13 @@ OPTIONS = {
     "dflash": {"block_size": 4, "num_layers": 2, "num_features": 3},
     "dflash, sliding": {"block_size": 4, "num_layers": 2, "sliding_window": 8},
     "dflash, mixed": {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16},
+    "dflash2": {
+        "block_size": 4,
+        "num_layers": 2,
+        "conv_group_size": 8,
+        "selector_rank": 8,
+        "selector_top_k": 4,
+    },
     "dspark": {"block_size": 3, "num_layers": 2, "markov_rank": 8},
 }
 
@@ -79,6 +86,8 @@ FLAWS = [
     (check_vllm_folder, "eagle3", {IDS: None, "eagle_config": None, "aux_hidden_states_layer_ids": [1]}, "names its"),
     (check_vllm_folder, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_vllm_folder, "dflash", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
+    (check_vllm_folder, "dflash2", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
+    (check_sglang_folder, "dflash2", {"num_target_layers": None}, "has no num_target_layers"),
     (check_vllm_folder, "dspark", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_vllm_folder, "dspark", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
     (check_vllm_folder, "dspark", {"markov_head_type": "gated"}, "markov_head_type is not vanilla"),
@@ -162,6 +171,14 @@ def test_engines_say_before_there_is_a_folder_which_drafts_they_serve():
     VllmEngine.check_method(config, _Unnamed(plugin.Config(name="eagle3")))
     with pytest.raises(ConfigError, match="name no engine"):
         VllmEngine.check_method(VllmConfig(name="vllm"), _Unnamed(plugin.Config(name="eagle3")))
+
+
+def test_a_selector_needs_a_vllm_that_knows_it_and_its_second_runner(export, target):
+    folder = export("dflash2")
+    with pytest.raises(ArtifactError, match=r"vLLM knows from 0\.28 on"):
+        check_vllm_folder(folder, target, knows_selectors=False)
+    with pytest.raises(ArtifactError, match="chosen by a selector, which needs vLLM's second model runner"):
+        check_vllm_folder(folder, target, is_cpu_build=True)
 
 
 @pytest.mark.parametrize("head", ["gated", "rnn"])

@@ -31,6 +31,11 @@ def is_cpu_build() -> bool:
     return found is not None and found[0] == DISTRIBUTIONS[1]
 
 
+def knows_selectors() -> bool:
+    """Return whether the installed vLLM drafts with a selector between candidates; True where none is installed."""
+    return installed_version(*DISTRIBUTIONS) is None or probe_version(">=0.28", *DISTRIBUTIONS).ok
+
+
 class VllmEngine(SubprocessEngine):
     """The engine ``vllm``: captures through a KV connector, and serves drafts."""
 
@@ -49,7 +54,7 @@ class VllmEngine(SubprocessEngine):
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
         """Raise UsageError if vLLM cannot serve the draft as configured (E8)."""
-        check_vllm_folder(folder, target, is_cpu_build=is_cpu_build())
+        check_vllm_folder(folder, target, is_cpu_build=is_cpu_build(), knows_selectors=knows_selectors())
         cls.serving_method(config, draft, folder)
 
     @classmethod

@@ -28,6 +28,8 @@ _UNNAMED_CHAIN = "LlamaForCausalLM"
 _BLOCKS = frozenset({"DFlashDraftModel"})
 _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
 """Blocks whose guesses are tied together by a Markov head."""
+_SELECTOR_BLOCKS = frozenset({"DFlash2DraftModel"})
+"""Blocks whose guesses a selector chooses one after the other."""
 _UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
 """SpecForge's name for the same, which vLLM takes for a part of a DeepSeek-V4 target."""
 _FULL = "full_attention"
@@ -57,9 +59,12 @@ def vllm_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: boo
     return shlex.join([*start, str(target.folder), *drafting])
 
 
-def check_vllm_folder(folder: Path, target: TargetSpec, *, is_cpu_build: bool = False) -> None:
+def check_vllm_folder(
+    folder: Path, target: TargetSpec, *, is_cpu_build: bool = False, knows_selectors: bool = True
+) -> None:
     """Raise ArtifactError, one line, for a folder that vLLM would refuse or read differently."""
-    check_served("vLLM", (*_FLAWS, _MIXED_LAYERS, _SECOND_RUNNER) if is_cpu_build else _FLAWS, folder, target)
+    flaws = _FLAWS if knows_selectors else (*_FLAWS, _UNKNOWN_SELECTOR)
+    check_served("vLLM", (*flaws, *_SECOND_RUNNER) if is_cpu_build else flaws, folder, target)
 
 
 def _is_chain(draft: ServedFolder) -> bool:
@@ -70,7 +75,12 @@ def _is_chain(draft: ServedFolder) -> bool:
 
 
 def _is_block(draft: ServedFolder) -> bool:
-    return _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(_BLOCKS | _MARKOV_BLOCKS)
+    known = _BLOCKS | _MARKOV_BLOCKS | _SELECTOR_BLOCKS
+    return _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(known)
+
+
+def _is_selector_block(draft: ServedFolder) -> bool:
+    return not draft.architectures.isdisjoint(_SELECTOR_BLOCKS)
 
 
 def _is_markov_block(draft: ServedFolder) -> bool:
@@ -151,13 +161,25 @@ _FLAWS = (
         lambda draft: _is_block(draft) and not draft.nested("dflash_config", "target_layer_ids"),
     ),
 )
-_MIXED_LAYERS = Flaw(
-    "it mixes sliding-window and full-attention layers, which needs vLLM's second model runner; vLLM's CPU build has "
-    "the first one only",
-    lambda draft: _is_block(draft) and len(set(draft.fields.get("layer_types") or ())) > 1,
+_UNKNOWN_SELECTOR = Flaw(
+    "its architecture is DFlash2DraftModel, which vLLM knows from 0.28 on; earlier ones draft as DFlash, without the "
+    "selector and the convolutions",
+    _is_selector_block,
 )
-_SECOND_RUNNER = Flaw(
-    "its guesses are tied together by a Markov head, which needs vLLM's second model runner; vLLM's CPU build has "
-    "the first one only",
-    _is_markov_block,
+_SECOND_RUNNER = (
+    Flaw(
+        "it mixes sliding-window and full-attention layers, which needs vLLM's second model runner; vLLM's CPU build "
+        "has the first one only",
+        lambda draft: _is_block(draft) and len(set(draft.fields.get("layer_types") or ())) > 1,
+    ),
+    Flaw(
+        "its guesses are tied together by a Markov head, which needs vLLM's second model runner; vLLM's CPU build "
+        "has the first one only",
+        _is_markov_block,
+    ),
+    Flaw(
+        "its guesses are chosen by a selector, which needs vLLM's second model runner; vLLM's CPU build has the "
+        "first one only",
+        _is_selector_block,
+    ),
 )

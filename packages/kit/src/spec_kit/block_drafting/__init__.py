@@ -9,7 +9,7 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.block_drafting.attention import BlockLayout, KeysValues, block_attention
-    from spec_kit.block_drafting.backbone import BlockBackbone
+    from spec_kit.block_drafting.backbone import BlockBackbone, BlockLayer, Geometry
     from spec_kit.block_drafting.blocks import BlockRule, Blocks, CountedGuesses, guess_weights
     from spec_kit.block_drafting.kernels import BlockKernels, norm_rotate
     from spec_kit.block_drafting.metrics import GuessMetrics, loss_scale
@@ -18,7 +18,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         attention="BlockLayout KeysValues block_attention",
-        backbone="BlockBackbone",
+        backbone="BlockBackbone BlockLayer Geometry",
         blocks="BlockRule Blocks CountedGuesses guess_weights",
         kernels="BlockKernels norm_rotate",
         proposer="BlockProposer",
@@ -31,12 +31,14 @@ __all__ = [
     "BlockConfig",
     "BlockDraft",
     "BlockKernels",
+    "BlockLayer",
     "BlockLayout",
     "BlockProposer",
     "BlockRule",
     "BlockShape",
     "Blocks",
     "CountedGuesses",
+    "Geometry",
     "GuessMetrics",
     "KeysValues",
     "block_attention",
