@@ -71,7 +71,7 @@ class Eagle3Layer(nn.Module):
 class _UnrolledLayer:
     """One layer over the unrolled steps, with the keys and values of those so far."""
 
-    def __init__(self, layer: Eagle3Layer, kernels: ChainKernels, bounds: Bounds) -> None:
+    def __init__(self, layer: Eagle3Layer, kernels: ChainKernels, bounds: list[tuple[int, int]]) -> None:
         self._layer, self._kernels, self._bounds = layer, kernels, bounds
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
