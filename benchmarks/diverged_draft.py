@@ -58,7 +58,7 @@ NUM_PROMPTS = 16
 OWN = {"cache_salt": "the client's own"}
 """Field of requests that keep prefixes of their own over a revert."""
 LIMIT_S = 120.0
-MARGIN, ROUNDS = 0.35, 150
+MARGIN, ROUNDS = 0.35, 600
 
 
 class Metrics(NamedTuple):
@@ -290,7 +290,7 @@ class Load:
 
 
 def _judged(server: Server, drafts: Drafts, replica: HttpReplica, number: int) -> Iterator[dict[str, Any]]:
-    """Yield the canary's verdicts on diverged and sane versions in turn, each right after the other."""
+    """Yield the canary's verdicts on diverged and sane versions in turn, with traffic after each revert."""
     canary = Canary({"server": replica}, MARGIN, ROUNDS)
     drafts.push(drafts.sane)
     with Load(server):
@@ -304,6 +304,7 @@ def _judged(server: Server, drafts: Drafts, replica: HttpReplica, number: int) -
                 assert verdict is not None
                 if verdict.has_fallen:
                     drafts.revert()
+                    replica.acceptance(rounds=ROUNDS, wait_s=30.0)
                 yield {
                     "pushed": name,
                     "reverted": verdict.has_fallen,
