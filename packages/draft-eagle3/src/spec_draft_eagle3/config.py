@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 (pydantic evaluates annotations)
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import pydantic
 
-from spec_kit.drafting import CapturedLayers, DecoderConfig
-
-LossKind = Literal["ce", "lk_alpha", "lk_lambda"]
+from spec_kit.drafting import CapturedLayers, DecoderConfig, DistilledLoss
 
 
 class Eagle3Config(DecoderConfig):
@@ -21,7 +19,7 @@ class Eagle3Config(DecoderConfig):
 
     former_defaults: ClassVar[Mapping[str, object]] = {"fc_norm": None, "norm_output": None}
 
-    loss: LossKind = "ce"
+    loss: DistilledLoss = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
     ``lk_lambda``: KL and acceptance mixed, ever more acceptance as it grows (arXiv 2602.23881)."""
     num_steps: int = pydantic.Field(7, ge=1, le=1024)

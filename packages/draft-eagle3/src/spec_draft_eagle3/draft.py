@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from spec_core.errors import ArtifactError, ConfigError
+from spec_core.errors import ConfigError
 from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
@@ -77,7 +77,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
         """Raise ArtifactError for a vocabulary mapping that is none."""
         if "d2t" in checkpoint.stored_names:
-            _read_mapping(checkpoint)
+            from spec_kit.drafting import read_mapping
+
+            read_mapping(checkpoint)
 
     def fresh_shape(self, target: TargetSpec) -> Eagle3Shape:
         """Return the options, else the target's sizes."""
@@ -157,7 +159,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     def stored_state(self, checkpoint: DraftCheckpoint[Eagle3Shape]) -> dict[str, Tensor]:
         """Return the module's state dict, the vocabulary mapping included."""
-        mapping = _read_mapping(checkpoint) if checkpoint.shape.reduced else {}
+        from spec_kit.drafting import read_mapping
+
+        mapping = read_mapping(checkpoint) if checkpoint.shape.reduced else {}
         return super().stored_state(checkpoint) | mapping
 
     def exported_tensors(
@@ -191,28 +195,3 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
         assert isinstance(module, Eagle3Model)
         return ChainProposer(module, ops)
-
-
-def _read_mapping(checkpoint: DraftCheckpoint[Eagle3Shape]) -> dict[str, Any]:
-    """Return the vocabulary mapping, checked: ArtifactError where it is none."""
-    import torch
-
-    from spec_draft_eagle3.vocabulary import mapping
-
-    shape, where = checkpoint.shape, f"draft {checkpoint.folder}"
-    stored = checkpoint.load(*(name for name in _MAPPING if name in checkpoint.stored_names))
-    ids_V = torch.arange(shape.vocab_size) + stored["d2t"].long()
-    total = shape.target_vocab_size
-    if ids_V.min() < 0 or ids_V.max() >= total:
-        raise ArtifactError(
-            f"{where}: d2t maps rows to ids {int(ids_V.min())} to {int(ids_V.max())}, the target's vocabulary has "
-            f"0 to {total - 1}"
-        )
-    if not bool((ids_V.diff() > 0).all()):
-        raise ArtifactError(f"{where}: d2t does not map its rows to strictly ascending ids")
-    if not shape.reduced and stored["d2t"].any():
-        raise ArtifactError(f"{where}: d2t permutes a full vocabulary; it must be 0 or absent")
-    expected = mapping(ids_V, total)
-    if "t2d" in stored and not torch.equal(stored["t2d"].bool(), expected["t2d"]):
-        raise ArtifactError(f"{where}: t2d and d2t do not describe the same vocabulary")
-    return expected

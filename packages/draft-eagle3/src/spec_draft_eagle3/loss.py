@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from spec_core import to_device_async
 from spec_core.records import StepOutput
-from spec_draft_eagle3.row_loss import ROW_LOSSES, score, teach
-from spec_kit.drafting import with_gradients
+from spec_kit.drafting import ROW_LOSSES, score, teach, with_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
     from spec_core import VocabularyOps
     from spec_core.records import DraftBatch
-    from spec_draft_eagle3.config import LossKind
     from spec_draft_eagle3.kernels import Eagle3Kernels
+    from spec_kit.drafting import DistilledLoss
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class HeadLoss:
     """int64: target id of each row of the head."""
     kept_V: Tensor | None
     """bool over the whole target vocabulary: has a row in the head. None: all have."""
-    kind: LossKind
+    kind: DistilledLoss
     ops: VocabularyOps
     kernels: Eagle3Kernels
 

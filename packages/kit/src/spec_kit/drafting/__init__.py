@@ -6,6 +6,7 @@ from spec_kit.drafting.decoder_shape import (
     CapturedLayers,
     DecoderConfig,
     DecoderShape,
+    DistilledLoss,
     decoder_fields,
     end_fields,
 )
@@ -30,20 +31,24 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
+    from spec_kit.drafting.draft_vocabulary import MAPPING, mapping, read_mapping, select_tokens
     from spec_kit.drafting.drawing import draw, uniform_numbers
     from spec_kit.drafting.loss_parts import LabelColumns, sharded_logsumexp_argmax, with_gradients
     from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_kit.drafting.rope import Rope, rotate
+    from spec_kit.drafting.row_loss import ROW_LOSSES, score, teach
     from spec_kit.drafting.target_ops import TargetOps
     from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
 else:
     __getattr__ = lazy_names(
         __name__,
         decoder_parts="INIT_STD AttentionProjections Mlp linear",
+        draft_vocabulary="MAPPING mapping read_mapping select_tokens",
         drawing="draw uniform_numbers",
         loss_parts="LabelColumns sharded_logsumexp_argmax with_gradients",
         plain_kernels="DecoderKernels Distribution softmax",
         rope="Rope rotate",
+        row_loss="ROW_LOSSES score teach",
         target_ops="TargetOps",
         verification="Verdict distribution verify_greedy verify_sampled",
     )
@@ -51,11 +56,14 @@ else:
 __all__ = [
     "EMBEDDING",
     "INIT_STD",
+    "MAPPING",
+    "ROW_LOSSES",
     "AttentionProjections",
     "CapturedLayers",
     "DecoderConfig",
     "DecoderKernels",
     "DecoderShape",
+    "DistilledLoss",
     "Distribution",
     "DraftCheckpoint",
     "DraftShape",
@@ -83,14 +91,19 @@ __all__ = [
     "head_problem",
     "layer_range_problem",
     "linear",
+    "mapping",
     "present",
     "read_config",
     "read_layers",
+    "read_mapping",
     "recognise",
     "rotate",
+    "score",
     "section",
+    "select_tokens",
     "sharded_logsumexp_argmax",
     "softmax",
+    "teach",
     "uniform_numbers",
     "verify_greedy",
     "verify_sampled",

@@ -5,7 +5,7 @@ Torch is not needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import pydantic
 from pydantic import Field
@@ -31,6 +31,8 @@ def _ascending(layers: tuple[int, ...]) -> tuple[int, ...]:
 
 CapturedLayers = Annotated[tuple[int, ...], pydantic.AfterValidator(_ascending)]
 """Ids of the captured residual streams, as an option of a draft."""
+DistilledLoss = Literal["ce", "lk_alpha", "lk_lambda"]
+"""Losses against the target's distribution, as an option of a draft."""
 
 
 class DecoderConfig(DraftConfig):

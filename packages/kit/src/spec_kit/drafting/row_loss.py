@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_kit.drafting import sharded_logsumexp_argmax
+from spec_kit.drafting.loss_parts import sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from spec_core import VocabularyOps
-    from spec_draft_eagle3.config import LossKind
-    from spec_draft_eagle3.kernels import Eagle3Kernels
-    from spec_kit.drafting import Distribution
+    from spec_core.ops import VocabularyOps
+    from spec_kit.drafting.decoder_shape import DistilledLoss
+    from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution
 
     Factors = tuple[Tensor, Tensor, Tensor]
 
@@ -60,9 +59,13 @@ class Scored:
 
 
 def teach(
-    ops: VocabularyOps, kernels: Eagle3Kernels, hidden_RH: Tensor, ids_V: Tensor, kept_V: Tensor | None
+    ops: VocabularyOps, kernels: DecoderKernels, hidden_RH: Tensor, ids_V: Tensor, kept_V: Tensor | None
 ) -> Teacher:
-    """Return the target's distribution from the input of its final norm; HeadLoss explains the other arguments."""
+    """Return the target's distribution from the input of its final norm.
+
+    ``ids_V``: int64, target id of each row of the draft's head. ``kept_V``: bool over the whole target vocabulary,
+    has a row in the head; None: all have.
+    """
     logits_RV = ops.teacher_logits(hidden_RH)
     first, stop = ops.vocab_range
     every_V = torch.arange(first, stop, device=logits_RV.device)
@@ -76,7 +79,7 @@ def teach(
 
 
 def score(
-    logits_RSV: Tensor, ids_V: Tensor, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
+    logits_RSV: Tensor, ids_V: Tensor, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> Scored:
     """Compare rows of the draft's logits with the teacher."""
     log_sum_RS, best_RS = sharded_logsumexp_argmax(logits_RSV, ids_V, ops, kernels)
@@ -86,14 +89,14 @@ def score(
 
 
 def _cross_entropy(
-    scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
+    scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Factors]:
     one_RS = torch.ones_like(scored.cross_RS)
     return scored.cross_RS, (one_RS, torch.zeros_like(one_RS), one_RS)
 
 
 def _lk_alpha(
-    scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
+    scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Factors]:
     """Return −log α, where dα/dlogits = (q where q < p̂) − q · Σ (q where q < p̂)."""
     overlap_RS = scored.overlap_RS.clamp(min=torch.finfo(scored.overlap_RS.dtype).tiny)
@@ -102,7 +105,7 @@ def _lk_alpha(
 
 
 def _lk_lambda(
-    scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: Eagle3Kernels
+    scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Factors]:
     """Return λ · KL(p ‖ q) + (1 − λ)(1 − α) with λ = exp(−3 α), a constant for the gradient."""
     (logits_RV, log_sum_R), kept_mass_R = teacher.distribution, teacher.kept_mass_R
@@ -115,7 +118,7 @@ def _lk_lambda(
 
 # Values [R, S], and the factors a, b, c [R, S] of their gradients.
 ROW_LOSSES: Mapping[
-    LossKind, Callable[[Scored, Teacher, VocabularyOps, Eagle3Kernels], tuple[Tensor, Factors]]
+    DistilledLoss, Callable[[Scored, Teacher, VocabularyOps, DecoderKernels], tuple[Tensor, Factors]]
 ] = {
     "ce": _cross_entropy,
     "lk_alpha": _lk_alpha,
