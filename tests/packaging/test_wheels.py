@@ -29,6 +29,7 @@ OURS = {
     "spec-draft-dflash",
     "spec-draft-dspark",
     "spec-draft-eagle3",
+    "spec-draft-peagle",
     "spec-engine-hf",
     "spec-engine-sglang",
     "spec-engine-vllm",
@@ -142,7 +143,7 @@ def test_backend_brings_the_command(wheels, name):
 
 def test_command_brings_what_runs_anywhere(wheels):
     anywhere = {
-        *("backend-cpu", "draft-dflash", "draft-dspark", "draft-eagle3", "engine-hf", "launcher-local"),
+        *("backend-cpu", "draft-dflash", "draft-dspark", "draft-eagle3", "draft-peagle", "engine-hf", "launcher-local"),
         *("strategy-fsdp", "optimizers", "trackers", "weight-transports"),
     }
     required = {name for name in requirements_of(wheels["spec-trainer"]) if name in OURS}
