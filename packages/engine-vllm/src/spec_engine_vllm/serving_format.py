@@ -6,9 +6,9 @@ listed here is passed on unchecked.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from spec_kit.drafting import Flaw, check_served
+from spec_kit.drafting import Flaw, architectures, check_served, read_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +22,8 @@ _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
 """One autoregressive layer; vLLM knows it by both names."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama. vLLM adds the prefix."""
+_PARALLEL_CHAINS = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM", "PeagleQwen3ForCausalLM"})
+"""The same kind of layers, which guess all tokens in one pass where vLLM is told so."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
 _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
 """Blocks whose guesses are tied together by a Markov head."""
@@ -39,11 +41,26 @@ def check_vllm_folder(folder: Path, target: TargetSpec, *, is_cpu_build: bool = 
     check_served("vLLM", (*_FLAWS, _MIXED_LAYERS, _SECOND_RUNNER) if is_cpu_build else _FLAWS, folder, target)
 
 
+def speculative_fields(folder: Path) -> dict[str, Any]:
+    """Return fields of ``speculative_config`` that vLLM needs for the draft in a folder, beside method and model."""
+    named = architectures(read_config(folder) or {})
+    return {} if named.isdisjoint(_PARALLEL_CHAINS) else {"parallel_drafting": True}
+
+
 def _is_chain(draft: ServedFolder) -> bool:
     if _SPECULATORS in draft.fields:  # vLLM translates the fields itself
         return False
     unnamed = _UNNAMED_CHAIN in draft.architectures and "draft_vocab_size" in draft.fields
-    return unnamed or not draft.architectures.isdisjoint(_CHAINS)
+    return unnamed or not draft.architectures.isdisjoint(_CHAINS | _PARALLEL_CHAINS)
+
+
+def _has_no_mask_token(draft: ServedFolder) -> bool:
+    places = (
+        draft.nested("dflash_config", "mask_token_id"),
+        *map(draft.fields.get, ("pard_token", "ptd_token_id")),
+    )
+    is_parallel = _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(_PARALLEL_CHAINS)
+    return is_parallel and all(place is None for place in places)
 
 
 def _is_block(draft: ServedFolder) -> bool:
@@ -119,6 +136,7 @@ _FLAWS = (
         "it has a d2t although its vocabulary is the target's; vLLM has no place for it: remove it",
         _maps_whole_vocabulary,
     ),
+    Flaw("its config.json has no pard_token, where vLLM looks for its mask token", _has_no_mask_token),
     Flaw(
         "its config.json has no dflash_config.mask_token_id, where vLLM looks for it",
         lambda draft: _is_block(draft) and draft.nested("dflash_config", "mask_token_id") is None,
