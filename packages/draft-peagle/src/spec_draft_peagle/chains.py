@@ -158,8 +158,11 @@ class Chains:
             )
 
     def guesses(self, num_rows: int | None) -> Tensor:
-        """Return int64 [3, E], in the order of the segments' rows and mask tokens: chain, guess, and the index in the
-        flat batch of the token before the guessed one, whose state the teacher needs. Chains are numbered by row."""
+        """Return int64 [3, E]: chain, guess, and the token before the guessed one, whose state the teacher needs.
+
+        They are in the order of the segments' rows and mask tokens. Chains are numbered by row, tokens along the flat
+        batch.
+        """
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for segment in self.segments(num_rows):
             row = torch.arange(segment.first, segment.stop)[self.kept_R[segment.first : segment.stop] > 0]

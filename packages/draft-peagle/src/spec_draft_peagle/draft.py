@@ -115,7 +115,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [2 K]: by place in the chain, guesses that count, then those that would if none were dropped."""
+        """Return float64 [2 K]: guesses by place in their chain; those that count, then all that could."""
         import torch
 
         from spec_draft_peagle.chains import ChainRule

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from spec_core import to_device_async
 from spec_draft_peagle.attention import chain_attention, row_attention
-from spec_draft_peagle.chains import Chains, ChainRule
+from spec_draft_peagle.chains import ChainRule, Chains
 from spec_draft_peagle.loss import HeadLoss
 from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
 

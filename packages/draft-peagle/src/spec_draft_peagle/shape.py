@@ -92,16 +92,13 @@ class PEagleShape(DecoderShape):
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return captured layers, and the mask token from where vLLM looks for it, in vLLM's order."""
         layers = read_layers((fields, _LAYERS), (own, _LAYERS), folder)
-        mask = {
-            MASK_TOKEN: found
-            for found in (
-                section(fields, "dflash_config", folder).get("mask_token_id"),
-                fields.get(MASK_TOKEN),
-                fields.get("ptd_token_id"),
-            )
-            if found is not None
-        }
-        return super().read_own(fields, own, folder) | {"captured": layers} | mask
+        places = (
+            section(fields, "dflash_config", folder).get("mask_token_id"),
+            fields.get(MASK_TOKEN),
+            fields.get("ptd_token_id"),
+        )
+        mask = next((found for found in places if found is not None), None)
+        return super().read_own(fields, own, folder) | {"captured": layers, MASK_TOKEN: mask}
 
     def fixed_fields(self) -> Json:
         """Return fields of published drafts that have one value here."""
