@@ -482,7 +482,7 @@ def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):
     [
         (
             (),
-            "is not a draft that an installed plugin knows (tried: dflash, dspark, eagle3, peagle): its config.json names",
+            "is not a draft that an installed plugin knows (tried: dflash, dspark, eagle3, peagle): its config.json",
         ),
         (("--draft-model", "nowhere"), "draft nowhere is not a folder"),
         (("--target", "nowhere"), "target nowhere is not a folder"),

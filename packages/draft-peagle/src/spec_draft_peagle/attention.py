@@ -1,7 +1,7 @@
 """Attention of rows and of chains.
 
-Rows are causal inside their document. A mask token sees its document's rows up to its chain's own, and the mask tokens
-before it in the chain.
+Rows are causal inside their document. A mask token sees its document's rows up to its chain's own, and the mask
+tokens before it in the chain.
 
 Shapes: R rows of a segment, P rows up to the segment's end, A chains, C mask tokens; q ``[R, heads, D]``, keys and
 values ``[…, kv_heads, D]``.
