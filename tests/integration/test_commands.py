@@ -272,6 +272,16 @@ def test_relative_paths_hold_from_any_working_directory(
     assert (exported.code, exported.out) == (0, "draft: draft\n")
 
 
+@pytest.fixture
+def signals_by_default():
+    """A shell's background job ignores SIGINT, one under nohup SIGHUP, and children inherit that."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals_by_default")
 def test_resumed_run_ends_bitwise_equal_after_sigint_and_sighup(words, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     steps = "train.steps=120"

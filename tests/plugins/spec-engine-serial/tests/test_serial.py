@@ -45,7 +45,7 @@ class Reference:
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("target")
     config = transformers.LlamaConfig(
-        vocab_size=97,
+        vocab_size=11,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=8,

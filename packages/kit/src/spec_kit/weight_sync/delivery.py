@@ -106,7 +106,7 @@ class Delivery(Resource):
     def transfer(self) -> None:
         """Bring the update to all ranks; afterwards its state is ``received``, or ``aborted`` with a reason.
 
-        The replica of an aborted one has not been told yet: ``abort`` tells it.
+        The replica of an aborted update does not know of it before ``abort``.
         """
         try:
             with beside(self._device):
