@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, NonNegativeInt
@@ -77,7 +78,10 @@ class PEagleShape(DecoderShape):
         return {"d2t": mapping["d2t"]} if self.reduced else {}, mapping
 
     def parallel_hints(self) -> TensorParallelHints:
-        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` by its inputs."""
+        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` by its inputs.
+
+        Tokens stay whole: rows and mask tokens of a batch are any number, not one that ranks can divide.
+        """
         own = TensorParallelHints(
             columns={"lm_head": self.vocab_size},
             rows={"fc": self.num_captured * self.hidden_size},
@@ -86,7 +90,8 @@ class PEagleShape(DecoderShape):
             leaves=("fc",),
             kept_ids="t2d" if self.reduced else "",
         )
-        return sum((self.layer_hints(f"layers.{index}") for index in range(self.num_layers)), own)
+        layers = (self.layer_hints(f"layers.{index}") for index in range(self.num_layers))
+        return replace(sum(layers, own), each_token=())
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
